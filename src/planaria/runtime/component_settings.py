@@ -1,4 +1,4 @@
-"""From the job file's sections to the settings of other components, and the profile that a job names."""
+"""Derives the settings of other components, and the named profile, from the job file's sections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planaria.runtime.worker.settings import WorkerSettings
 
 
 def check_size(job: Job) -> None:
-    """Refuse a job that nobody can have meant, before anything is measured or started for it.
+    """Refuses a job whose size nobody can have meant, before anything is measured or started for it.
 
     Raises:
         UserError: it has more devices than plans are made for.
@@ -33,8 +33,8 @@ def check_size(job: Job) -> None:
 
 
 def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
-    """What the planner must respect. `cluster.memory_gb` counts GB of 10**9 bytes, for one device; where it is 0, the
-    profile says what a device has."""
+    """Returns what the planner must respect. `cluster.memory_gb` counts GB of 10**9 bytes, for one device; where it is 0,
+    the profile says what a device has."""
     return PlannerSettings(
         num_microbatches=job.train.num_microbatches,
         fault_tolerance=job.resilience.fault_tolerance,
@@ -55,7 +55,7 @@ def checkpoint_interval_s(run: RunSection, time_to_failure_s: float) -> float:
 
 
 def job_profile(job: Job, profile: ModelProfile) -> ModelProfile:
-    """The profile's costs as the job runs: with or without recomputation."""
+    """Returns the profile's costs as the job runs: with or without recomputation."""
     return profile.recomputed() if job.train.activation_checkpointing else profile
 
 
@@ -64,7 +64,7 @@ def is_emulated(job: Job) -> bool:
 
 
 def named_profile(job: Job) -> ModelProfile:
-    """The profile of an emulated job.
+    """Returns the profile of an emulated job.
 
     Raises:
         UserError: it cannot be read, or is for microbatches of another size.
@@ -103,7 +103,7 @@ def node_settings(
     metadata_url: str = "",
     traces: bool = False,
 ) -> list[WorkerSettings]:
-    """What the workers of a node are told, one for each device.
+    """Returns what the workers of a node are told, one item for each device.
 
     Args:
         job: the whole job.

@@ -1,4 +1,4 @@
-"""What SIGINT, SIGTERM and SIGHUP mean to a process that people, or a batch system, want to end.
+"""Handles SIGINT, SIGTERM and SIGHUP in a process that people, or a batch system, want to end.
 
 All three ask. Batch systems and terminals send them more than once, so only a second Ctrl-C insists.
 """
@@ -26,7 +26,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def interrupts(heed: Callable[[Signals, bool], None]) -> Iterator[None]:
-    """Until the block ends, each of them calls `heed` with itself and whether it insists, as a second Ctrl-C does.
+    """Calls `heed` with each signal until the block ends, and whether it insists, as a second Ctrl-C does.
 
     In a thread other than the main one, signals are left as they are; so is SIGHUP where the process was told to ignore
     it (nohup).
@@ -53,7 +53,7 @@ def interrupts(heed: Callable[[Signals, bool], None]) -> Iterator[None]:
 
 @contextmanager
 def deaf(numbers: Collection[Signals] = HEEDED) -> Iterator[None]:
-    """Processes that are started in the block hear none of these: whoever starts them ends them. One that comes to this
+    """Shields processes started in the block from these signals: what starts them ends them. One that comes to this
     process meanwhile is heard afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # which processes inherit
     try:
@@ -63,7 +63,7 @@ def deaf(numbers: Collection[Signals] = HEEDED) -> Iterator[None]:
 
 
 def raise_interrupted(number: Signals, insists: bool) -> None:
-    """What to do while there is nothing to save.
+    """Raises Interrupted for a signal that comes while there is nothing to save.
 
     Raises:
         Interrupted: always.

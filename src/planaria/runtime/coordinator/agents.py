@@ -36,24 +36,24 @@ log = logging.getLogger(__name__)
 
 
 class Desk(Protocol):
-    """The server's side: what it knows of nodes, and the way to a connection."""
+    """The server as the agents' side uses it: what it knows of nodes, and how to reach a connection."""
 
     def new_node(self) -> NodeId:
-        """A number that no node had before. Its workers are expected to join soon."""
+        """Returns a number that no node had before. Its workers are expected to join soon."""
         ...
 
     def may_run(self, node: NodeId) -> bool:
-        """An agent says that it runs there: whether it is not fenced. Nobody else gets its number."""
+        """Returns whether a node that an agent says it runs is not fenced. No other agent gets its number."""
         ...
 
     def was_released(self, node: NodeId) -> bool:
-        """Whether it handed over its work and is not wanted back."""
+        """Whether the node handed over its work and is not wanted back."""
         ...
 
     def lost(self, node: NodeId, cause: str) -> None: ...
 
     def say(self, connection: Connection, body: bytes) -> None:
-        """Send without waiting."""
+        """Sends a message without waiting."""
         ...
 
     def hang_up(self, connection: Connection) -> None: ...
@@ -65,11 +65,11 @@ class _Agent:
     identity: str
     host: str
     node: NodeId | None
-    """That runs there, as far as is known."""
+    """The node that the agent runs, as far as is known."""
 
 
 class Agents:
-    """Those of one job.
+    """The agents of one job, as the coordinator sees them.
 
     Args:
         welcome: what an agent is told first.
@@ -100,7 +100,7 @@ class Agents:
     # What arrives
 
     def take(self, connection: Connection, frame: bytes) -> bool:
-        """Take a frame if it is an agent's.
+        """Takes a frame if it is an agent's.
 
         Raises:
             FrameError: it is none of an agent's, or an agent without the job's token.
@@ -170,11 +170,11 @@ class Agents:
         self._tell(agent, StartNode(node=agent.node, faults=self._faults.get(agent.node, ())))
 
     def dropped(self, connection: Connection) -> None:
-        """The connection is closed. If it was an agent's, its node's workers may live on."""
+        """Forgets a closed connection. If it was an agent's, its node's workers may live on."""
         self._agents.pop(connection, None)
 
     def dismiss(self, farewell: Farewell) -> None:
-        """The run has ended: send everybody home."""
+        """Tells all agents that the run has ended and that they may end too."""
         self._over = farewell
         for agent in list(self._agents.values()):
             self._tell(agent, Dismissed(farewell=farewell))
@@ -185,17 +185,17 @@ class Agents:
     # What becomes of nodes
 
     def kill(self, node: NodeId) -> None:
-        """An agent that is out of reach is told when it comes back."""
+        """Has a node's agent kill its workers; an agent that is out of reach is told when it comes back."""
         for agent in list(self._agents.values()):
             if agent.node == node:
                 self._tell(agent, KillNode(node=node))
 
     def refuse(self, node: NodeId, reason: str) -> None:
-        """Send the agent of a node home for good."""
+        """Dismisses the agent of a node for good."""
         for agent in list(self._agents.values()):
             if agent.node == node:
                 self._tell(agent, OfferRefused(reason=reason))
 
     def all_ended(self) -> bool:
-        """Of the nodes whose agents are within reach."""
+        """Whether all nodes whose agents are within reach have ended."""
         return all(agent.node is None for agent in self._agents.values())

@@ -17,7 +17,7 @@ TIMEOUT_S = 10.0
 
 
 class NotReached(UserError):
-    """The run does not run, or does not answer."""
+    """The run is not running, or does not answer."""
 
 
 class Contact(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """A new file that the user alone can read."""
+    """Writes a new file that the user alone can read."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -50,7 +50,7 @@ def ask(
     discards: bool = False,
     timeout_s: float | None = TIMEOUT_S,
 ) -> Answer:
-    """Ask the job whose contact file this is. Arguments as `Request`; `timeout_s`: for the answer; None: no end.
+    """Asks the job whose contact file this is. Arguments as `Request`; `timeout_s`: for the answer; None: no end.
 
     Raises:
         NotReached: it does not run, or does not answer.

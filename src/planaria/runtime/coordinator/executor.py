@@ -32,7 +32,7 @@ Observer = Callable[[AnyRecord, float], None]
 
 
 class Executor:
-    """Of one coordinator.
+    """Carries out what the machine of one coordinator commands.
 
     Args:
         socket_server: the way to connections.
@@ -90,7 +90,7 @@ class Executor:
                     self._agents.dismiss(Farewell.OVER if is_over else Farewell.SUSPENDED)
 
     def send(self, worker: WorkerId, message: Message) -> None:
-        """A plan is told as what differs from the one before; it is encoded once for all who had the same."""
+        """Sends a message; a plan goes as its change from the one before, encoded once for workers that had the same."""
         connection = self._admission.connection_of(worker)
         if connection is None:
             return

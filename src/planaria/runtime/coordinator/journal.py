@@ -36,7 +36,7 @@ CREATE TABLE IF NOT EXISTS job (fingerprint TEXT NOT NULL, checksum INTEGER NOT 
 """
 
 _FORMAT = 2
-"""As SQLite's user_version. 0: the first format, in which the job's fingerprint was made otherwise."""
+"""Format of the file, as SQLite's user_version. 0: the first one, in which the job's fingerprint was made otherwise."""
 
 _LATER = "A later version of Planaria wrote it: go on with that one, or start a new run by --name NAME."
 
@@ -48,7 +48,7 @@ THINNED_EVERY = 4096
 """Entries after which commits that later ones made old are removed, so that a long run's journal is read in no time."""
 
 COMMITS_KEPT = 64
-"""Of the newest, for people who look into it."""
+"""How many of the newest commits are never removed, for people who look into the journal."""
 
 
 class Journal:
@@ -74,7 +74,7 @@ class Journal:
         self.complaints: list[str] = []
 
     def start(self) -> None:
-        """Open the file, whatever is left of it.
+        """Opens the file, whatever is left of it.
 
         Raises:
             UserError: it is another job's, or a later version of Planaria wrote it.
@@ -86,7 +86,7 @@ class Journal:
             self._keep((), str(error))
 
     def read(self) -> list[AnyEntry]:
-        """What this run wrote, in order. Of a damaged file, up to the damage; the file is whole again afterwards.
+        """Returns this run's entries in order; of a damaged file, up to the damage. The file is whole again afterwards.
 
         Raises:
             UserError: a later version of Planaria wrote an entry.
@@ -107,7 +107,7 @@ class Journal:
         return entries
 
     def _decoded(self, body: bytes) -> AnyEntry:
-        """An entry whose checksum is right."""
+        """Decodes an entry whose checksum is right."""
         try:
             return decode_entry(body)
         except ValueError as error:
@@ -184,7 +184,7 @@ class Journal:
         database.execute("DELETE FROM entries WHERE run != ?", (self._run,))
 
     def _whole_rows(self) -> Iterator[_Row]:
-        """In order, until one is missing or wrong. Raises _Damaged there."""
+        """Yields rows in order until one is missing or wrong, where it raises _Damaged."""
         last = 0
         rows = self._need().execute("SELECT number, run, entry, checksum FROM entries ORDER BY number")
         for row in rows:
@@ -197,8 +197,8 @@ class Journal:
             yield row
 
     def _thin(self) -> None:
-        """Of commits in a row, the last says all; but one that was not applied is counted, and what was learnt is known
-        from the last that says it."""
+        """Removes commits that the next one makes old, but not those that were not applied (they are counted), nor the
+        last one with what was learnt."""
         database = self._need()
         database.execute("BEGIN IMMEDIATE")
         rows = list(database.execute("SELECT run, entry, checksum FROM entries ORDER BY number"))
@@ -216,7 +216,7 @@ class Journal:
         self._since_thinned = 0
 
     def _keep(self, rows: tuple[_Row, ...] | list[_Row], damage: str) -> None:
-        """Move the damaged file aside, and go on with a new one that has these rows."""
+        """Moves the damaged file aside, and goes on with a new one that has these rows."""
         self.close()
         aside = self._path.with_name(f"{self._path.name}.damaged")
         for suffix in ("", "-wal", "-shm"):
@@ -234,15 +234,15 @@ class Journal:
 
 
 def _is_of_use(entry: AnyEntry) -> bool:
-    """Even when a commit follows."""
+    """Whether an entry is still of use when a commit follows it."""
     return not isinstance(entry, JournalCommit) or entry.commit.clip_factor == NOT_APPLIED
 
 
 class _Damaged(Exception):
-    """An entry is missing, or is not what was written."""
+    """An entry of the journal is missing, or is not what was written."""
 
 
 def _checksum(run: str, body: bytes = b"") -> int:
-    """As a signed number, which is what SQLite holds."""
+    """Returns the checksum as a signed number, which is what SQLite holds."""
     digest = xxhash.xxh3_64_intdigest(f"{run}/".encode() + body)
     return digest - (1 << 64) if digest >= 1 << 63 else digest

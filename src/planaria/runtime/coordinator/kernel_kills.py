@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 RECENT_S = 5.0
-"""A process that is found dead so soon after the count rose is taken for one that was counted."""
+"""Seconds after a rise of the count within which a dead process is taken for one that was counted."""
 
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def counters() -> tuple[Path, ...]:
-    """Files with an `oom_kill` line: the machine's, and with cgroup v2 the group's own."""
+    """Returns the files with an `oom_kill` line: the machine's, and with cgroup v2 the group's own."""
     found = [Path("/proc/vmstat")]
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -28,7 +28,7 @@ def counters() -> tuple[Path, ...]:
 
 
 class KernelKills:
-    """Asked now and then, and whenever a process is lost.
+    """Watches the kernel's counts: asked now and then, and whenever a process is lost.
 
     Args:
         files: see `counters`.
@@ -40,7 +40,7 @@ class KernelKills:
         self._rose_at: float | None = None
 
     def recently(self) -> bool:
-        """Whether the kernel killed something within the last seconds, or since it was last asked."""
+        """Whether the kernel killed something within the last seconds, or since this was last asked."""
         counts, now = self._counts(), time.monotonic()
         if any(new > old for new, old in zip(counts, self._seen, strict=True)):
             self._rose_at = now

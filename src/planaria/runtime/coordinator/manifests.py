@@ -1,4 +1,4 @@
-"""A thread that makes checkpoints whole, or removes what was given up: a busy disk must not keep votes waiting."""
+"""A thread that completes checkpoints, or removes those that were given up, so that a busy disk delays no votes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planaria.protocol.messages.events import Discard, ManifestFailed, ManifestW
 
 
 class ManifestWriter:
-    """Carries out one order after the other.
+    """Writes and removes manifests, one order after the other.
 
     Args:
         write: makes a checkpoint whole. An OSError of it is an answer.
@@ -34,7 +34,7 @@ class ManifestWriter:
         self._orders.put(command)
 
     def take(self) -> ManifestWritten | ManifestFailed | None:
-        """The next answer, if there is one. Raises what was no OSError."""
+        """Returns the next answer, if there is one. Raises any error that is not an OSError."""
         answer = self._answers.popleft() if self._answers else None
         if isinstance(answer, BaseException):
             raise answer

@@ -18,31 +18,31 @@ from planaria.runtime.coordinator.supervisor_link import (
 
 
 class Nodes(Protocol):
-    """Whoever starts the nodes: tells of dead ones, and kills."""
+    """What starts the nodes, tells of dead ones, and kills them."""
 
     def fileno(self) -> int:
-        """Readable when `lost` has news."""
+        """Returns a descriptor that is readable when `lost` has news."""
         ...
 
     def start(self, node: NodeId) -> None:
-        """Start one more, which joins when it is ready. Not asked of hosts that agents offer."""
+        """Starts one more node, which joins when it is ready. Not asked of hosts that agents offer."""
         ...
 
     def lost(self) -> list[tuple[NodeId, str]]:
-        """Nodes of which a process ended since the last call, each with the cause. Never waits."""
+        """Returns the nodes of which a process ended since the last call, each with the cause. Never waits."""
         ...
 
     def kill(self, node: NodeId) -> None: ...
 
     def is_runnable(self, node: NodeId) -> bool:
-        """Whether the node's processes are known to be there, and not stopped. False where nobody can know."""
+        """Whether the node's processes are known to exist and not to be stopped. False where that cannot be known."""
         ...
 
     def all_ended(self) -> bool: ...
 
 
 class SupervisedNodes:
-    """The server's side of the launcher.
+    """The server's side of the launcher: nodes that its supervisor starts and kills.
 
     Args:
         link: to the supervisor.
@@ -71,7 +71,7 @@ class SupervisedNodes:
         self._link.send(StartNode(node))
 
     def lost(self) -> list[tuple[NodeId, str]]:
-        """Raises EOFError when the supervisor is gone."""
+        """Returns nodes lost since the last call. Raises EOFError when the supervisor is gone."""
         for order in self._link.orders():
             match order:
                 case NodeStarted(node, pids):
@@ -98,7 +98,7 @@ class SupervisedNodes:
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter for a process: R, S or D where it can run, T where it is stopped, Z when it has ended."""
+    """Returns the kernel's letter for a process: R, S or D if it can run, T if it is stopped, Z if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return stat.read().rpartition(b")")[2].split()[0].decode()

@@ -53,11 +53,11 @@ from planaria.runtime.run_folder.sentences import sentence
 log = logging.getLogger(__name__)
 
 OVERSUBSCRIBED = 10
-"""How many times longer a process of this machine may be silent that is runnable: it may be short of cores."""
+"""How many times longer a runnable process of this machine may be silent: it may be short of cores."""
 
 
 def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock: socket.socket) -> int:
-    """The whole life of the process: prepare, wait for the word, serve. Returns the exit status.
+    """Runs the coordinator process: prepares, waits for `Begin`, serves. Returns the exit status.
 
     Args:
         settings: of the run.
@@ -96,12 +96,12 @@ def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock
 
 
 def _call_itself(name: str) -> None:
-    """For people who look at processes, and tests that kill them."""
+    """Names this process, for people who look at processes, and for tests that kill them."""
     Path("/proc/self/comm").write_text(name)
 
 
 def _wait_for_begin(link: Link) -> Begin | None:
-    """None when there is nothing to begin any more."""
+    """Waits for the order to begin; None when there is nothing to begin any more."""
     try:
         while True:
             select.select([link], [], [])
@@ -113,7 +113,7 @@ def _wait_for_begin(link: Link) -> Begin | None:
 
 
 class _Coordinating:
-    """One incarnation, from its beginning to the end of the run."""
+    """One incarnation of the coordinator, from its beginning to the end of the run."""
 
     def __init__(
         self, settings: CoordinatorSettings, profile: ModelProfile, planner: Planner, link: Link, begin: Begin
@@ -181,7 +181,7 @@ class _Coordinating:
         self._link.send(Told(record, time_s))
 
     def _strike(self, at: str, step: int) -> None:
-        """Kill this process where the user asked for it."""
+        """Kills this process at the point that the user ordered."""
         for fault in self._begin.faults:
             if fault.at == at and step >= fault.step:
                 self._link.send(Struck(fault))
@@ -207,7 +207,7 @@ class _Coordinating:
 
 
 def _planner(job: Job, profile: ModelProfile, most_bytes: int = 0) -> Planner:
-    """What the job's policies plan with; `most_bytes`: what a device has, where less is known than the job says."""
+    """Makes the planner of the job's policies; `most_bytes`: a device's memory, if that is less than the job says."""
     settings = dataclasses.replace(planner_settings(job, profile), num_cores=shared_cores(job))
     if most_bytes:
         limit = min(most_bytes, settings.memory_bytes) if settings.memory_bytes else most_bytes
@@ -216,7 +216,7 @@ def _planner(job: Job, profile: ModelProfile, most_bytes: int = 0) -> Planner:
 
 
 def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSettings:
-    """What the machine needs to know of the job."""
+    """Returns what the machine needs to know of the job."""
     job = settings.job
     return RunSettings(
         train=job.train,
@@ -243,14 +243,14 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
 
 
 def _workers_a_core(job: Job) -> float:
-    """How many workers of this machine share one of its cores; 1 where each has its own, or is on another host."""
+    """Returns how many workers of this machine share a core; 1 where each has its own, or is on another host."""
     if job.cluster.device is Device.CUDA or job.cluster.launcher is Launcher.AGENTS:
         return 1.0
     return max(1.0, job.cluster.nodes * job.cluster.devices_per_node / num_cores())
 
 
 def _limits(job: Job) -> Limits:
-    """After what time a worker counts as hung: longer where the workers of this machine share its cores."""
+    """Returns after what time a worker counts as hung: longer where this machine's workers share cores."""
     timeout_s, share = job.resilience.heartbeat_timeout_s, _workers_a_core(job)
     plain = Limits(silence_s=timeout_s, oversubscribed_silence_s=OVERSUBSCRIBED * timeout_s)
     return dataclasses.replace(plain, least_s=plain.least_s * share, factor=plain.factor * share)

@@ -27,7 +27,7 @@ ANY_ADDRESS: Final = "0.0.0.0"
 
 
 def read_token(path: Path) -> str:
-    """The job's token from a file that only its owner can read.
+    """Reads the job's token from a file that only its owner can read.
 
     Raises:
         UserError: there is none, others can read it, or it is no token.
@@ -46,7 +46,7 @@ def read_token(path: Path) -> str:
 
 
 def check_token(token: str, origin: str) -> str:
-    """Raises UserError for what is too short or cannot be sent."""
+    """Checks a token. Raises UserError if it is too short or cannot be sent."""
     if len(token) < MIN_TOKEN_LENGTH or len(token) > 1024 or not (token.isascii() and token.isprintable()):
         raise UserError(
             f"{origin}: a token has {MIN_TOKEN_LENGTH} to 1024 printable ASCII characters. "
@@ -56,17 +56,17 @@ def check_token(token: str, origin: str) -> str:
 
 
 def write_token(path: Path, token: str) -> None:
-    """Readable by the user alone."""
+    """Writes the token to a file that only the user can read."""
     write_private(path, f"{token}\n".encode())
 
 
 def imported(job: Job) -> str:
-    """Of what model type workers need the library."""
+    """Returns the model type whose library workers need to import."""
     return EMULATED_MODEL if is_emulated(job) else job.model.type
 
 
 def boot_id() -> str:
-    """Of the running kernel; "" where it has none."""
+    """Returns the boot id of the running kernel; "" where it has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -74,7 +74,7 @@ def boot_id() -> str:
 
 
 def agents_of(job: Job, folder: RunFolder, token: str, mark: str, faults: Sequence[Fault]) -> Agents | None:
-    """The agents' side of a job that waits for them; None where nodes are started here.
+    """Makes the agents' side of a job that waits for them; None where nodes are started here.
 
     Args:
         job: the whole job.
@@ -94,19 +94,19 @@ def agents_of(job: Job, folder: RunFolder, token: str, mark: str, faults: Sequen
 
 
 def share(folder: RunFolder, token: str, mark: str) -> None:
-    """What agents look for in the run folder; before they are told to come."""
+    """Writes into the run folder what agents look for there; to be done before they are told to come."""
     folder.identity.write_text(mark)
     write_token(folder.token, token)
 
 
 def reachable(address: str) -> str:
-    """Where a process of this machine finds a coordinator that listens at `address`."""
+    """Returns where a process of this machine finds a coordinator that listens at `address`."""
     host, _, port = address.rpartition(":")
     return f"{LOOPBACK if host == ANY_ADDRESS else host}:{port}"
 
 
 def announce(job: Job, folder: RunFolder, address: str) -> Note:
-    """What the user has to do now."""
+    """Returns a note that tells the user how to start the agents."""
     host, _, port = address.rpartition(":")
     named = socket.gethostname() if host == ANY_ADDRESS else host
     command = ["planaria", "agent", "--coordinator", f"{named}:{port}", "--token-file", str(folder.token)]

@@ -1,4 +1,4 @@
-"""A user's requests to a running job, on connections of their own. They become events of the machine, or a refusal."""
+"""Handles users' requests to a running job, on connections of their own: as events of the machine, or refused."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from planaria.runtime.wire.control_frames import FrameError
 from planaria.runtime.wire.socket_server import SocketServer
 
 MAX_ADDED = 1024
-"""Nodes that one request may start."""
+"""Most nodes that one request may start."""
 
 
 class Requests:
-    """Those to one coordinator.
+    """The requests to one coordinator.
 
     Args:
         machine: asked for the state; its events go through `handle`.
@@ -53,15 +53,15 @@ class Requests:
         self._is_gone = is_gone
         self._most_nodes = most_nodes
         self._coming: set[NodeId] = set()
-        """Started on a request, and neither there nor gone yet when the next one came."""
+        """Nodes started on request that had neither joined nor been lost when the next request came."""
         self._held_up: deque[tuple[Connection, Request]] = deque()
         self._savers: list[Connection] = []
-        """Who asked for a checkpoint, and waits for it."""
+        """Connections that asked for a checkpoint and wait for it."""
         self._started: tuple[NodeId, ...] = ()
-        """By the request that is being answered."""
+        """Nodes started by the request that is being answered."""
 
     def take(self, connection: Connection, frame: bytes) -> bool:
-        """Take a connection's first frame if it is a request.
+        """Takes a connection's first frame if it is a request.
 
         Raises:
             FrameError: a request without the job's token, or of another version.
@@ -78,14 +78,14 @@ class Requests:
         return True
 
     def answer_held_up(self) -> None:
-        """As soon as it is known which workers came back to a coordinator that was started again."""
+        """Answers requests held up by a restart, as soon as it is known which workers came back."""
         while self._held_up and not self._machine.awaited:
             connection, request = self._held_up.popleft()
             if not connection.is_closed:
                 self._answer(connection, request)
 
     def answer_saved(self, *, is_over: bool = False) -> None:
-        """As soon as it is known what came of the checkpoint that was asked for, or that nothing will come of it."""
+        """Answers those that asked for a checkpoint, once its outcome is known or nothing will come of it."""
         answered = self._machine.checkpoints.answered
         if answered is None and not is_over:
             return
@@ -96,7 +96,7 @@ class Requests:
         self._savers.clear()
 
     def _answer(self, connection: Connection, request: Request) -> None:
-        """Do what is asked for, answer, and close."""
+        """Does what is asked for, answers, and closes the connection."""
         if self._machine.awaited and request.wish is not Wish.STATUS:
             self._held_up.append((connection, request))
             return

@@ -55,8 +55,8 @@ GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""
 
 REST = 1.0
-"""After a piece of a decision in advance, it rests for so many times as long: workers may need the processor. Not after
-one of a decision that is certain to be needed."""
+"""Rest after a piece of a precomputed decision, as a multiple of its duration: workers may need the processor. None
+after a piece of a decision that is certain to be needed."""
 
 POINTS = {
     "WorkerJoined": "join",
@@ -72,8 +72,8 @@ POINTS = {
     "PlanMessage": "send",
     "Commit": "tell",
 }
-"""Where the coordinator may be told to kill itself (`job.faults.COORDINATOR_POINTS`): before an event of this name is
-handled, or after a command of this name, or one that sends a message of it, is carried out."""
+"""Points at which the coordinator may be told to kill itself (`job.faults.COORDINATOR_POINTS`): before an event of this
+name is handled, or after a command of this name, or one that sends a message of it, is carried out."""
 
 
 class Server(Reception[Connection]):
@@ -161,17 +161,17 @@ class Server(Reception[Connection]):
             agents.open(self)
 
     def start(self, listener: socket.socket) -> None:
-        """Serve whoever connects."""
+        """Accepts whoever connects."""
         self._socket_server.open(listener)
         self._socket_server.watch(self._wake_receiver.fileno(), self._woken)
         self._socket_server.watch(self._nodes.fileno(), self._nodes_told)
 
     def request_stop(self) -> None:
-        """Finish the step, save, end. Safe from any thread and from a signal handler."""
+        """Asks the run to finish its step, save and end. Safe from any thread and from a signal handler."""
         self._wish("stop")
 
     def abort(self) -> None:
-        """End at once."""
+        """Ends the run at once."""
         self._wish("abort")
 
     def _wish(self, wish: str) -> None:
@@ -182,7 +182,7 @@ class Server(Reception[Connection]):
         self._wake_sender.send(b"x")
 
     def run(self, tell_the_end: Callable[[Finish], None] = lambda finish: None) -> Finish | None:
-        """Serve until the run is over and the workers are gone; None when it was aborted.
+        """Serves until the run is over and the workers are gone; returns None when it was aborted.
 
         Args:
             tell_the_end: called when the run is over.
@@ -203,7 +203,7 @@ class Server(Reception[Connection]):
         return self._executor.finished
 
     def _idle(self) -> float:
-        """Prepare a decision if there is time; returns the seconds for which there is nothing to do."""
+        """Precomputes a decision if there is time; returns the seconds for which there is nothing to do."""
         now = time.monotonic()
         if now < self._rests_until:
             return min(TICK_S, self._rests_until - now)
@@ -249,7 +249,7 @@ class Server(Reception[Connection]):
             self.lose(node, cause)
 
     def _take(self, connection: Connection, frame: bytes) -> None:
-        """Raises what `SocketServer` knows."""
+        """Handles a frame from an agent, a user or a worker. Raises the errors that `SocketServer` knows."""
         if self._agents is not None and self._agents.take(connection, frame):
             self._socket_server.trust(connection)
             return
@@ -280,7 +280,7 @@ class Server(Reception[Connection]):
         connection.limit_bytes = MAX_FRAME_BYTES
 
     def _turn_away(self, connection: Connection, node: NodeId, reason: str) -> None:
-        """A node of ours that may not take part, and would not if it came again."""
+        """Turns away a node of this job that may not take part, and would not if it came again."""
         self._executor.warn(f"{reason}.")
         self._say(connection, Stop(reason=reason))
         if self._agents is not None:
@@ -300,7 +300,7 @@ class Server(Reception[Connection]):
         return ("killed by the kernel for lack of memory", RanOut()) if self._kernel_kills() else (cause, None)
 
     def _look_at_the_clock(self) -> None:
-        """Lose the nodes whose workers are silent or hang."""
+        """Gives up the nodes whose workers are silent or hang."""
         now = time.monotonic()
         timer_s = self._executor.timer_s
         if timer_s is not None and now >= timer_s:
@@ -334,13 +334,13 @@ class Server(Reception[Connection]):
             self._agents.kill(node)
 
     def _pass(self, thing: Event | Command) -> None:
-        """A point at which the user may want this process to die."""
+        """Passes a point at which the user may want this process to kill itself."""
         what = thing.message if isinstance(thing, Received | Send) else thing
         if at := POINTS.get(type(what).__name__):
             self._strike(at, getattr(what, "step", self._machine.step))
 
     def _start_node(self) -> NodeId:
-        """On the user's order."""
+        """Starts a node on the user's order."""
         node = self._admission.new_number()
         self._nodes.start(node)
         self._judge.expect(node, time.monotonic())
@@ -362,7 +362,7 @@ class Server(Reception[Connection]):
         return self._admission.was_released(node)
 
     def lost(self, node: NodeId, cause: str) -> None:
-        """All processes of the node ended. Those that joined said why, and their connections end after that.
+        """Handles the end of all processes of a node. Those that joined said why, and their connections end afterwards.
 
         Of a node that never joined the machine does not know: it goes on waiting for so many nodes.
         """

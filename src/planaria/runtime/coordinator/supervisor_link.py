@@ -1,4 +1,4 @@
-"""What the coordinator's process and its supervisor say to each other, on a pair of sockets. Nothing is unpickled.
+"""Messages between the coordinator's process and its supervisor, on a pair of sockets. Nothing is unpickled.
 
 The supervisor starts processes, keeps the run's records and outlives the coordinator; it decides nothing about the
 training. What was sent before an end died is still read by the other.
@@ -20,23 +20,23 @@ from planaria.protocol.messages.records import AnyRecord, RunStatus
 from planaria.runtime.wire.connection import Connection
 
 MAX_LINK_BYTES = 1 << 30
-"""Both ends are ours: a limit for the sake of having one."""
+"""Limit of a message in bytes, for the sake of having one: both ends are ours."""
 
 # Coordinator to supervisor
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
-    """The policy is made. It waits for `Begin`."""
+    """Says that the coordinator has made its policy and waits for `Begin`."""
 
 
 class StartRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """The job cannot be planned, and why."""
+    """Says that the job cannot be planned, and why."""
 
     text: str
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):
-    """A record, and when (seconds since 1970). `again`: an earlier coordinator may have told it."""
+    """Carries a record and its time (seconds since 1970). `again`: an earlier coordinator may have told it."""
 
     record: AnyRecord
     time_s: float
@@ -44,7 +44,7 @@ class Told(msgspec.Struct, frozen=True, tag="told"):
 
 
 class KillNode(msgspec.Struct, frozen=True, tag="kill"):
-    """Kill what is left of it."""
+    """Asks the supervisor to kill what is left of a node."""
 
     node: NodeId
 
@@ -54,13 +54,13 @@ class StartNode(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Struck(msgspec.Struct, frozen=True, tag="struck"):
-    """The coordinator is about to kill itself on the user's order."""
+    """Says that the coordinator is about to kill itself on the user's order."""
 
     fault: Fault
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
-    """The run is over; what follows is farewell. `checkpoint` is the last whole one."""
+    """Says that the run is over; only farewells follow. `checkpoint` is the last whole one."""
 
     status: RunStatus
     message: str
@@ -71,7 +71,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
-    """Serve.
+    """Orders a prepared coordinator to serve.
 
     Attributes:
         incarnation: counts from 1. From the second on there may be workers with state.
@@ -100,14 +100,14 @@ class NodeStarted(msgspec.Struct, frozen=True, tag="started"):
 
 
 class NodesLost(msgspec.Struct, frozen=True, tag="lost"):
-    """Processes ended; each with its node and the cause. `are_all_lost`: no process of any node is left."""
+    """Tells of ended processes, each with its node and cause. `are_all_lost`: no process of any node is left."""
 
     lost: tuple[tuple[NodeId, str], ...]
     are_all_lost: bool
 
 
 class StopRun(msgspec.Struct, frozen=True, tag="stop"):
-    """Finish the step, save, end."""
+    """Orders the coordinator to finish the step, save and end."""
 
 
 FromCoordinator = Prepared | StartRefused | Told | KillNode | StartNode | Struck | Finished
@@ -121,7 +121,7 @@ Received = TypeVar("Received")
 
 
 class Link:
-    """One end.
+    """One end of the link between coordinator and supervisor.
 
     Args:
         sock: of the pair.
@@ -143,11 +143,11 @@ class Link:
             select.select([], [self], [])
 
     def orders(self) -> Iterator[ToCoordinator]:
-        """What the supervisor said. Raises EOFError when it is gone."""
+        """Returns what the supervisor said. Raises EOFError when it is gone."""
         return self._received(_to_coordinator)
 
     def news(self) -> Iterator[FromCoordinator]:
-        """What the coordinator said. Raises EOFError when it is gone."""
+        """Returns what the coordinator said. Raises EOFError when it is gone."""
         return self._received(_from_coordinator)
 
     def _received(self, decoder: msgspec.msgpack.Decoder[Received]) -> Iterator[Received]:

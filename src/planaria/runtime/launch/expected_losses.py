@@ -1,4 +1,4 @@
-"""Losses that a job expects: what its owner thinks, and what a trace of nodes of its kind says.
+"""Losses of nodes that a job expects: as its owner says, and as a trace of similar nodes shows.
 
 A trace counts as if the job had seen it, for as long as its nodes together were there: what the job then sees counts
 beside it.
@@ -15,16 +15,16 @@ from planaria.simulate.traces.formats import read_trace
 from planaria.simulate.traces.trace import summarise
 
 MOST_COUNTED = 16
-"""Losses of a trace that count: of a longer one its rate does, and not that it was watched so long."""
+"""Most losses of a trace that count: a longer trace counts with its rate, and not with its length."""
 
 
 def expected_losses(job: Job) -> Failures:
-    """Of a job that has seen none. Errors as `losses_of_trace`."""
+    """Returns the losses expected by a job that has seen none. Errors as `losses_of_trace`."""
     return Failures(job.resilience.mean_time_between_failures_s, losses_of_trace(job))
 
 
 def losses_of_trace(job: Job) -> Watched:
-    """What the job's trace says; nothing where it has none.
+    """Returns the losses in the job's trace; nothing where it has none.
 
     Raises:
         UserError: the trace cannot be read, or says what cannot be.

@@ -1,4 +1,4 @@
-"""`planaria export`: a run's last checkpoint as a Hugging Face folder."""
+"""Implements `planaria export`: writes a run's last checkpoint as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planaria.runtime.run_folder.run_folder import RunFolder
 
 
 def _tokenizer(job: Job, folder: RunFolder) -> tuple[Path | None, Tokenizer]:
-    """The tokenizer that the run was trained with, and its file unless it is the one of bytes."""
+    """Returns the tokenizer that the run was trained with, and its file unless it is the one of bytes."""
     if job.data.tokenizer == BYTES:
         return None, load_tokenizer(BYTES)
     kept = folder.data / TOKENIZER
@@ -28,7 +28,7 @@ def _tokenizer(job: Job, folder: RunFolder) -> tuple[Path | None, Tokenizer]:
 
 
 def export_run(run: Path, target: Path) -> None:
-    """Write the weights of the newest whole checkpoint of `run`, and its tokenizer, into the folder `target`.
+    """Writes the weights of the newest whole checkpoint of `run`, and its tokenizer, into the folder `target`.
 
     Raises:
         UserError: no such run, no checkpoint, a model that is not Hugging Face's, or a target that exists or cannot

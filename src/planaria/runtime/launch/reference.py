@@ -1,4 +1,4 @@
-"""The oracle: the same job in one process, without plan, worker, transport or protocol.
+"""The reference: the same job in one process, without plan, worker, transport or protocol.
 
 It shares with the real thing what defines the numbers (the model's layers, the sampler, the grid, the optimizer) and
 nothing else: forwards and backwards are plain autograd through the whole model (or, for an emulated device, its numbers
@@ -44,7 +44,7 @@ from planaria.runtime.worker.compute.seeds import seed_layer
 from planaria.runtime.worker.emulated.numbers import EmulatedModel, EmulatedNumbers, emulated_engine, parameter_bytes
 
 Drops = Mapping[int, Collection[int]]
-"""step -> microbatches that are left out of it."""
+"""Microbatches that are left out of each step, by step."""
 
 
 def train_reference(
@@ -56,7 +56,7 @@ def train_reference(
     drops: Drops | None = None,
     ends: Ends = (),
 ) -> TrainResult:
-    """Train to the end in this process, on one thread.
+    """Trains to the end in this process, on one thread.
 
     Args:
         job: what to train.
@@ -193,21 +193,21 @@ class _Reference:
 
 
 LayerGradients = Iterable[Mapping[str, torch.Tensor]]
-"""Layer by layer from the first, by parameter name in the layer."""
+"""Gradients layer by layer from the first, by parameter name in the layer."""
 
 
 class _Alone(Protocol):
-    """The whole model, forwards and backwards. `data`: what determines its samples, if it has any."""
+    """Computes the whole model alone, forwards and backwards. `data`: what determines its samples, if it has any."""
 
     engine: Engine
     data: DataIdentity | None
 
     def bind(self, holdings: Holdings) -> None:
-        """Use the parameters that these replicas hold."""
+        """Uses the parameters that these replicas hold."""
         ...
 
     def run(self, step: int, microbatch: int, batch: Batch) -> tuple[float, LayerGradients]:
-        """One microbatch's loss, and the gradients of its share of the step's loss."""
+        """Returns one microbatch's loss, and the gradients of its share of the step's loss."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A training run on this machine, from a request to its result, stage by stage (`planaria.runtime.launch.training`)."""
+"""Trains on this machine, from a request to its result, stage by stage (`planaria.runtime.launch.training`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planaria.runtime.nodes.local_nodes import LocalNodes
 
 
 def train_job(request: TrainRequest, nodes: LocalNodes | None = None) -> TrainResult:
-    """Trains, or goes on from the folder's last checkpoint.
+    """Trains a job, or goes on from its folder's last checkpoint.
 
     Args:
         request: what to train, and how.

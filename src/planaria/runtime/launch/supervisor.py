@@ -1,4 +1,4 @@
-"""Keeps a coordinator serving until the run is over: starts it, starts it anew when it dies, and does what it asks for.
+"""Keeps a coordinator serving until the run is over: starts it, restarts it when it dies, and does what it asks for.
 
 One that is stopped is killed, and followed when it is dead. It owns what outlives a coordinator: the link to the
 launcher, the port, what was told so far, and the user's wishes. It never decides anything about the training.
@@ -39,13 +39,13 @@ from planaria.runtime.nodes.local_nodes import LocalNodes, cause_of
 from planaria.runtime.nodes.stopped_processes import LOOK_S, Stopped
 
 MAX_RESTARTS = 5
-"""Of coordinators that die one after the other without a commit: then it is no accident."""
+"""Most coordinators that may die one after the other without a commit: then it is no accident."""
 
 RECENT = 4096
-"""Records among which one is looked for that is told again: more than there are between two steps."""
+"""Newest records searched for one that is told again: more than there are between two steps."""
 
 TAIL_BYTES = 4000
-"""Of the coordinator's log, for whoever has to find out why."""
+"""Bytes of the coordinator's log that are shown to whoever has to find out why it died."""
 
 
 class CoordinatorFailed(PlanariaError):
@@ -53,7 +53,7 @@ class CoordinatorFailed(PlanariaError):
 
 
 class _Process:
-    """A coordinator: its process, and the way to it.
+    """A coordinator's process and the link to it.
 
     Attributes:
         struck: why its supervisor has killed it; None: it has not.
@@ -66,7 +66,7 @@ class _Process:
 
 
 class Supervisor:
-    """One run's.
+    """The supervisor of one run's coordinators and nodes.
 
     Args:
         launcher: starts, watches and kills processes.
@@ -112,7 +112,7 @@ class Supervisor:
         self._finished: Finished | None = None
 
     def prepare(self) -> None:
-        """Start a coordinator and wait until it has made its policy.
+        """Starts a coordinator and waits until it has made its policy.
 
         Raises:
             UserError: the job cannot be planned.
@@ -140,7 +140,7 @@ class Supervisor:
             raise
 
     def run(self, nodes: Iterable[NodeId]) -> Finished | None:
-        """Start the nodes, and supervise until the run is over; None when it was aborted.
+        """Starts the nodes, and supervises until the run is over; returns None when it was aborted.
 
         Raises:
             CoordinatorFailed: coordinators died one after the other.
@@ -163,17 +163,17 @@ class Supervisor:
         return self._finished
 
     def request_stop(self) -> None:
-        """Finish the step, save, end. Safe from any thread and from a signal handler."""
+        """Asks the run to finish its step, save and end. Safe from any thread and from a signal handler."""
         self._is_stopping = True
         self._wake()
 
     def abort(self) -> None:
-        """End at once."""
+        """Ends the run at once."""
         self._is_aborted = True
         self._wake()
 
     def close(self) -> None:
-        """Kill the coordinators and wait until they are gone."""
+        """Kills the coordinators and waits until they are gone."""
         for process in (self._serving, self._standby):
             if process is not None:
                 self._end(process)
@@ -195,7 +195,7 @@ class Supervisor:
         return _Process(pid, Link(ours, waits=False))
 
     def _begin(self) -> None:
-        """Let one serve: the one that waits, or a new one."""
+        """Lets a coordinator serve: the one on standby, or a new one."""
         process = self._standby or self._spawn()
         self._serving, self._standby = process, None
         self._incarnation += 1
@@ -214,7 +214,7 @@ class Supervisor:
         self._selector.register(process.link, selectors.EVENT_READ, self._readable)
 
     def _stand_by(self) -> None:
-        """Have the next one ready, now that the job is under way and nobody waits for this."""
+        """Starts the next coordinator in advance, while the job is under way and nothing waits for it."""
         if self._standby is None:
             self._standby = self._spawn()
             self._launcher_told()  # of whoever ended meanwhile, and was heard of then
@@ -228,7 +228,7 @@ class Supervisor:
             self._died()
 
     def _died(self) -> None:
-        """The serving one is gone: an accident, unless the run is over."""
+        """Handles the end of the serving coordinator: an accident, unless the run is over."""
         assert self._serving is not None
         process, self._serving = self._serving, None
         self._selector.unregister(process.link)
@@ -246,12 +246,12 @@ class Supervisor:
         self._begin()
 
     def _why(self, process: _Process) -> str:
-        """What became of it. Returns when it is gone: before that no other may begin."""
+        """Returns why a coordinator ended, once it is gone: before that no other may begin."""
         status = self._launcher.status_of(process.pid)
         return process.struck or cause_of(status)
 
     def _look_for_stopped(self) -> None:
-        """A coordinator that is stopped might go on at any time, so it is replaced only when it is dead."""
+        """Kills a coordinator that is stopped: it might go on at any time, so it is replaced only when it is dead."""
         self._strike_stopped(self._serving, self._standby)
         if self._standby is not None and self._standby.struck:
             self._end(self._standby)
@@ -296,7 +296,7 @@ class Supervisor:
                 raise UserError(text)
 
     def _record(self, record: AnyRecord, time_s: float) -> None:
-        """A step that was told before its coordinator died is told again by the next one."""
+        """Passes on a record, unless it is of a step that an earlier coordinator told before it died."""
         match record:
             case StepCommitted(step=step) | StepSkipped(step=step):
                 if step <= self._last_step:

@@ -1,4 +1,4 @@
-"""One job under each policy, with the same script of failures, one run after another. It chooses nothing."""
+"""Runs one job under each policy, with the same script of failures, one run after another. It chooses nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from planaria.simulate.traces.scripts import Script
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy.
+    """The result of one policy in a comparison.
 
     Attributes:
         policy: which.
@@ -49,7 +49,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them.
+    """The results of all policies of a comparison.
 
     Attributes:
         job: its name.
@@ -67,12 +67,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def best(self) -> float:
-        """The most samples a second."""
+        """The row with the most samples a second."""
         return max((row.samples_per_s for row in self.rows), default=0.0)
 
 
 class ComparisonFolder:
-    """`runs/NAME/` of a comparison: a run folder for each policy, the script, the profile, and the result.
+    """The folder of a comparison, `runs/NAME/`: a run folder for each policy, the script, the profile, and the result.
 
     Args:
         root: folder of run folders.
@@ -111,19 +111,19 @@ class ComparisonFolder:
         return self.path / "compare.png", self.path / "compare.svg"
 
     def begin(self, profile: ModelProfile, script: Script) -> None:
-        """Write what is the same for all."""
+        """Writes what is the same for all policies."""
         write_atomically(self.profile, msgspec.json.format(msgspec.json.encode(profile), indent=1))
         self.script.write_text(write_script(script))
 
     def keep(self, comparison: Comparison) -> None:
-        """Write what came of it."""
+        """Writes the result of the comparison."""
         write_atomically(self.result, msgspec.json.format(msgspec.json.encode(comparison), indent=1) + b"\n")
 
 
 def run_policy(
     job: Job, policy: PolicyName, folder: ComparisonFolder, script: Script, *, observers: Sequence[Observer], say: Say
 ) -> Row:
-    """Run the job under one policy; whatever comes of it is a row.
+    """Runs the job under one policy and returns a row, whatever came of it.
 
     Args:
         job: of any device; its profile is in the folder.

@@ -1,4 +1,4 @@
-"""A job on emulated devices of this machine under a script of failures, and what came of it.
+"""Rehearses a job on emulated devices of this machine under a script of failures, and reports what came of it.
 
 Everything but the compute is real: processes, sockets, kills, plans, recoveries. It changes nothing of how a job runs.
 """
@@ -38,10 +38,10 @@ from planaria.simulate.traces.scripts import STEPS, Clock, Script, ScriptName, b
 from planaria.simulate.traces.tally import Curve, RunTally
 
 ENDLESS_STEPS = 10**9
-"""Of a rehearsed job: the script says when it is over."""
+"""Steps of a rehearsed job: practically endless, as the script says when it is over."""
 
 LEAST_LENGTH_S = 10.0
-"""Of a built-in script: recoveries take some tenths of a second, however short the steps are."""
+"""Shortest built-in script, in seconds: recoveries take some tenths of a second, however short the steps are."""
 
 
 class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +118,7 @@ def rehearsed_job(job: Job, profile: Path, script: Script) -> Job:
 
 
 def fitted(script: Script, num_nodes: int) -> tuple[Script, str]:
-    """The script for a job of so many nodes, and what was done about it ("": nothing).
+    """Returns the script for a job of so many nodes, and what was done about it ("": nothing).
 
     Raises:
         UserError: it begins with fewer.
@@ -139,7 +139,7 @@ def fitted(script: Script, num_nodes: int) -> tuple[Script, str]:
 
 
 def script_for(name: ScriptName, job: Job, profile: ModelProfile, length_s: float | None = None) -> Script:
-    """A built-in script for a job: it strikes places of the plan with which the job begins under templates.
+    """Makes a built-in script for a job: it strikes places of the plan with which the job begins under templates.
 
     Args:
         name: which.
@@ -169,7 +169,7 @@ def rehearse(
     observers: Sequence[Observer] = (),
     say: Say = lambda line: None,
 ) -> Rehearsed:
-    """Run a job under a script, to the script's end or the job's.
+    """Runs a job under a script, to the script's end or the job's.
 
     Args:
         job: as `rehearsed_job` makes it.
@@ -218,7 +218,7 @@ def _result(job: Job, script: Script, result: TrainResult, replay: Replay) -> Re
 
 
 def _end_s(script: Script, told: tallies.Told, began_s: float, *, is_cut: bool) -> float:
-    """Of the window. A script by time counts whole, though the job ended before; not so if the user cut it short."""
+    """Returns the end of the window. A script by time counts whole, though the job ended before, unless it was cut."""
     if script.clock is Clock.STEPS:
         return tallies.end_of(told, script.trace.horizon_s)
     length_s = script.trace.horizon_s
@@ -234,8 +234,8 @@ def _expected(script: Script) -> Curve:
 
 @contextlib.contextmanager
 def new_folder(root: str | Path, name: str) -> Iterator[RunFolder]:
-    """A run folder that goes away again when the job is refused or interrupted before its first record: its name stays
-    free.
+    """Yields a new run folder; if the job is refused or interrupted before its first record, the folder is removed
+    again and its name stays free.
 
     Raises:
         UserError: the name is taken, or is no folder's name.
@@ -253,7 +253,7 @@ def new_folder(root: str | Path, name: str) -> Iterator[RunFolder]:
 
 
 def differences(job: Job, folder: RunFolder, scratch: RunFolder) -> list[str]:
-    """In what a rehearsed run differs from one process alone; nothing, if every microbatch counted exactly once.
+    """Returns how a rehearsed run differs from one process alone: nothing, if every microbatch counted exactly once.
 
     What the policy left out, by the run's records, the one process leaves out too.
 

@@ -23,17 +23,17 @@ from planaria.simulate.traces.scripts import Script, ScriptClock, numbered
 from planaria.simulate.traces.trace import Change, TraceEvent
 
 TICK_S = 0.05
-"""So often it looks whether a node that must go has gone."""
+"""Seconds between two looks at whether a node that must go has gone."""
 
 END_S = 5.0
-"""So long a run that does not answer may take to tell of its end."""
+"""Seconds that a run that does not answer may take to tell of its end."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Something to be done, on the script's clock."""
+    """Something to be done at a time of the script's clock."""
 
     at: float
     is_notice: bool
@@ -41,7 +41,7 @@ class Moment:
 
 
 def moments(script: Script) -> list[Moment]:
-    """In their order. Who is there at the beginning is there already; a notice comes before the node goes."""
+    """Returns a script's moments in order, without the nodes that begin; a notice comes before the node goes."""
     found = []
     for event in script.trace.events:
         if event.change is Change.ADD and event.at_s == 0:
@@ -53,7 +53,7 @@ def moments(script: Script) -> list[Moment]:
 
 
 class Replay:
-    """One script on one run: an observer of the run with a thread of its own. Use it as a context manager.
+    """Plays one script on one run: an observer with a thread of its own. Use it as a context manager.
 
     Args:
         script: to be played; its nodes at the beginning are the run's, in their order.
@@ -84,7 +84,7 @@ class Replay:
 
     @property
     def killed(self) -> frozenset[NodeId]:
-        """Nodes that the script took away, whether they lived or were released then."""
+        """Nodes that the script took away, whether they were alive or released by then."""
         return frozenset(self._doomed)
 
     def __call__(self, record: AnyRecord, time_s: float) -> None:
@@ -113,7 +113,7 @@ class Replay:
             self._give_up(error)
 
     def _ends(self) -> bool:
-        """Whether the run is over, or is within a moment."""
+        """Whether the run is over, or ends within a moment."""
         deadline = time.monotonic() + END_S
         while not self._is_over:
             try:
@@ -128,7 +128,7 @@ class Replay:
             self._stop()
 
     def _wait_s(self) -> float:
-        """Until something may have to be done: what is due within a moment is done when it is due."""
+        """Returns the seconds until something may be due; what is due within a moment is done when it is due."""
         left_s = self._clock.left_s(self._moments[0].at if self._moments else self._length, time.monotonic())
         return TICK_S if left_s is None else min(TICK_S, max(0.0, left_s))
 

@@ -1,4 +1,4 @@
-"""Simulations on several cores: pieces of work dealt out to processes, results that are kept and found again.
+"""Runs simulations on several cores: deals out pieces of work to processes, keeps results and finds them again.
 
 What is simulated is `planaria.simulate`'s matter; a result depends on its piece alone, not on who computed it.
 """
@@ -32,12 +32,12 @@ SIMULATING = ("estimate", "job", "plan", "planner", "policy", "profile", "protoc
 
 
 OBJECTS_BETWEEN_COLLECTIONS = 100_000
-"""Of the garbage collector. Simulations make no cycles of references and keep many objects, so that it finds nothing,
-and looking every 700 of them takes it 7% to 9% of a run on 1,024 nodes."""
+"""Objects between garbage collections. Simulations make no cycles of references and keep many objects, so that nothing
+is found, and looking every 700 of them takes 7% to 9% of a run on 1,024 nodes."""
 
 
 class KeptResults(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece's results, as they are kept.
+    """The kept results of a piece of work.
 
     Attributes:
         fingerprint: of the piece.
@@ -52,7 +52,7 @@ class KeptResults(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def simulator() -> str:
-    """Of the code that simulates: version, and a hash of its source. Another one's results may be others."""
+    """Identifies the code that simulates: version, and a hash of its source. Other code may give other results."""
     found = hashlib.sha256()
     root = Path(planaria.__file__).parent
     for path in sorted(path for package in SIMULATING for path in (root / package).rglob("*.py")):
@@ -61,7 +61,7 @@ def simulator() -> str:
 
 
 def simulate_piece(piece: Piece, folder: Path) -> list[RunResult]:
-    """Its runs, one after the other.
+    """Simulates a piece's runs, one after the other.
 
     Args:
         piece: of work.
@@ -81,7 +81,7 @@ def simulate_piece(piece: Piece, folder: Path) -> list[RunResult]:
 
 @contextlib.contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Garbage is looked for when there may be much of it."""
+    """Collects garbage seldom within the block: only when there may be much of it."""
     before = gc.get_threshold()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, *before[1:])
     try:
@@ -100,7 +100,7 @@ def simulate_pieces(
     told: Callable[[str], None] = lambda text: None,
     unplanned: Callable[[Piece, PlanError], None] | None = None,
 ) -> list[list[RunResult]]:
-    """Each piece's runs, in the pieces' order.
+    """Simulates all pieces; returns the runs of each, in the pieces' order.
 
     Args:
         pieces: of work.
