@@ -33,7 +33,7 @@ def check_size(job: Job) -> None:
 
 
 def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
-    """Returns what the planner must respect. `cluster.memory_gb` counts GB of 10**9 bytes, for one device; where it is 0,
+    """Returns what the planner must respect. `cluster.memory_gb` counts GB of 10**9 bytes for one device; if it is 0,
     the profile says what a device has."""
     return PlannerSettings(
         num_microbatches=job.train.num_microbatches,

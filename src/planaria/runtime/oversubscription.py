@@ -1,4 +1,4 @@
-"""How many workers one machine is meant to run, and how many of its cores they share.
+"""Limits how many workers one machine is meant to run, and counts how many share its cores.
 
 More workers than it is meant for are a slip of the pen, and would take the machine down: they are refused before
 anything is started or recorded. Starts nothing itself.
@@ -15,25 +15,25 @@ from planaria.job.errors import UserError
 from planaria.job.settings import Device, Job, Launcher
 
 WORKERS_A_PROCESSOR = 64
-"""Emulated workers wait most of the time: some tens of them to a processor still keep to their profile's times."""
+"""Emulated workers for each processor: they mostly wait, so that some tens still keep to their profile's times."""
 
 ON_ANY_MACHINE = 256
-"""Workers that are let start however few processors there are, as far as there is memory for them."""
+"""Workers that may start however few processors there are, as far as there is memory for them."""
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 FILES_BESIDE = 48
-"""That the process which starts workers, or the coordinator, has open beside one for each worker; the demo needs 52."""
+"""Files that the parent of workers, or the coordinator, has open beside one for each worker; the demo needs 52."""
 
 MOST_FILES = 65536
-"""That a process is let open: enough for thousands of workers."""
+"""Most files that a process may open: enough for thousands of workers."""
 
 WORKER_BYTES = 16 << 20
-"""Of memory: no worker takes less, whatever it trains."""
+"""Least memory of a worker in bytes: none takes less, whatever it trains."""
 
 
 def check_oversubscription(job: Job) -> None:
-    """Refuse a job whose nodes cannot all be meant to be processes of this machine.
+    """Refuses a job whose nodes cannot all be meant to be processes of this machine.
 
     Raises:
         UserError: they are too many.
@@ -58,7 +58,7 @@ def check_oversubscription(job: Job) -> None:
 
 
 def raise_file_limit() -> None:
-    """Let this process and what it forks open as many files as they may: shells give a tenth of that."""
+    """Lets this process and what it forks open as many files as they may: shells give a tenth of that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -66,14 +66,14 @@ def raise_file_limit() -> None:
 
 
 def num_cores() -> float:
-    """Cores that this process and its children may use at a time: by their affinity, and by the quotas of the control
-    groups that they are in."""
+    """Returns how many cores this process and its children may use at a time: by affinity, and by the quotas of the
+    control groups that they are in."""
     return min([float(_processors()), *_quotas()])
 
 
 def shared_cores(job: Job) -> float | None:
-    """Cores of this machine that the job's workers share, where they have less than one each; None: they have one each,
-    or devices of their own, or are on other hosts."""
+    """Returns the cores of this machine that the job's workers share, if each has less than one; None: they have one
+    each, or devices of their own, or are on other hosts."""
     if job.cluster.device is not Device.CPU or job.cluster.launcher is Launcher.AGENTS:
         return None
     cores = num_cores()
@@ -81,7 +81,7 @@ def shared_cores(job: Job) -> float | None:
 
 
 def _quotas() -> Iterator[float]:
-    """In cores, of this process's control group and all above it: version 2 of the kernel's interface, then 1."""
+    """Yields the quotas, in cores, of this process's control group and all above it: of cgroup v2, then of v1."""
     try:
         groups = [line.split(":", 2) for line in (PROC / "self/cgroup").read_text().splitlines()]
     except OSError:
@@ -100,7 +100,7 @@ def _quotas() -> Iterator[float]:
 
 
 def _quota(folder: Path, names: Sequence[str]) -> Iterator[float]:
-    """Microseconds of processor time, and the period in which they may be used; nothing where there is no limit."""
+    """Yields the quota of one control group in cores; nothing where there is no limit."""
     try:
         quota, period = " ".join((folder / name).read_text() for name in names).split()
     except (OSError, ValueError):
@@ -110,13 +110,13 @@ def _quota(folder: Path, names: Sequence[str]) -> Iterator[float]:
 
 
 def most_nodes(job: Job) -> int | None:
-    """That may be processes of this machine at a time; None: the job's nodes are hosts."""
+    """Returns how many nodes may be processes of this machine at a time; None: the job's nodes are hosts."""
     most = most_workers(job)
     return None if most is None else max(1, most // job.cluster.devices_per_node)
 
 
 def most_workers(job: Job) -> int | None:
-    """That may be processes of this machine at a time; None: the job's nodes are hosts."""
+    """Returns how many workers may be processes of this machine at a time; None: the job's nodes are hosts."""
     if job.cluster.launcher is Launcher.AGENTS:
         return None
     return job.cluster.most_workers or min(max(ON_ANY_MACHINE, WORKERS_A_PROCESSOR * _processors()), _in_memory())

@@ -90,7 +90,7 @@ class Executor:
                     self._agents.dismiss(Farewell.OVER if is_over else Farewell.SUSPENDED)
 
     def send(self, worker: WorkerId, message: Message) -> None:
-        """Sends a message; a plan goes as its change from the one before, encoded once for workers that had the same."""
+        """Sends a message; a plan goes as its change from the last one, encoded once for workers that had the same."""
         connection = self._admission.connection_of(worker)
         if connection is None:
             return

@@ -1,4 +1,4 @@
-"""How much memory a piece of work takes at its peak."""
+"""Measures how much memory a piece of work takes at its peak."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.utils._pytree import tree_leaves
 
 
 class Allocations(Protocol):
-    """What was allocated since the measurement began."""
+    """Bytes allocated since the measurement began."""
 
     def live_bytes(self) -> int:
-        """What of it lives now."""
+        """Returns how many of the allocated bytes are still in use."""
         ...
 
     def peak_bytes(self) -> int:
-        """The most that lived at one time."""
+        """Returns the most bytes that were in use at one time."""
         ...
 
 
@@ -63,7 +63,7 @@ class _Follower(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here. Else torch imports its compiler, which takes a second, to be told so."""
+        """Keeps torch from importing its compiler, which takes a second, only to be told that nothing is compiled."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

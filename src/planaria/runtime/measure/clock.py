@@ -8,7 +8,7 @@ import torch
 
 
 def compute_now(device: torch.device) -> float:
-    """Seconds, of which only differences mean something.
+    """Returns seconds of which only differences mean something.
 
     On a CPU this thread's own time, which other programs of the machine do not lengthen: a worker has its core to
     itself when the estimate is to hold. On CUDA the time when all that was asked for is done.

@@ -24,7 +24,7 @@ from planaria.runtime.worker.compute.holdings import Holdings
 
 REPEATS = 5
 ENOUGH_S = 2.0
-"""A kind of layer that takes longer is repeated less often, but at least twice."""
+"""Seconds above which a kind of layer is repeated less often, but at least twice."""
 
 STAGE_LAYERS = 3
 IN_FLIGHT = (1, 3)
@@ -32,18 +32,18 @@ ROUNDS = 5
 """How the allocator's overhead is measured: layers of the stage, microbatches in flight, and how many follow them."""
 
 LEAST_SEEN_BYTES = 2 << 20
-"""Activations of less than this cannot be told from what else a process does."""
+"""Activations below this size cannot be told from what else a process does."""
 
 MOST_OVERHEAD = 2.0
-"""A share above this is a disturbance, not a measurement."""
+"""Shares above this are a disturbance, not a measurement."""
 
 LEAST_SHARE = 1e-3
-"""Of a backward, that each half takes at least: the difference of two noisy times may be nothing, or less."""
+"""Least share of a backward that each half takes: the difference of two noisy times may be nothing, or less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Measured:
-    """Of one kind of layer.
+    """The measurements of one kind of layer.
 
     Attributes:
         layer: the first of the kind.
@@ -67,7 +67,7 @@ class _Measured:
 def measure_layers(
     model: Model, train: TrainSection, device: torch.device, batch: Batch
 ) -> tuple[tuple[LayerCost, ...], float]:
-    """Each layer on what the one before gave; and the allocator's overhead, see `DeviceKind`.
+    """Measures each layer on what the one before gave; and the allocator's overhead, see `DeviceKind`.
 
     Raises:
         LayerFailed: a layer of the user's raises.
@@ -101,8 +101,8 @@ class _Meter:
         return held, overhead
 
     def _overhead(self) -> tuple[float, float]:
-        """What the allocator holds beyond what it is asked for, because there are holes: the share of activations, and
-        a factor for workspaces.
+        """Returns what the allocator holds beyond what it is asked for, because of holes: a share of activations, and a
+        factor for workspaces.
 
         The commonest kind of layer runs as a stage of such layers would, 1F1B with few and then with more microbatches
         in flight, on a heap that was emptied before. What grows with the microbatches belongs to the activations.
@@ -137,7 +137,7 @@ class _Meter:
         compute.forget(lambda work: False)
 
     def _hold(self, layer: int) -> nn.Module:
-        """What the layer's owner holds: replicas of its groups, and the module bound to them."""
+        """Makes what the layer's owner holds: replicas of its groups, and the module bound to them."""
         for group, spec in enumerate(self._model.groups):
             if layer in spec.layers:
                 replica = self._holdings.new_replica(group)
@@ -226,7 +226,7 @@ class _Meter:
         forward: Callable[[], None],
         backward: Callable[..., None],
     ) -> tuple[int, int, int]:
-        """What is kept between forward and backward; what a forward allocates of it; what is needed beside it."""
+        """Returns bytes kept between forward and backward; what a forward allocates of it; what is needed beside it."""
         lasting = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
         kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in inputs}
 
@@ -257,7 +257,7 @@ class _Meter:
 def split_backward(
     forward_s: float, whole_s: float, input_s: float, halves_s: float, *, has_parameters: bool
 ) -> LayerTimes:
-    """A layer's times from four measured ones.
+    """Computes a layer's times from four measured ones.
 
     Args:
         forward_s: of the forward.

@@ -33,7 +33,7 @@ _REPEATS = 5
 
 
 def measure_link() -> LinkCost:
-    """Loopback, with the workers' transport: latency of 64 bytes, bandwidth of 4 MB."""
+    """Measures loopback with the workers' transport: latency of 64 bytes, bandwidth of 4 MB."""
     mailboxes = [Mailbox(), Mailbox()]
     ends = [Transport(WorkerId(number), "", mailbox) for number, mailbox in enumerate(mailboxes)]
     addresses = [end.start() for end in ends]
@@ -72,7 +72,7 @@ def measure_link() -> LinkCost:
 
 
 def measure_step(train: TrainSection, device: torch.device, link: LinkCost) -> StepCosts:
-    """With the worker's own sum and optimizer, and the coordinator's journal."""
+    """Measures a step's costs, with the worker's own sum and optimizer, and the coordinator's journal."""
     spec = ParameterSpec(name="weight", shape=(_LENGTH,), decays=True, uses=((0, "weight"),))
     replica = Replica(GroupSpec(layers=(0,), parameters=(spec,)), device)
     dtype = torch.float64 if train.numerics is Numerics.EXACT else torch.float32

@@ -32,11 +32,11 @@ from planaria.runtime.worker.compute.device import open_device
 from planaria.runtime.worker.compute.layers import LayerFailed
 
 MEASURES = "split backwards"
-"""What is measured beside forwards, backwards and bytes: profiles without it are measured again."""
+"""Names what is measured beside forwards, backwards and bytes: profiles without it are measured again."""
 
 
 def fingerprint(job: Job) -> str:
-    """What a profile depends on: machine, library, model and shapes."""
+    """Returns what a profile depends on: machine, library, model and shapes."""
     train = job.train
     parts = [
         platform.node(),
@@ -52,7 +52,7 @@ def fingerprint(job: Job) -> str:
 
 
 def measure_into(job: Job, data_folder: Path, output: Path, import_path: str | None) -> int:
-    """Write the job's profile to `output`; returns an exit status.
+    """Writes the job's profile to `output`; returns an exit status.
 
     A mistake of the user (a model that cannot be built or cut, a layer that raises, a device that is not there) is
     written to `output` with ERROR_SUFFIX instead: a line, and below it the traceback where the user's code raised.
@@ -78,7 +78,7 @@ def measure_into(job: Job, data_folder: Path, output: Path, import_path: str | N
 
 
 def _fingerprint_in(output: Path) -> str:
-    """Of the profile that is there; empty when there is none that this version reads."""
+    """Returns the fingerprint of the existing profile; empty when there is none that this version reads."""
     try:
         return decode_profile(output.read_bytes()).fingerprint
     except (FileNotFoundError, PlanError):
@@ -86,7 +86,7 @@ def _fingerprint_in(output: Path) -> str:
 
 
 def measure(job: Job, data_folder: Path) -> ModelProfile:
-    """Measure now. Raises ValueError for a model that cannot be built, LayerFailed for one that does not run."""
+    """Measures the profile now. Raises ValueError if the model cannot be built, LayerFailed if it does not run."""
     tokens = open_tokens(data_folder)
     model = load_model(job.model, job.train, vocab_size=tokens.vocab_size)
     batch = Sampler(tokens, job.train, job.data.mask_probability, model.masked_lm).microbatch(1, 0)

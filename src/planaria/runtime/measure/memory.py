@@ -1,4 +1,4 @@
-"""Memory of a device and of this process, as the system counts it."""
+"""Reads the memory of a device and of this process, as the system counts it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ ...(?P<shared>[ps]) \S+ \S+ \S+ *(?
 
 
 def device_bytes(device: torch.device) -> int:
-    """Memory of the device; 0 for the CPU, whose memory all processes of the machine share."""
+    """Returns the device's memory in bytes; 0 for the CPU, whose memory all processes of the machine share."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return 0
 
 
 def held_bytes(device: torch.device) -> int:
-    """What this process holds of the device's memory, whether torch uses it now or keeps it for later."""
+    """Returns the bytes that this process holds of the device, whether torch uses them now or keeps them for later."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else own_bytes(os.getpid())
 
 
 def own_bytes(pid: int) -> int:
-    """What a process adds to what its machine holds: pages that it alone has, and its share of memory files.
+    """Returns what a process adds to the memory its machine holds: its own pages, and its share of memory files.
 
     Pages of files and of the process that it was forked from are not its own. 0 where the kernel does not tell.
 
@@ -50,7 +50,7 @@ def own_bytes(pid: int) -> int:
 
 
 def give_back(device: torch.device) -> bool:
-    """Have the allocator give back what it keeps for later; whether it can be told to."""
+    """Has the allocator give back what it keeps for later; returns whether it can be told to."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return True
@@ -62,7 +62,7 @@ def give_back(device: torch.device) -> bool:
 
 
 def process_bytes(device: torch.device) -> int:
-    """What this process takes of the device's memory beside tensors; there should be none when this is asked.
+    """Returns what this process takes of the device's memory beside tensors; there should be none when this is asked.
 
     On CUDA that is the context, as long as no other process uses the device.
     """

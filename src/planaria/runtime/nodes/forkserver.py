@@ -40,7 +40,7 @@ log = logging.getLogger("planaria.runtime.nodes.forkserver")  # this module runs
 _PR_SET_PDEATHSIG = 1
 
 MAX_SOCKETS = 2
-"""That come with one request."""
+"""Most sockets that come with one request."""
 
 
 class SpawnWorker(msgspec.Struct, frozen=True, tag="worker"):
@@ -48,7 +48,7 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag="worker"):
 
 
 class SpawnProfiler(msgspec.Struct, frozen=True, tag="profiler"):
-    """Measure the job's profile into `output`; a user's mistake goes into `output` + ".error"."""
+    """Orders measuring the job's profile into `output`; a user's mistake goes into `output` + ".error"."""
 
     job: Job
     data_folder: str
@@ -57,7 +57,7 @@ class SpawnProfiler(msgspec.Struct, frozen=True, tag="profiler"):
 
 
 class SpawnCoordinator(msgspec.Struct, frozen=True, tag="coordinator"):
-    """Two sockets come with it: the listening one, and the one to the supervisor."""
+    """Orders a coordinator. Two sockets come with it: the listening one, and the one to the supervisor."""
 
     settings: CoordinatorSettings
 
@@ -66,13 +66,13 @@ Request = SpawnWorker | SpawnProfiler | SpawnCoordinator
 
 
 class Spawned(msgspec.Struct, frozen=True, tag="spawned"):
-    """Answers requests in their order."""
+    """Answers a request with the process that was started; answers come in the order of the requests."""
 
     pid: int
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited"):
-    """status: exit status, or minus the signal's number."""
+    """Tells of a process's end; `status`: exit status, or minus the signal's number."""
 
     pid: int
     status: int
@@ -82,7 +82,7 @@ Answer = Spawned | Exited
 
 
 def main(descriptor: int, model_type: str) -> None:
-    """Serve until the other side of the socket closes."""
+    """Runs the forkserver until the other side of the socket closes."""
     signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
     die_with_parent()
     _log_to_stderr()
@@ -139,7 +139,7 @@ def main(descriptor: int, model_type: str) -> None:
 
 
 def _log_to_stderr() -> None:
-    """What this process and all that it forks write of their lives; each of those has a file of its own there."""
+    """Logs what this process and all that it forks write of their lives; each of those has a file of its own there."""
     logging.raiseExceptions = False  # a disk that is full is no reason to stop
     logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s")
     logging.getLogger("planaria").setLevel(logging.INFO)
@@ -177,7 +177,7 @@ def _import_what_coordinators_need() -> None:
 
 @functools.cache
 def _compile_for_workers() -> None:
-    """Compiles what makes workers quicker; for while the profile is measured."""
+    """Compiles what makes workers quicker, while the profile is measured."""
     from planaria.runtime.worker.compute.accumulator import load_compiled
 
     try:
@@ -198,7 +198,7 @@ def _kill_all(children: dict[int, int]) -> None:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies."""
+    """Asks the kernel to kill this process when its parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

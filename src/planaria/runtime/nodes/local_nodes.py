@@ -1,4 +1,4 @@
-"""Nodes on this machine: worker processes forked by the forkserver, a process group for each node.
+"""The nodes on this machine: worker processes forked by the forkserver, a process group for each node.
 
 One forkserver can serve several jobs, one after the other.
 """
@@ -58,7 +58,7 @@ class LocalNodes:
         self._statuses: dict[int, int] = {}
 
     def start(self) -> None:
-        """Start the forkserver. Returns at once; it imports while the caller goes on."""
+        """Starts the forkserver. Returns at once; it imports while the caller goes on."""
         ours, theirs = socket.socketpair()
         environment = {
             **os.environ,
@@ -92,7 +92,7 @@ class LocalNodes:
     # Spawning
 
     def spawn(self, settings: WorkerSettings) -> int:
-        """Start one worker; returns its pid. The first of a node leads the node's process group."""
+        """Starts one worker; returns its pid. The first of a node leads the node's process group."""
         node = NodeId(settings.node)
         settings = msgspec.structs.replace(settings, node_leader=self._leaders.get(node, 0))
         pid = self._request(SpawnWorker(settings))
@@ -101,7 +101,7 @@ class LocalNodes:
         return pid
 
     def spawn_coordinator(self, settings: CoordinatorSettings, listener: socket.socket, sock: socket.socket) -> int:
-        """Start a coordinator, or one that waits; returns its pid.
+        """Starts a coordinator, serving or on standby; returns its pid.
 
         Args:
             settings: of the run.
@@ -111,7 +111,7 @@ class LocalNodes:
         return self._request(SpawnCoordinator(settings), [listener.fileno(), sock.fileno()])
 
     def status_of(self, pid: int) -> int:
-        """Of a process that is no node's: its exit status, or minus the signal's number. Waits for its end."""
+        """Waits for the end of a process that is no node's; returns its exit status, or minus the signal's number."""
         while True:
             for exited in [exited for exited in self._exits if exited.pid == pid]:
                 self._exits.remove(exited)
@@ -121,12 +121,12 @@ class LocalNodes:
             self._read()
 
     def end(self, pid: int) -> None:
-        """SIGKILL for a process that is no node's, if it lives, and wait until it is gone."""
+        """Kills a process that is no node's, if it lives, and waits until it is gone."""
         self.strike(pid)
         self.status_of(pid)
 
     def strike(self, pid: int) -> None:
-        """SIGKILL for a process that is no node's, if it lives. Its end is yet to come."""
+        """Sends SIGKILL to a process that is no node's, if it lives, without waiting for its end."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._read(socket.MSG_DONTWAIT)
@@ -136,7 +136,7 @@ class LocalNodes:
                 os.kill(pid, signal.SIGKILL)
 
     def measure(self, job: Job, data_folder: Path, output: Path, import_path: Path | None) -> int:
-        """Measure a profile in a process of its own; waits, and returns its exit status."""
+        """Measures a profile in a process of its own; waits, and returns its exit status."""
         path = None if import_path is None else str(import_path)
         return self.status_of(self._request(SpawnProfiler(job, str(data_folder), str(output), path)))
 
@@ -153,7 +153,7 @@ class LocalNodes:
         return self._answers.popleft().pid
 
     def _read(self, flags: int = 0) -> None:
-        """Waits for the forkserver to say something, unless the flags say not to."""
+        """Reads what the forkserver says; waits for it, unless the flags say not to."""
         assert self._socket is not None
         data = self._socket.recv(1 << 16, flags)
         if not data:
@@ -170,7 +170,7 @@ class LocalNodes:
         return f"the process that starts workers ended unexpectedly; see {self._log or 'its output'}"
 
     def pids(self) -> list[int]:
-        """Of the workers that are not known to have ended, in the order in which they were started."""
+        """Returns the pids of workers that are not known to have ended, in the order in which they were started."""
         return list(self._node_of)
 
     def pids_of(self, node: NodeId) -> tuple[int, ...]:
@@ -183,7 +183,7 @@ class LocalNodes:
         return self._socket.fileno()
 
     def lost(self) -> list[tuple[NodeId, str]]:
-        """Nodes of which a process ended since the last call, each with the cause. Never waits."""
+        """Returns the nodes of which a process ended since the last call, each with the cause. Never waits."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._read(socket.MSG_DONTWAIT)
@@ -201,7 +201,7 @@ class LocalNodes:
         return found
 
     def kill(self, node: NodeId) -> None:
-        """SIGKILL for what is left of a node. Safe from any thread."""
+        """Kills what is left of a node. Safe from any thread."""
         leader = self._leaders.get(node)
         if leader is None or node not in self._node_of.values():
             return
@@ -212,7 +212,7 @@ class LocalNodes:
         return not self._node_of
 
     def release(self) -> None:
-        """Kill what is left of the job's nodes and wait until it is gone. The next job may start nodes then."""
+        """Kills what is left of the job's nodes and waits until it is gone. The next job may start nodes then."""
         while self._node_of:
             for node in set(self._node_of.values()):
                 self.kill(node)
@@ -222,7 +222,7 @@ class LocalNodes:
         self._leaders.clear()
 
     def close(self) -> None:
-        """Kill whatever runs still, the forkserver too, and wait until it is gone."""
+        """Kills whatever still runs, the forkserver too, and waits until it is gone."""
         for node in set(self._node_of.values()):
             self.kill(node)
         if self._socket is not None:
@@ -240,7 +240,7 @@ class LocalNodes:
 
 
 def cause_of(status: int) -> str:
-    """What became of a process, for people."""
+    """Describes for people what became of a process."""
     if status < 0:
         return f"process killed by {signal.Signals(-status).name}"
     return f"process ended with status {status}"

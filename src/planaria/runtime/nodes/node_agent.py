@@ -51,20 +51,20 @@ from planaria.runtime.wire.sockets import watch_over
 TICK_S: Final = 0.1
 PING_EVERY_S: Final = 0.5
 SILENCE_S: Final = 3.0
-"""A connection on which no ping was answered for so long is given up, and another is tried."""
+"""Seconds without an answer to a ping after which a connection is given up and another is tried."""
 
 CONNECT_WITHIN_S: Final = 1.0
 AWAY_S: Final = CONNECT_WITHIN_S + 1.0
-"""Whoever looks at the clock so rarely cannot say that others were silent."""
+"""Seconds between two looks at the clock above which an agent cannot say that others were silent."""
 
 FIRST_PAUSE_S: Final = 0.25
 LONGEST_PAUSE_S: Final = 30.0
 LONGEST_RETRY_S: Final = 1.0
 SHORT_LIFE_S: Final = 60.0
-"""A node that lived longer is offered again at once; others after pauses that double."""
+"""Seconds that a node must live to be offered again at once; others wait for pauses that double."""
 
 NOTICE_EVERY_S: Final = 1.0
-"""How often workers are told that their node is to hand over its work."""
+"""Seconds between two notices to workers that their node is to hand over its work."""
 
 GOODBYE_S: Final = 5.0
 """How long workers may take to end after the run before they are killed."""
@@ -83,7 +83,7 @@ class CoordinatorLost(PlanariaError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """What an agent needs to know.
+    """The settings of an agent.
 
     Attributes:
         coordinator: "host:port".
@@ -110,7 +110,7 @@ class AgentSettings:
 
 
 class NodeAgent:
-    """One node's agent, for one run.
+    """The agent of one node, for one run.
 
     Args:
         settings: whose coordinator, and as whom.
@@ -143,7 +143,7 @@ class NodeAgent:
         self._told_out_of_reach = False
 
     def run(self) -> Farewell:
-        """Until the run has ended, or the node was drained, be it for a signal. Returns which of them.
+        """Runs until the run has ended, or the node was drained, be it for a signal. Returns which of them.
 
         Raises:
             UserError: the node cannot take part.
@@ -214,7 +214,7 @@ class NodeAgent:
             self._retry_later(reason)
 
     def _tell(self, message: Message) -> None:
-        """A connection that is gone is learnt from the reading side."""
+        """Sends a message; that a connection is gone is learnt from the reading side."""
         if self._connection is not None:
             self._connection.send(encode(message))
             self._connection.flush()
@@ -356,7 +356,7 @@ class NodeAgent:
             self._tell(Available(after=self._last))
 
     def _leave(self) -> None:
-        """The first notice: hand over what runs here."""
+        """Gives the first notice: what runs here is to hand over its work."""
         self._leaving = True
         if self._node is None or self._nodes is None:
             return
@@ -364,7 +364,7 @@ class NodeAgent:
         self._give_notice()
 
     def _give_notice(self) -> None:
-        """Again and again: the coordinator hears of no notice before the whole node has joined."""
+        """Gives notice to all workers, repeatedly: the coordinator hears of none before the whole node has joined."""
         assert self._nodes is not None
         self._noticed_at = time.monotonic()
         for pid in self._nodes.pids():
@@ -372,13 +372,13 @@ class NodeAgent:
                 os.kill(pid, signal.SIGTERM)
 
     def _heed(self, number: Signals, insists: bool) -> None:
-        """A signal: hand over and end. A second Ctrl-C: end at once."""
+        """Handles a signal: hands over and ends; at a second Ctrl-C, ends at once."""
         self._is_noticed = True
         if insists:
             raise Interrupted(number)
 
     def _say(self, line: str) -> None:
-        """To people; when nobody reads it, that is a notice too."""
+        """Says something to people; that nobody reads it counts as a notice too."""
         try:
             self._tell_people(line)
         except OutputClosed:
@@ -393,7 +393,7 @@ class NodeAgent:
 
 
 def check_folder(welcome: Welcome) -> None:
-    """Raises UserError where this node sees another run folder than the coordinator, or none."""
+    """Checks the run folder. Raises UserError where this node sees another than the coordinator, or none."""
     folder = RunFolder(Path(welcome.run_folder))
     try:
         found = folder.identity.read_text()
@@ -407,7 +407,7 @@ def check_folder(welcome: Welcome) -> None:
 
 
 def check_address(host: str) -> None:
-    """Raises UserError where workers could not listen at this address."""
+    """Checks an address. Raises UserError where workers could not listen at it."""
     try:
         socket.create_server((host, 0)).close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which processes are stopped: there, and not running (SIGSTOP, a debugger). It asks the kernel, and kills nobody.
+"""Finds processes that are stopped: there, and not running (SIGSTOP, a debugger). It asks the kernel, and kills nobody.
 
 A process that is slow, short of cores, or waits for a disk is not stopped, however long it says nothing.
 """
@@ -11,11 +11,11 @@ from planaria.protocol.membership.failure_detector import AWAY_S
 from planaria.runtime.coordinator.nodes import process_state
 
 LOOK_S = 0.2
-"""How often whoever asks should look."""
+"""Seconds between two looks that a caller should make."""
 
 
 class Stopped:
-    """For how long, as far as somebody knows who looks again and again.
+    """Tracks for how long processes have been stopped, as seen by repeated looks.
 
     Args:
         timeout_s: a stop that lasts longer is told of.
@@ -30,7 +30,7 @@ class Stopped:
         self._since: dict[int, float] = {}
 
     def look(self, pids: Iterable[int], now: float) -> list[tuple[int, float]]:
-        """Those of these processes that have been stopped for too long, and for how many seconds.
+        """Returns those of these processes that have been stopped for too long, and for how many seconds.
 
         Whoever looks after a long time was stopped itself. Then all may have been, by one hand that lets all go on (a
         batch system that suspends a job), and whatever was seen before says nothing.

@@ -8,11 +8,11 @@ from typing import IO, Any, Final
 from planaria.job.errors import PlanariaError
 
 GONE: Final = (errno.EPIPE, errno.EIO)
-"""What writing says to a pipe that nobody reads, and to a terminal that was closed."""
+"""Error numbers of writing to a pipe that nobody reads, and to a terminal that was closed."""
 
 
 class OutputClosed(PlanariaError):
-    """Nobody reads what is written: to whoever runs something, this is the wish to end it."""
+    """Nobody reads what is written: whatever runs takes this as the wish to end it."""
 
     def __init__(self) -> None:
         super().__init__("nobody reads the output any more")
@@ -53,12 +53,12 @@ class Output:
         self.is_closed = True
 
     def say(self, line: str) -> None:
-        """Write a line at once. Raises OutputClosed when nobody reads it."""
+        """Writes a line at once. Raises OutputClosed when nobody reads it."""
         self.write(f"{line}\n")
         self.flush()
         self.check()
 
     def check(self) -> None:
-        """Raises OutputClosed when the other end is gone."""
+        """Checks that somebody reads. Raises OutputClosed when the other end is gone."""
         if self.is_closed:
             raise OutputClosed

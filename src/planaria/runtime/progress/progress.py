@@ -1,4 +1,4 @@
-"""The progress of a run on a terminal: a live panel where there is one, plain lines otherwise.
+"""Shows the progress of a run on a terminal: a live panel where there is one, plain lines otherwise.
 
 What happens to the run (losses, plans, recoveries) is a line each that stays; on a terminal a panel below them shows
 where the run stands. It shows what records say and computes nothing of its own but the time left.
@@ -125,7 +125,7 @@ class _PlainLines:
         self._last_line: tuple[int, float] | None = None
 
     def start(self) -> None:
-        """Nothing to prepare."""
+        """Does nothing: plain lines need no preparation."""
 
     def stop(self) -> None:
         self._stream.flush()
@@ -153,7 +153,7 @@ class _PlainLines:
 
 
 class _News:
-    """What is told of a record, apart from steps and the end: lines, each with its style."""
+    """Turns a record into lines, each with its style, for all but steps and the end."""
 
     def __init__(self, job: Job, num_cores: int) -> None:
         self._oversubscription = oversubscription(job, num_cores)
@@ -260,7 +260,7 @@ class _LivePanel:
         return Padding(Group(*rows), (0, 1))
 
     def _pipelines(self, plan: PlanTaken) -> list[list[tuple[str, str]]]:
-        """A row a pipeline; where they are many, their shapes in one row."""
+        """Returns a row for each pipeline; where they are many, their shapes in one row."""
         if len(plan.pipelines) > _PIPELINES_SHOWN:
             return [[("plan   ", "dim"), (picture(plan.pipelines), "")]]
         per_node = self._job.cluster.devices_per_node
@@ -318,7 +318,7 @@ class _LivePanel:
 
 
 class Ending:
-    """What is said when a run is over."""
+    """Describes the end of a run."""
 
     def __init__(self, job: Job, folder: RunFolder) -> None:
         self._num_steps = job.train.steps
@@ -378,5 +378,5 @@ def _step_line(step: StepCommitted, num_steps: int) -> str:
 
 
 def _is_reference(step: StepCommitted) -> bool:
-    """Generations count from 1; what runs in one process has none."""
+    """Whether the run is of one process alone: those have no generation, others count from 1."""
     return step.generation == 0

@@ -1,4 +1,4 @@
-"""The progress of a job under a script, on a terminal: a bar of the script's time where there is one, lines otherwise.
+"""Shows the progress of a job under a script: a bar of the script's time where there is one, lines otherwise.
 
 What the script does and what happens to the run is a line each that stays. It shows what it is told, decides nothing.
 """
@@ -97,7 +97,7 @@ class RehearsalProgress:
         self._stream.flush()
 
     def say(self, line: str) -> None:
-        """What the script does. Safe from any thread."""
+        """Shows what the script does. Safe from any thread."""
         if not self._is_brief:
             self._print(f"{self._place()}: {line}", "bold")
 
@@ -143,7 +143,7 @@ class RehearsalProgress:
         return 0.0 if at is None else min(at, self._length)
 
     def _place(self) -> str:
-        """In the script: "1:20 of 30:00", or "step 6 of 24"."""
+        """Returns the place in the script: "1:20 of 30:00", or "step 6 of 24"."""
         if self._unit is Clock.STEPS:
             return f"step {self._at():.1f} of {self._length:g}"
         return f"{duration(self._at()) if self._at() >= 1 else f'{self._at():.2f} s'} of {duration(self._length)}"

@@ -1,4 +1,4 @@
-"""Who writes a run folder: one process at a time, which says what it is about before the run can be asked.
+"""Claims a run folder for one process at a time, which says what it is about before the run can be asked.
 
 The claim is a lock on a file (flock), so it ends with its process, however that ends. Readers are never refused, and
 refuse nobody. On a file system without locks nothing is claimed.
@@ -20,7 +20,7 @@ import msgspec
 from planaria.job.errors import UserError
 
 READERS_S = 1.0
-"""How long a claim waits for readers, who hold the lock for microseconds."""
+"""Seconds that a claim waits for readers, which hold the lock for microseconds."""
 
 _RETRY_S = 0.02
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -42,7 +42,7 @@ class Claimant(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """The right to write the folder in which the file `path` lies, until the context ends.
+    """Claims the right to write the folder in which the file `path` lies, until the context ends.
 
     Raises:
         UserError: another process has it.
@@ -68,7 +68,7 @@ def say(path: Path, doing: str) -> None:
 
 
 def claimant(path: Path) -> Claimant | None:
-    """Who writes the folder now; None where nobody does."""
+    """Returns the process that writes the folder now; None where there is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -105,7 +105,7 @@ def _read(path: Path) -> Claimant:
 
 
 def in_use(path: Path) -> str:
-    """What to say to whoever comes second."""
+    """Returns what to say to a process that finds the folder in use."""
     run, other = path.parent, _read(path)
     who = f"process {other.pid} on {other.host}" if other.pid else "another process"
     return (

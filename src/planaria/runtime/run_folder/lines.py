@@ -14,7 +14,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 MOST_KEPT = 100_000
-"""Lines; more are dropped, the oldest first, and their number is told."""
+"""Most lines that are kept for later; beyond that the oldest are dropped, and their number is told."""
 
 
 class Lines:
@@ -28,7 +28,7 @@ class Lines:
         self._num_refused = 0
 
     def write(self, line: bytes) -> None:
-        """Append a line, or keep it for later. Never raises OSError."""
+        """Appends a line, or keeps it for later. Never raises OSError."""
         if self._num_refused:
             self._num_refused += 1
         self._kept.append(line)
@@ -60,7 +60,7 @@ class Lines:
                 self._kept.popleft()
 
     def close(self) -> None:
-        """What the disk still refuses is lost."""
+        """Closes the file; what the disk still refuses is lost."""
         self._file.close()
 
 

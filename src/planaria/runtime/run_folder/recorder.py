@@ -86,12 +86,12 @@ class Recorder:
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
-        """Of the whole run, in order."""
+        """The recoveries of the whole run, in order."""
         return tuple(self._recoveries)
 
     @property
     def watched(self) -> Watched:
-        """What the whole run saw of losses of nodes by now."""
+        """What the whole run has seen of losses of nodes by now."""
         return self._watch.watched
 
     def __call__(self, record: AnyRecord, time_s: float) -> None:
@@ -109,7 +109,7 @@ class Recorder:
             self._write_summary()
 
     def finish(self, *, weights_sha256: str | None = None, extra: Mapping[str, object] | None = None) -> None:
-        """What only the end of a run knows.
+        """Writes what only the end of a run knows.
 
         Args:
             weights_sha256: of the final weights.
@@ -132,7 +132,7 @@ class Recorder:
         self.close()
 
     def _note(self, record: Record, time_s: float) -> None:
-        """Keeps what the summary needs."""
+        """Notes what the summary needs of a record."""
         self._spent.note(record, time_s)
         self._watch.note(record, time_s)
         if self._started_s is None:
@@ -205,7 +205,7 @@ class Recorder:
 
 
 def read_events(path: Path) -> Iterator[tuple[AnyRecord, float]]:
-    """The records of an events.jsonl with their times; a last line cut short by a crash is left out."""
+    """Yields the records of an events.jsonl with their times; a last line cut short by a crash is left out."""
     if not path.exists():
         return
     decode = msgspec.json.Decoder(AnyRecord).decode
@@ -217,7 +217,7 @@ def read_events(path: Path) -> Iterator[tuple[AnyRecord, float]]:
 
 
 def read_drops(path: Path) -> dict[int, tuple[int, ...]]:
-    """step -> the microbatches that a run left out of it, by its events.jsonl; of a step done again, the last time."""
+    """Returns the microbatches that a run left out, by step, from its events.jsonl; of a step done again, the last."""
     drops: dict[int, tuple[int, ...]] = {}
     for record, _ in read_events(path):
         if isinstance(record, StepCommitted | StepSkipped):
@@ -256,7 +256,7 @@ def _metrics_line(step: StepCommitted | StepSkipped) -> bytes:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no NaN and no infinity: both become null."""
+    """Replaces NaN and infinity, which JSON does not have, by null."""
     return value if value is not None and math.isfinite(value) else None
 
 

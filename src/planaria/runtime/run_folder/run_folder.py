@@ -1,4 +1,4 @@
-"""The run folder: what lies where in `runs/NAME/`. Nothing else in Planaria spells these names."""
+"""The files of the run folder `runs/NAME/` and their names, which nothing else in Planaria spells."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planaria.runtime.run_folder.claim import claimant, in_use
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """One run's files. Make one with `create` or `open`.
+    """The files of one run. Make one with `create` or `open`.
 
     Attributes:
         path: of the folder.
@@ -49,7 +49,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """An existing run folder, which may be read.
+        """Opens an existing run folder for reading.
 
         Raises:
             UserError: there is none.
@@ -67,7 +67,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: str | Path) -> RunFolder:
-        """An existing run folder, for another run in it. Raises UserError: there is none, or it cannot be written."""
+        """Opens an existing run folder for another run. Raises UserError: there is none, or it cannot be written."""
         folder = cls.open(path)
         try:
             return cls._with_subfolders(folder.path)
@@ -88,12 +88,12 @@ class RunFolder:
 
     @property
     def events(self) -> Path:
-        """One JSON object a record."""
+        """The run's records, one JSON object each."""
         return self.path / "events.jsonl"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a committed step."""
+        """The run's metrics, one JSON object for each committed step."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -107,7 +107,7 @@ class RunFolder:
 
     @property
     def data(self) -> Path:
-        """Tokens made from the data source."""
+        """The tokens made from the data source."""
         return self.path / "data"
 
     @property
@@ -122,47 +122,47 @@ class RunFolder:
 
     @property
     def claim(self) -> Path:
-        """Who writes this folder, see `planaria.runtime.run_folder.claim`."""
+        """The claim that says which process writes this folder, see `planaria.runtime.run_folder.claim`."""
         return self.path / "claim.json"
 
     @property
     def contact(self) -> Path:
-        """How the running job is reached; absent when it does not run."""
+        """How the running job is reached; absent when it is not running."""
         return self.path / "coordinator.json"
 
     @property
     def token(self) -> Path:
-        """What agents show to the coordinator, readable by the user alone."""
+        """The token that agents show to the coordinator, readable by the user alone."""
         return self.path / "token"
 
     @property
     def identity(self) -> Path:
-        """By this, a node knows that what it sees here is the coordinator's folder."""
+        """The mark by which a node knows that the folder it sees is the coordinator's."""
         return self.path / "identity"
 
     @property
     def script(self) -> Path:
-        """What a rehearsed run's nodes were to go through."""
+        """The script that a rehearsed run's nodes were to go through."""
         return self.path / "script.jsonl"
 
     @property
     def drill(self) -> Path:
-        """What came of a rehearsed run, as JSON."""
+        """The outcome of a rehearsed run, as JSON."""
         return self.path / "drill.json"
 
     @property
     def drill_plots(self) -> tuple[Path, ...]:
-        """Throughput and nodes over time, as pictures."""
+        """The plots of throughput and nodes over time, as pictures."""
         return self.path / "drill.png", self.path / "drill.svg"
 
     @property
     def logs(self) -> Path:
-        """One file a process."""
+        """The folder of logs, one file for each process."""
         return self.path / "logs"
 
 
 def free_name(root: str | Path, name: str) -> str:
-    """The name, or with the first number from 2 on, that nothing in the folder of run folders has."""
+    """Returns the name, or the name with the first number from 2 on, that is not taken in the folder of run folders."""
     numbered = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
     return next(free for free in numbered if not (Path(root) / free).exists())
 

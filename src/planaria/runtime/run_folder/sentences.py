@@ -1,4 +1,4 @@
-"""Records as sentences. Progress display, log and CLI say the same thing in the same words."""
+"""Puts records into sentences, so that progress display, log and CLI say the same in the same words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from planaria.protocol.messages.records import (
 
 
 def sentence(record: AnyRecord) -> str | None:
-    """What a record says to a user, in one line; None when it is told otherwise (steps, the end)."""
+    """Returns what a record says to a user, in one line; None when it is told otherwise (steps, the end)."""
     match record:
         case NodeJoined():
             where = f" in zone {record.zone}" if record.zone else ""
@@ -74,7 +74,7 @@ def sentence(record: AnyRecord) -> str | None:
 
 
 def _speed_sentence(record: NodeSpeed) -> str:
-    """A node's new speed, in words."""
+    """Describes a node's new speed in words."""
     if record.speed >= 1:
         return f"step {record.step}: node {record.node} is as fast as the others again, for {record.steps} steps"
     since = f"in the last {record.steps} steps"
@@ -83,7 +83,7 @@ def _speed_sentence(record: NodeSpeed) -> str:
 
 
 def recovery_sentence(recovery: Recovery) -> str:
-    """One loss and what it cost, in one line."""
+    """Describes one loss and what it cost, in one line."""
     many = "s" if len(recovery.lost_nodes) > 1 else ""
     nodes = ", ".join(map(str, recovery.lost_nodes))
     if recovery.microbatches_rerun:
@@ -105,19 +105,19 @@ def recovery_sentence(recovery: Recovery) -> str:
 
 
 def picture(pipelines: Sequence[Sequence[tuple[int, int, int]]]) -> str:
-    """Pipelines by their stages' layers, for instance "[0-7] 2x[0-3|4-7]"; equal neighbours are counted."""
+    """Draws pipelines by their stages' layers, for instance "[0-7] 2x[0-3|4-7]"; equal neighbours are counted."""
     shapes = ["[" + "|".join(layer_range(first, end) for _, first, end in stages) + "]" for stages in pipelines]
     runs = [(shape, len(list(equal))) for shape, equal in itertools.groupby(shapes)]
     return " ".join(shape if count == 1 else f"{count}x{shape}" for shape, count in runs)
 
 
 def layer_range(first: int, end: int) -> str:
-    """Layers by their first and last, for instance "4-7"."""
+    """Formats layers by their first and last, for instance "4-7"."""
     return f"{first}" if end - first == 1 else f"{first}-{end - 1}"
 
 
 def oversubscription(job: Job, num_cores: int) -> str | None:
-    """What to know where the workers of this machine have less than a core each; None where they have enough."""
+    """Warns that the workers of this machine have less than a core each; None where they have enough."""
     workers = job.cluster.nodes * job.cluster.devices_per_node
     if job.cluster.device is not Device.CPU or workers <= num_cores:
         return None
@@ -126,7 +126,7 @@ def oversubscription(job: Job, num_cores: int) -> str | None:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: "1 node", "2 batches", "2 recoveries"."""
+    """Formats a number with its noun: "1 node", "2 batches", "2 recoveries"."""
     if number == 1:
         return f"1 {noun}"
     if noun.endswith("y") and not noun.endswith("ay"):
@@ -135,7 +135,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time with the digits that matter: "8 ms", "1.25 s", "4:07", "1:02:03"."""
+    """Formats a time with the digits that matter: "8 ms", "1.25 s", "4:07", "1:02:03"."""
     if seconds < 0.001:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 0.9995:
@@ -150,7 +150,7 @@ def duration(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """A time gone by, in its largest unit: "3 minutes"."""
+    """Formats a time gone by, in its largest unit: "3 minutes"."""
     for limit, noun in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
         if seconds >= limit:
             return counted(int(seconds // limit), noun)
@@ -158,7 +158,7 @@ def age(seconds: float) -> str:
 
 
 def rate(tokens_per_s: float) -> str:
-    """Tokens a second, for instance "41.2k tok/s"."""
+    """Formats tokens a second, for instance "41.2k tok/s"."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if tokens_per_s >= limit:
             return f"{tokens_per_s / limit:.1f}{unit} tok/s"

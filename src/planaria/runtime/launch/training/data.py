@@ -1,4 +1,4 @@
-"""The data of a run: its tokens, and the history of what its steps were and will be trained on."""
+"""Prepares the data of a run: its tokens, and the history of what its steps were and will be trained on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planaria.runtime.run_folder.claim import say
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """What a run begins with.
+    """The data that a run begins with.
 
     Attributes:
         checkpoint: that it goes on from; None: it is new.
@@ -32,7 +32,7 @@ class RunData:
 
 
 def prepared(request: TrainRequest, resumption: Resumption | None) -> RunData:
-    """Makes the tokens, and looks whether they are those that the checkpoint was trained on.
+    """Prepares the tokens, and checks whether they are those that the checkpoint was trained on.
 
     Raises:
         UserError: they cannot be made, or are others.
@@ -56,7 +56,7 @@ def prepared(request: TrainRequest, resumption: Resumption | None) -> RunData:
 
 
 def _notes(resumption: Resumption, now: JobInterval) -> list[Note]:
-    """What is not as it was before."""
+    """Notes what has changed about the data since the run before."""
     notes = [Note(level="warning", text=complaint) for complaint in resumption.complaints]
     if now.data is not None and (changes := resumption.changes(now.data)):
         text = f"from step {now.since + 1} on the data are others, as accepted: {', and '.join(changes)}"

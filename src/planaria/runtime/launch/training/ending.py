@@ -1,4 +1,4 @@
-"""The end of a run: what its last records say, told to everybody, and as the result for its caller."""
+"""Ends a run: tells what its last records say to everybody, and as the result to its caller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from planaria.runtime.run_folder.run_folder import RunFolder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """What came of a run.
+    """The outcome of a run.
 
     Attributes:
         folder: of the run.
@@ -71,7 +71,7 @@ def result_of(outcome: RunOutcome) -> TrainResult:
 
 
 def _interruption(number: Signals) -> str:
-    """For people."""
+    """Describes for people what interrupted a run."""
     match number:
         case Signals.SIGINT:
             return "interrupted by Ctrl-C"

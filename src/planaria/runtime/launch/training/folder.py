@@ -35,7 +35,7 @@ class JobFolder:
 
 @contextlib.contextmanager
 def job_folder(job: Job, name: str, *, resume: bool) -> Iterator[JobFolder]:
-    """Makes the folder of a new run, or opens that of one that goes on; nobody else may write it until the block ends.
+    """Makes the folder of a new run, or opens one that goes on; no other process may write it until the block ends.
 
     A new folder goes away again when the job is refused or interrupted before its first record: the name stays free.
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelFailed(PlanariaError):
-    """A layer of the user's raised while it was measured. The message ends with its traceback."""
+    """A layer of the user's model raised while it was measured. The message ends with its traceback."""
 
     def __init__(self, summary: str, trace: str) -> None:
         super().__init__(f"{summary}\n\n{trace}")

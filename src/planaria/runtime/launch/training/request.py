@@ -1,4 +1,4 @@
-"""The request: what a run was asked for, and what is checked of it before anything is started or recorded."""
+"""The request for a run, and what is checked of it before anything is started or recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planaria.runtime.run_folder.run_folder import RunFolder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRequest:
-    """What a run was asked for.
+    """What is asked of a run.
 
     Attributes:
         job: what to train.
@@ -49,7 +49,7 @@ class TrainRequest:
 
 
 def checked(request: TrainRequest) -> TrainRequest:
-    """Returns the request, of a job that this machine can be meant to run, with the losses that its trace tells of.
+    """Checks a job that this machine can be meant to run; returns its request, with the losses that its trace tells of.
 
     Raises:
         UserError: the job is too large, or its trace cannot be used.

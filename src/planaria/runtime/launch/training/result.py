@@ -1,4 +1,4 @@
-"""What a run gives back to its caller."""
+"""The result that a run gives back to its caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--resume` goes on from, and whether it may: the checkpoint must be of this job, these numbers and this data."""
+"""Finds what `--resume` goes on from, and checks that the checkpoint is of this job, these numbers and this data."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Resumption:
     accepts_changed_data: bool
 
     def changes(self, now: DataIdentity) -> list[str]:
-        """What is different about the data, for people."""
+        """Describes for people what is different about the data."""
         before = self.history[-1].data
         return before.changes(now) if before is not None else []
 
     def check_data(self, now: DataIdentity) -> None:
-        """Refuses other data than the checkpoint was trained on.
+        """Refuses data other than those that the checkpoint was trained on.
 
         Raises:
             UserError: the user did not accept them, or the model does not fit them.
@@ -114,14 +114,14 @@ def resumed(request: TrainRequest) -> Resumption | None:
 
 
 def _first_history(folder: RunFolder, earlier: Job) -> History:
-    """Of a checkpoint of the first format: the tokens that lie in its run folder are those that it was trained on."""
+    """Returns the history of a checkpoint of the first format: trained on the tokens in its run folder."""
     about = None if is_emulated(earlier) else read_about(folder.data)
     data = None if about is None else data_identity(earlier, about)
     return (JobInterval(since=0, steps=earlier.train.steps, data=data),)
 
 
 def schedule_of(folder: RunFolder, job: Job) -> Ends:
-    """Returns where the learning rate's schedule of a run ended, since which step, for whoever trains the same again.
+    """Returns where the learning rate's schedule of a run ended, since which step, to train the same again.
 
     Args:
         folder: of the run.

@@ -1,4 +1,4 @@
-"""The run itself: starts the coordinator and the nodes, heeds signals, and cleans up when all is over."""
+"""Runs a prepared job: starts the coordinator and the nodes, heeds signals, and cleans up when all is over."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from planaria.runtime.wire.socket_server import listen
 
 @contextmanager
 def run(request: TrainRequest, data: RunData, nodes: LocalNodes) -> Iterator[RunOutcome]:
-    """Trains until the run is over, and gives what came of it. Signals are heeded until the block ends.
+    """Trains until the run is over, and yields its outcome. Signals are heeded until the block ends.
 
     Raises:
         UserError: the job cannot be planned.
@@ -88,7 +88,7 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes) -> Iterator[Run
 
 
 class _Told:
-    """What records and signals come to, while the run goes on.
+    """Collects what records and signals say while the run goes on.
 
     Attributes:
         observers: each is told of every record.
@@ -130,7 +130,7 @@ class _Told:
                 self.heed(Signals.SIGPIPE, insists=False)
 
     def heed(self, number: Signals, insists: bool) -> None:
-        """Have the run finish its step, save and end; at once if somebody insists."""
+        """Has the run finish its step, save and end; ends it at once if the signal insists."""
         self.signal = self.signal or number
         if self.supervisor is None:
             return
@@ -141,7 +141,7 @@ class _Told:
 
 
 def _settings(request: TrainRequest, data: RunData, token: str, mark: str, watched: Watched) -> CoordinatorSettings:
-    """What every coordinator of the run is told. Faults of nodes of this machine are told to their workers."""
+    """Returns what every coordinator of the run is told. Faults of this machine's nodes are told to their workers."""
     is_local = request.job.cluster.launcher is Launcher.LOCAL
     return CoordinatorSettings(
         job=request.job,
@@ -175,7 +175,7 @@ def _spawn(request: TrainRequest, nodes: LocalNodes, contact: Contact, mark: str
 
 
 def _watched(request: TrainRequest, recorder: Recorder) -> Watched:
-    """What is known of losses: from the job's trace, and from the run before if it had the same nodes."""
+    """Returns the known losses: from the job's trace, and from the run before if it had the same nodes."""
     earlier, job = request.earlier, request.job
     if request.resume and (earlier is None or _nodes_of(earlier) == _nodes_of(job)):
         return request.watched + recorder.watched
@@ -183,6 +183,6 @@ def _watched(request: TrainRequest, recorder: Recorder) -> Watched:
 
 
 def _nodes_of(job: Job) -> object:
-    """What must be the same for losses of before to say something of those to come."""
+    """Returns what must be the same in two runs for losses of the one to predict those of the other."""
     cluster = job.cluster
     return cluster.launcher, cluster.nodes, cluster.devices_per_node, cluster.device, cluster.zones
