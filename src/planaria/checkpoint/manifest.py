@@ -1,4 +1,4 @@
-"""Checkpoints on disk: one file a parameter group, and a manifest with checksums that is renamed into place last.
+"""Keeps checkpoints on disk: one file a parameter group, and a manifest with checksums that is renamed into place last.
 
 A checkpoint knows nothing of plans: any plan can write one, and any other can read it. No torch here.
 """
@@ -19,11 +19,11 @@ from planaria.protocol.messages.worker import SavedGroup
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
-"""1: without numerics_version and history; the job's fingerprint was made otherwise."""
+"""Version of the format. 1: without numerics_version and history; the job's fingerprint was made otherwise."""
 
 
 class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A group's file, and the layers that the group belongs to."""
+    """The file of a group, and the layers that the group belongs to."""
 
     file: str
     size_bytes: int
@@ -32,7 +32,7 @@ class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint holds: the state after `step`.
+    """The contents of a checkpoint: the state after `step`.
 
     Attributes:
         version: of this format.
@@ -71,7 +71,7 @@ def write_manifest(
     layers: tuple[tuple[int, ...], ...],
     history: History = (),
 ) -> None:
-    """Make a checkpoint whole. Its files must be on disk."""
+    """Makes a checkpoint whole. Its files must be on disk."""
     manifest = Manifest(
         version=FORMAT_VERSION,
         step=step,
@@ -93,7 +93,7 @@ def write_manifest(
 
 
 def read_manifest(folder: Path, job_fingerprint: str | None = None, *, verify: bool = True) -> Manifest:
-    """Read a checkpoint's manifest, and with `verify` every file's checksum.
+    """Reads a checkpoint's manifest, and with `verify` every file's checksum.
 
     Raises:
         UserError: it is not whole, damaged, of another job, or of another version; the message names the file.
@@ -133,7 +133,7 @@ def _verify(path: Path, entry: GroupEntry) -> None:
 
 
 def read_verified(path: Path, entry: GroupEntry) -> bytes:
-    """A group's file, if it is what was written.
+    """Reads a group's file, if it is what was written.
 
     Raises:
         UserError: it is missing or corrupt; the message names it.
@@ -156,7 +156,7 @@ def _corrupt(path: Path) -> UserError:
 
 
 def newest(root: Path, job_fingerprint: str | None = None) -> tuple[Path, Manifest, list[str]]:
-    """The newest checkpoint that is whole, and one line for each newer one that is not.
+    """Finds the newest checkpoint that is whole, and one line for each newer one that is not.
 
     Raises:
         UserError: there is none.
@@ -175,7 +175,7 @@ def newest(root: Path, job_fingerprint: str | None = None) -> tuple[Path, Manife
 
 
 def retain(root: Path, keep: int, last: Path) -> None:
-    """Remove the oldest whole checkpoints beyond `keep`, and what is left of unfinished older ones.
+    """Removes the oldest whole checkpoints beyond `keep`, and what is left of unfinished older ones.
 
     Args:
         root: folder of checkpoints.
@@ -191,7 +191,7 @@ def retain(root: Path, keep: int, last: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """What is left of a checkpoint; of one that was saved elsewhere the link alone."""
+    """Removes what is left of a checkpoint; of one that was saved elsewhere the link alone."""
     if folder.is_symlink():
         folder.unlink(missing_ok=True)
     else:
@@ -199,14 +199,14 @@ def remove(folder: Path) -> None:
 
 
 def link_checkpoint(root: Path, folder: Path) -> None:
-    """Let `root` name a checkpoint that was saved elsewhere, so that it is found there. Raises OSError."""
+    """Has `root` name a checkpoint that was saved elsewhere, so that it is found there. Raises OSError."""
     link = root / folder.name
     remove(link)
     link.symlink_to(folder, target_is_directory=True)
 
 
 def weights_sha256(folder: Path, manifest: Manifest) -> str:
-    """SHA-256 (hex) over the weights' bytes (float32, little endian), in layer order, then parameter-name order.
+    """Returns SHA-256 (hex) over the weights' bytes (float32, little endian), by layer, then by parameter name.
 
     A tied parameter counts once, with its first layer.
     """

@@ -1,4 +1,4 @@
-"""A group's state as a safetensors file: parameters and AdamW moments, by parameter name."""
+"""Writes and reads a group's state as a safetensors file: parameters and AdamW moments, by parameter name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GroupState = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor], Mappi
 
 
 def write_group(folder: Path, group: int, writer: str, state: GroupState) -> SavedGroup:
-    """Write one group's file, durably. Two writers of one group, by their names, never share a file."""
+    """Writes one group's file, durably. Two writers of one group, by their names, never share a file."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         prefix + name: tensor.detach().cpu().contiguous().clone()
@@ -49,7 +49,7 @@ def write_group(folder: Path, group: int, writer: str, state: GroupState) -> Sav
 
 
 def read_group(folder: Path, manifest: Manifest, group: int) -> GroupState:
-    """Read what `write_group` wrote.
+    """Reads what `write_group` wrote.
 
     Raises:
         UserError: the file is missing, or is not what the manifest says.
@@ -63,7 +63,7 @@ def read_group(folder: Path, manifest: Manifest, group: int) -> GroupState:
 
 
 def read_parameters(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """Every parameter of the checkpoint by name."""
+    """Reads every parameter of the checkpoint by name."""
     parameters: dict[str, torch.Tensor] = {}
     for group in range(len(manifest.groups)):
         parameters.update(read_group(folder, manifest, group)[0])

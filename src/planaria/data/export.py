@@ -1,4 +1,4 @@
-"""A run's tokenizer as files that `AutoTokenizer.from_pretrained` reads."""
+"""Exports a run's tokenizer as files that `AutoTokenizer.from_pretrained` reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def export_tokenizer(file: Path | None, folder: Path, *, most_tokens: int) -> No
 
 
 def _bytes_tokenizer() -> Any:
-    """The ids of `ByteTokenizer`: a byte each, then separator, mask and pad."""
+    """Makes the tokenizer with the ids of `ByteTokenizer`: a byte each, then separator, mask and pad."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {letter: byte for byte, letter in enumerate(_letters())} | {n: i for i, n in _BYTES_SPECIAL.items()}
@@ -45,7 +45,7 @@ def _bytes_tokenizer() -> Any:
 
 
 def _letters() -> list[str]:
-    """The letter that stands for each byte, as GPT-2 has them: printable ones for themselves, others from 256 on."""
+    """Returns each byte's letter, as GPT-2 has them: printable ones for themselves, others from 256 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

@@ -1,4 +1,4 @@
-"""Which tokens a microbatch holds: a pure function of (seed, step, microbatch)."""
+"""Samples the tokens of a microbatch: a pure function of (seed, step, microbatch)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ORDER, _MASKING = 0, 1
 """Domains of random numbers: no two of them draw from one stream."""
 
 _MASKED_SHARE, _REPLACED_SHARE = 0.8, 0.1
-"""Of the tokens to predict; the rest stay as they are (BERT, Devlin et al. 2019, section 3.1)."""
+"""Shares of the tokens to predict; the rest stay as they are (BERT, Devlin et al. 2019, section 3.1)."""
 
 
 class Sampler:
@@ -66,11 +66,11 @@ class Sampler:
 
     @property
     def num_windows(self) -> int:
-        """Sequences in an epoch."""
+        """Number of sequences in an epoch."""
         return self._num_windows
 
     def windows(self, step: int, index: int) -> npt.NDArray[np.int64]:
-        """Numbers of the windows that microbatch `index` of `step` holds.
+        """Returns the numbers of the windows that microbatch `index` of `step` holds.
 
         Args:
             step: from 0.
@@ -89,7 +89,7 @@ class Sampler:
         )
 
     def microbatch(self, step: int, index: int) -> Batch:
-        """The batch of microbatch `index` of `step`; see `windows`."""
+        """Returns the batch of microbatch `index` of `step`; see `windows`."""
         starts = self.windows(step, index) * self._train.sequence_length
         ids = self._tokens.ids[starts[:, None] + self._positions].astype(np.int64)
         if self._masked_lm:
@@ -104,7 +104,7 @@ class Sampler:
     def _mask(
         self, ids: npt.NDArray[np.int64], step: int, index: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Inputs with hidden tokens, and labels that ask for those alone; at least one."""
+        """Returns inputs with hidden tokens, and labels that ask for those alone; at least one."""
         generator = _generator(self._train.seed, _MASKING, step, index)
         chosen = generator.random(ids.shape) < self._mask_probability
         fate = generator.random(ids.shape)

@@ -1,4 +1,4 @@
-"""Where text comes from: files in a fixed order, found on this machine. Reads nothing but names and sizes."""
+"""Finds where text comes from: files in a fixed order on this machine. Reads nothing but names and sizes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_token_file(source: str) -> bool:
 
 
 def find_text_files(source: str) -> tuple[Path, ...]:
-    """The text files of a source, in an order that depends on their names alone.
+    """Returns the text files of a source, in an order that depends on their names alone.
 
     Raises:
         DataError: there are none.
@@ -72,7 +72,7 @@ NAMED_SOURCES: Mapping[str, Callable[[], list[Path]]] = {
 
 
 def read_texts(files: Iterable[Path]) -> Iterator[bytes]:
-    """The files' contents, one after the other.
+    """Reads the files' contents, one after the other.
 
     Raises:
         DataError: one cannot be read.

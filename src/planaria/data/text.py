@@ -1,4 +1,4 @@
-"""Whether a file is text that can be trained on: by its name, by its first bytes, and by samples of what is in it.
+"""Checks whether a file is text to train on: by its name, by its first bytes, and by samples of what is in it.
 
 Only samples are looked at, so that a file of any size is judged in milliseconds.
 """
@@ -44,10 +44,10 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _SAMPLES = 16
 _SAMPLE_BYTES = 1 << 16
 _MAX_SHARE = 0.01
-"""The share of bytes that no text has from which on a file is refused: a stray one makes no file unreadable."""
+"""Share of bytes that no text has, above which a file is refused: a stray one makes no file unreadable."""
 
 _CUT_BYTES = 8
-"""Where a sample begins and ends, characters are cut: so many errors say nothing."""
+"""Most errors that say nothing: characters are cut where a sample begins and ends."""
 
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b\b")) + b"\x7f"
 _REMEDY = "Write its texts to a .txt file, or its token ids to a .npy file."
@@ -82,7 +82,7 @@ def check_tokens(path: Path, field: str) -> None:
 
 
 def _samples(path: Path, field: str) -> list[bytes]:
-    """The file's first bytes and evenly spaced pieces of the rest; all of a file that is not large."""
+    """Yields the file's first bytes and evenly spaced pieces of the rest; all of a file that is not large."""
     try:
         with path.open("rb") as file:
             last = max(0, file.seek(0, os.SEEK_END) - _SAMPLE_BYTES)
@@ -96,7 +96,7 @@ def _samples(path: Path, field: str) -> list[bytes]:
 
 
 def _format(head: bytes) -> str | None:
-    """What a file is whose first bytes say so, with the remedy."""
+    """Returns what a file is whose first bytes say so, with the remedy."""
     for magic, kind in _FORMATS:
         if head.startswith(magic):
             return f"is {kind}, not plain text. {_REMEDY}"
@@ -107,7 +107,7 @@ def _format(head: bytes) -> str | None:
 
 
 def _nonsense(sample: bytes) -> str | None:
-    """Why these bytes are not of a text, with the remedy; None: they may be."""
+    """Returns why these bytes are not of a text, with the remedy; None: they may be."""
     num_control = len(sample) - len(sample.translate(None, _CONTROL))
     if b"\0" in sample or num_control > _MAX_SHARE * len(sample):
         return f"holds binary data ({num_control} control characters in {len(sample)} bytes). {_REMEDY}"

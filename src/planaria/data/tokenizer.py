@@ -1,4 +1,4 @@
-"""From text to token ids: bytes, or a Hugging Face tokenizer.json."""
+"""Turns text into token ids: bytes, or a Hugging Face tokenizer.json."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Ids = npt.NDArray[Any]
 
 
 class Tokenizer(Protocol):
-    """What preparing and sampling need to know of a tokenizer."""
+    """The interface of a tokenizer as preparing and sampling use it."""
 
     @property
     def identity(self) -> str:
-        """Two tokenizers with one identity give the same ids."""
+        """Identifies a tokenizer: two with one identity give the same ids."""
         ...
 
     @property
     def separator_id(self) -> int | None:
-        """Ends a document."""
+        """The id that ends a document."""
         ...
 
     @property
@@ -53,13 +53,13 @@ class Tokenizer(Protocol):
     def pad_token_id(self) -> int | None: ...
 
     def encode(self, text: bytes) -> Ids:
-        """Ids of one document, with a separator after it where the tokenizer has one."""
+        """Returns the ids of one document, with a separator after it where the tokenizer has one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ByteTokenizer:
-    """Ids 0 to 255 are bytes, then come separator, mask and pad."""
+    """A tokenizer whose ids 0 to 255 are bytes; then come separator, mask and pad."""
 
     identity: str = BYTES
     vocab_size: int = 259
@@ -105,12 +105,12 @@ class FileTokenizer:
 
 
 def id_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
-    """The smaller dtype that holds every id."""
+    """Returns the smaller dtype that holds every id."""
     return np.uint16 if vocab_size <= 2**16 else np.uint32
 
 
 def load_tokenizer(tokenizer: str) -> Tokenizer:
-    """The tokenizer that `data.tokenizer` names.
+    """Loads the tokenizer that `data.tokenizer` names.
 
     Raises:
         DataError: the file is missing or is not a tokenizer.

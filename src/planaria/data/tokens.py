@@ -1,4 +1,4 @@
-"""A job's tokens on disk: written once per run folder, then memory-mapped by every worker.
+"""Keeps a job's tokens on disk: written once per run folder, then memory-mapped by every worker.
 
 `prepare_tokens` writes `tokens.bin` (little-endian ids, one after the other) and `tokens.json` (what they
 are). A source that is a token file already is mapped where it lies, and never copied or changed.
@@ -27,7 +27,7 @@ TokenArray = npt.NDArray[np.unsignedinteger[Any]] | npt.NDArray[np.signedinteger
 _TOKENS = "tokens.bin"
 _ABOUT = "tokens.json"
 TOKENIZER = "tokenizer.json"
-"""A copy of the job's, if it has one, so that a run's export needs nothing outside of its folder."""
+"""Copy of the job's tokenizer, if it has one, so that a run's export needs nothing outside of its folder."""
 
 _FORMAT = 2
 _CHUNK_TOKENS = 1 << 22
@@ -37,7 +37,7 @@ _QUICK_PIECES = 64
 
 
 class TokensAbout(msgspec.Struct, frozen=True, kw_only=True):
-    """What `tokens.json` says.
+    """The contents of `tokens.json`.
 
     Attributes:
         source: as in the job.
@@ -67,7 +67,7 @@ class TokensAbout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Check = Callable[[TokensAbout], None]
-"""Raises what speaks against tokens, before they take the place of others."""
+"""Raises what speaks against tokens, before they replace others."""
 
 
 class TokenSet:
@@ -102,7 +102,7 @@ class TokenSet:
         return self.about.fingerprint
 
     def quick_hash(self) -> str:
-        """xxh3_128 (hex) of the ids as they lie there now: whole up to 64 MB, else 64 evenly spaced pieces of 1 MB.
+        """Hashes (xxh3_128, hex) the ids as they lie there: whole up to 64 MB, else 64 evenly spaced pieces of 1 MB.
 
         Nodes tell by it whether they have the same tokens; it takes some ten milliseconds.
         """
@@ -156,7 +156,7 @@ def prepare_tokens(section: DataSection, folder: Path, check: Check = lambda abo
 
 
 def open_tokens(folder: Path) -> TokenSet:
-    """The tokens that `prepare_tokens` left in a folder. Quick: nothing is read but `tokens.json`.
+    """Opens the tokens that `prepare_tokens` left in a folder. Quick: nothing is read but `tokens.json`.
 
     Raises:
         DataError: there are none, or their file has changed.
@@ -245,7 +245,7 @@ def _about(section: DataSection, tokenizer: Tokenizer, *, path: str, ids: TokenA
 
 
 def _chunks(ids: TokenArray) -> Iterator[TokenArray]:
-    """All of the ids in pieces; of a very long array, evenly spaced pieces with the first and the last."""
+    """Yields all of the ids in pieces; of a very long array, evenly spaced pieces with the first and the last."""
     starts = range(0, len(ids), _CHUNK_TOKENS)
     if len(starts) > _MAX_CHUNKS:
         starts_kept = [starts[index * (len(starts) - 1) // (_MAX_CHUNKS - 1)] for index in range(_MAX_CHUNKS)]

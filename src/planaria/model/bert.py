@@ -24,7 +24,7 @@ _DECODER = "cls.predictions.decoder."
 
 
 class BertHead(nn.Module):
-    """(microbatch, sequence, width) to logits (microbatch, sequence, vocabulary)."""
+    """The prediction head: (microbatch, sequence, width) to logits (microbatch, sequence, vocabulary)."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

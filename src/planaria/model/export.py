@@ -1,4 +1,4 @@
-"""Trained weights to a Hugging Face folder that `from_pretrained` loads."""
+"""Exports trained weights to a Hugging Face folder that `from_pretrained` loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that is a Python function returning a list of layers.
+"""Loads a model from a Python function returning a list of layers.
 
 The function is called once in a process, with torch seeded by the job's seed: that one list gives the
 structure and the initial values. `build_layer` gives deep copies.
@@ -28,7 +28,7 @@ from planaria.model.loss import token_cross_entropy
 from planaria.model.model import Batch, GroupSpec, ModelError, Tensors
 
 _CHECKED_PRODUCTS = 500_000_000
-"""Parameters times tokens up to which a model is tried on one sequence: well under a second."""
+"""Parameters times tokens up to which a model is tried on one sequence: that takes well under a second."""
 
 Loss = Callable[[Tensors, Batch], torch.Tensor]
 
@@ -45,7 +45,7 @@ class ModelRaised(ModelError, UserCodeError):
 
 
 def users_trace(error: BaseException) -> str:
-    """The traceback of what the user's code raised, without our lines and torch's before its first."""
+    """Returns the traceback of what the user's code raised, without our lines and torch's before its first."""
     found = traceback.TracebackException.from_exception(error)
     own = (at for at, frame in enumerate(found.stack) if not frame.filename.startswith(_NOT_THE_USERS))
     del found.stack[: next(own, len(found.stack))]
@@ -92,7 +92,7 @@ class FunctionModel:
         return copy.deepcopy(self._layers[index]).train()
 
     def initial_state(self, group: int, seed: int) -> Mapping[str, torch.Tensor]:
-        """Copies of the values that the function gave under this seed.
+        """Returns copies of the values that the function gave under this seed.
 
         Raises:
             ModelError: under another seed the function returns other layers.
@@ -116,7 +116,7 @@ class FunctionModel:
 
 
 def load_function_model(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> FunctionModel:
-    """The model of a section whose type is "module:function".
+    """Loads the model of a section whose type is "module:function".
 
     Args:
         section: the job's [model]; `config` holds the function's keyword arguments.
@@ -152,7 +152,7 @@ def load_function_model(section: ModelSection, train: TrainSection, *, vocab_siz
 
 
 def import_function(reference: str, field: str) -> Callable[..., Any]:
-    """The function that "module:function" names; modules of the working directory are found too.
+    """Imports the function that "module:function" names; modules of the working directory are found too.
 
     Raises:
         ModelError: it cannot be imported or called.
@@ -200,7 +200,7 @@ def _checked(index: int, layer: object) -> nn.Module:
 
 
 def _name_parameters(layers: Sequence[nn.Module]) -> tuple[tuple[LayerParameter, ...], ...]:
-    """A parameter is named after its first use; the same object in a later layer bears the same name."""
+    """Names each parameter after its first use; the same object in a later layer bears the same name."""
     names: dict[int, str] = {}
     return tuple(
         tuple(
@@ -216,7 +216,7 @@ def _name_parameters(layers: Sequence[nn.Module]) -> tuple[tuple[LayerParameter,
 
 
 def _try(model: FunctionModel, train: TrainSection, vocab_size: int | None) -> None:
-    """Runs one sequence of the highest token through the layers, if that is cheap: do they fit together?"""
+    """Runs one sequence of the highest token through the layers, if that is cheap, to see whether they fit together."""
     size = sum(parameter.numel() for layer in model._layers for parameter in layer.parameters())
     if size * train.sequence_length > _CHECKED_PRODUCTS:
         return

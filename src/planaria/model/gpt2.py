@@ -16,7 +16,7 @@ _WTE = "transformer.wte.weight"
 
 
 class GPT2Embedding(nn.Module):
-    """(microbatch, sequence) token ids to (microbatch, sequence, width)."""
+    """The embedding layer: (microbatch, sequence) token ids to (microbatch, sequence, width)."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class GPT2Embedding(nn.Module):
 
 
 class GPT2Head(nn.Module):
-    """(microbatch, sequence, width) to logits (microbatch, sequence, vocabulary)."""
+    """The head: (microbatch, sequence, width) to logits (microbatch, sequence, vocabulary)."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Parameters to parameter groups: a layer's own, then what layers share."""
+"""Divides parameters into parameter groups: a layer's own, then what layers share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LayerParameter:
 
 
 def group_parameters(layers: Sequence[Iterable[LayerParameter]]) -> tuple[GroupSpec, ...]:
-    """Groups of a model whose layers hold these parameters.
+    """Returns the groups of a model whose layers hold these parameters.
 
     Parameters shared by the same set of layers are one tied group.
     """

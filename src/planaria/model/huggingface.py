@@ -1,4 +1,4 @@
-"""Hugging Face models as lists of layers: what the families have in common.
+"""Cuts Hugging Face models into lists of layers: what the families have in common.
 
 A family (`planaria.model.gpt2` and its like) says how its model is cut; this module builds layers, initial
 weights and configs from that. Parameters bear the names of the Hugging Face state dict; two layers that give
@@ -41,7 +41,7 @@ class LayerPart:
     names: tuple[tuple[str, str], ...]
 
     def state_name(self, local: str) -> str:
-        """Name in the state dict of the parameter that is called `local` within the module."""
+        """Returns the name in the state dict of the parameter that is called `local` within the module."""
         for prefix, replacement in self.names:
             if local.startswith(prefix):
                 return replacement + local[len(prefix) :]
@@ -119,7 +119,7 @@ class HuggingFaceModel:
             return self._parts[index].build().train()
 
     def initial_state(self, group: int, seed: int) -> Mapping[str, torch.Tensor]:
-        """Initial values of a group, in float32 on the CPU.
+        """Returns the initial values of a group, in float32 on the CPU.
 
         A tied group takes those of its first use. Torch's CPU random numbers are used and put back, so no
         other thread should draw from them meanwhile.
@@ -161,7 +161,7 @@ def _parameters_of(part: LayerPart) -> tuple[LayerParameter, ...]:
 def make_config(
     family: Family, overrides: Mapping[str, Any], weights: WeightsFolder | None, vocab_size: int | None
 ) -> Any:
-    """The Hugging Face config of a job.
+    """Makes the Hugging Face config of a job.
 
     The job's overrides come before the weights folder's config, and that before the family's defaults. The
     tokenizer's `vocab_size` is the default where neither says one.

@@ -1,4 +1,4 @@
-"""Random numbers of initial weights: deterministic, on the CPU, and without a trace elsewhere."""
+"""Draws random numbers of initial weights: deterministic, on the CPU, and without a trace elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RANDOM_FILLS = frozenset(
 
 
 class SkipRandomFill(TorchFunctionMode):
-    """Within it, random in-place fills leave tensors as they are: modules are built quickly, and no random
+    """Makes random in-place fills leave tensors as they are: modules are built quickly, and no random
     numbers are drawn. Constants and computed buffers are as ever. It holds for the calling thread only.
     """
 
@@ -43,14 +43,14 @@ class SkipRandomFill(TorchFunctionMode):
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed that depends on every part."""
+    """Derives a 63-bit seed that depends on every part."""
     digest = hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch's CPU random numbers follow `seed` inside, and go on as before outside. CUDA's are left alone."""
+    """Has torch's CPU random numbers follow `seed` inside, and go on as before outside. CUDA's are left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield

@@ -61,7 +61,7 @@ class LlamaBlock(nn.Module):
 
 
 def _cosines_and_sines(config: Any, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of shape (1, sequence, head width), from float32 frequencies whatever dtype the parameters have."""
+    """Returns cosines and sines, (1, sequence, head width), from float32 frequencies whatever the parameters' dtype."""
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         positions = torch.arange(like.shape[1], device=like.device).unsqueeze(0)
         cosines, sines = LlamaRotaryEmbedding(config)(like, positions)

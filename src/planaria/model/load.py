@@ -1,4 +1,4 @@
-"""From the job's [model] section to a model that is a list of layers.
+"""Loads the model of a job's [model] section as a list of layers.
 
 transformers is imported only when a Hugging Face family is asked for.
 """
@@ -21,7 +21,7 @@ MODEL_TYPES = ("bert", "gpt2", "llama")
 
 
 def load_model(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> Model:
-    """The job's model.
+    """Loads the job's model.
 
     Args:
         section: the job's [model].
@@ -37,7 +37,7 @@ def load_model(section: ModelSection, train: TrainSection, *, vocab_size: int | 
 
 
 def load_family(model_type: str) -> Family:
-    """How models of a Hugging Face type are cut.
+    """Returns how models of a Hugging Face type are cut.
 
     Raises:
         ModelError: planaria does not know the type.
@@ -54,7 +54,7 @@ def load_family(model_type: str) -> Family:
 
 
 def load_huggingface_model(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> HuggingFaceModel:
-    """As `load_model`, for a section whose type is a Hugging Face type."""
+    """Loads the model of a section whose type is a Hugging Face type; otherwise as `load_model`."""
     family = load_family(section.type)
 
     from planaria.model.huggingface import HuggingFaceModel, make_config

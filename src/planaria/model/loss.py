@@ -12,7 +12,7 @@ IGNORED_LABEL = -100
 
 
 def token_cross_entropy(outputs: Tensors, batch: Batch) -> torch.Tensor:
-    """Mean cross entropy, in float32, of the labelled positions.
+    """Returns the mean cross entropy, in float32, of the labelled positions.
 
     Args:
         outputs: logits first, of shape (microbatch, sequence_length, vocabulary).

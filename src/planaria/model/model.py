@@ -51,7 +51,7 @@ class Model(Protocol):
 
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
-        """Own groups of the layers that have parameters, in layer order; then tied, by first layer, name.
+        """Returns own groups of the layers that have parameters, in layer order; then tied, by first layer, name.
 
         Parameters that the same set of layers shares are one tied group.
         """
@@ -64,11 +64,11 @@ class Model(Protocol):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the batch's tensors that the first layer takes, in order."""
+        """Returns the names of the batch's tensors that the first layer takes, in order."""
         ...
 
     def build_layer(self, index: int) -> nn.Module:
-        """A new module for layer `index`: float32, in training mode, buffers valid, parameters arbitrary.
+        """Makes a new module for layer `index`: float32, in training mode, buffers valid, parameters arbitrary.
 
         Its forward takes the tensors that the layer before returns (the first: the batch's `inputs`) and
         returns a tensor or a tuple of tensors.
@@ -76,9 +76,9 @@ class Model(Protocol):
         ...
 
     def initial_state(self, group: int, seed: int) -> Mapping[str, torch.Tensor]:
-        """Initial values of a group's parameters, by `ParameterSpec.name`: a function of (seed, group)."""
+        """Returns initial values of a group's parameters, by `ParameterSpec.name`: a function of (seed, group)."""
         ...
 
     def loss(self, outputs: Tensors, batch: Batch) -> torch.Tensor:
-        """Scalar float32 loss of a microbatch, from the last layer's outputs: mean over what is predicted."""
+        """Returns the scalar float32 loss of a microbatch, from the last layer's outputs: mean over predictions."""
         ...

@@ -1,4 +1,4 @@
-"""A local Hugging Face folder of weights, read tensor by tensor: only what is asked for is loaded."""
+"""Reads a local Hugging Face folder of weights tensor by tensor: only what is asked for is loaded."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WeightsFolder:
 
     @cached_property
     def _files(self) -> dict[str, str]:
-        """File of each tensor."""
+        """Returns the file of each tensor."""
         if (self._path / _INDEX).exists():
             weight_map = self._read_json(_INDEX).get("weight_map")
             if not isinstance(weight_map, dict):
@@ -58,7 +58,7 @@ class WeightsFolder:
             return dict.fromkeys(file.keys(), _SINGLE)
 
     def tensor(self, names: tuple[str, ...], shape: tuple[int, ...]) -> torch.Tensor:
-        """The first tensor that bears one of `names`, as float32.
+        """Reads the first tensor that bears one of `names`, as float32.
 
         Raises:
             ModelError: there is none, or its shape is not `shape`.

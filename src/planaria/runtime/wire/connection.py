@@ -10,11 +10,11 @@ from planaria.protocol.messages.worker import PlanMessage
 from planaria.runtime.wire.control_frames import FrameError, control_frame
 
 HELLO_LIMIT_BYTES = 4096
-"""Longest first frame: whoever has not shown the token gets no memory for more."""
+"""Longest first frame: a connection that has not shown the token gets no memory for more."""
 
 
 class Connection:
-    """Buffers of one socket.
+    """Buffers the frames of one socket.
 
     Attributes:
         worker: who is at the other end, once it has said hello.
@@ -35,7 +35,7 @@ class Connection:
         self._outgoing = bytearray()
 
     def receive(self) -> Iterator[bytes]:
-        """Whole frames that came. Raises EOFError at the end, FrameError for a frame that is too long.
+        """Yields the whole frames that came. Raises EOFError at the end, FrameError for a frame that is too long.
 
         The limit is asked for frame by frame: it rises once the first of them has shown the token. And once one of them
         has closed the connection, nobody hears the others.
@@ -63,7 +63,7 @@ class Connection:
         self._outgoing += control_frame(body)
 
     def flush(self) -> bool:
-        """Send what the kernel takes; returns whether something is left."""
+        """Sends what the kernel takes; returns whether something is left."""
         while self._outgoing:
             try:
                 sent = self.socket.send(self._outgoing)

@@ -14,7 +14,7 @@ _LENGTH = struct.Struct("!I")
 
 
 class FrameError(ValueError):
-    """Bytes that are not a frame of ours."""
+    """The bytes that came are not a frame of ours."""
 
 
 def control_frame(body: bytes) -> bytes:
@@ -22,7 +22,7 @@ def control_frame(body: bytes) -> bytes:
 
 
 def read_exactly(sock: socket.socket, size: int) -> bytes:
-    """Raises EOFError when the other side closes before `size` bytes came."""
+    """Returns `size` bytes. Raises EOFError when the other side closes before they came."""
     data = bytearray(size)
     read_into(sock, memoryview(data))
     return bytes(data)
@@ -37,7 +37,7 @@ def read_into(sock: socket.socket, view: memoryview) -> None:
 
 
 def read_control(sock: socket.socket, limit_bytes: int = MAX_FRAME_BYTES) -> bytes:
-    """Body of the next control frame. Raises EOFError at the end, FrameError when it is too long."""
+    """Returns the body of the next control frame. Raises EOFError at the end, FrameError when it is too long."""
     (size,) = _LENGTH.unpack(read_exactly(sock, _LENGTH.size))
     if size > limit_bytes:
         raise FrameError(f"a control frame of {size} bytes is over the limit of {limit_bytes}")

@@ -1,4 +1,4 @@
-"""The door of a worker's data port: one thread that listens, and lets in whoever greets with the job's token.
+"""Listens on a worker's data port: one thread, which admits connections that greet with the job's token.
 
 However many strangers connect, and however little they say, they cost one thread and a few kilobytes each.
 """
@@ -26,11 +26,11 @@ _LENGTH_BYTES: Final = 4
 
 
 class GreetingRefused(Exception):
-    """Who is at the other end does not belong to the job."""
+    """The other end of a connection does not belong to the job."""
 
 
 def greeting(sender: int, token: str) -> bytes:
-    """What a sender says first."""
+    """Returns what a sender says first."""
     return control_frame(b" ".join([_GREETING, str(sender).encode(), token.encode()]))
 
 
@@ -43,7 +43,7 @@ class Guest:
         self._missing = _LENGTH_BYTES
 
     def listen(self, token: bytes) -> int | None:
-        """Who it is; None while it has not said all. Raises Refused."""
+        """Reads the greeting; returns the sender, None while it has not said all. Raises GreetingRefused."""
         while self._missing:
             try:
                 data = self.socket.recv(self._missing)
@@ -90,7 +90,7 @@ class PeerListener:
         self._closed = False
 
     def start(self, host: str) -> int:
-        """Returns the port."""
+        """Starts to listen; returns the port."""
         self._listener = socket.create_server((host, 0), backlog=128)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -98,7 +98,7 @@ class PeerListener:
         return int(self._listener.getsockname()[1])
 
     def close(self) -> None:
-        """The thread ends within a moment, and with it the listener and whoever has not greeted."""
+        """Ends the thread within a moment, and with it the listener and all connections that have not greeted."""
         self._closed = True
         if self._listener is not None:
             self._listener.close()

@@ -21,17 +21,17 @@ from planaria.runtime.wire.unauthenticated import Strangers
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
-"""Connections that wait to be accepted: while no coordinator is there, those of all workers."""
+"""Most connections that wait to be accepted: while no coordinator is there, those of all workers."""
 
 HEARD = 1000
-"""Rounds in which what was said is heard before a loss counts; each accepts one connection."""
+"""Most rounds of reading what was sent before a loss counts; each accepts one connection."""
 
 HELLO_WITHIN_S = 10.0
-"""How long a connection may stay that has not shown the job's token."""
+"""Seconds that a connection may stay without showing the job's token."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The coordinator's port. Who owns the socket may be another than who serves it.
+    """Opens the coordinator's port. The socket's owner may be another process than the one that serves it.
 
     Raises:
         UserError: the port is taken.
@@ -46,7 +46,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class SocketServer:
-    """All connections of one coordinator. Used by one thread.
+    """Serves all connections of one coordinator. Used by one thread.
 
     Args:
         take: gets each whole frame. It raises FrameError or Nonsense for what is not a message; Unwanted, of which
@@ -70,23 +70,23 @@ class SocketServer:
         self._watched: set[int] = set()
 
     def open(self, listener: socket.socket) -> None:
-        """Accept whoever connects."""
+        """Accepts whoever connects."""
         self._listener = listener
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def watch(self, descriptor: int, told: Callable[[], None]) -> None:
-        """Call `told` whenever the descriptor is readable."""
+        """Calls `told` whenever the descriptor is readable."""
         self._selector.register(descriptor, selectors.EVENT_READ, told)
         self._watched.add(descriptor)
 
     def serve(self, timeout_s: float) -> None:
-        """Wait until something happens, and deal with it."""
+        """Waits until something happens, and deals with it."""
         for key, _ in self._selector.select(timeout=timeout_s):
             key.data()
 
     def hear_all(self) -> None:
-        """What the dead said with their last breath waits in sockets, some of which nobody has accepted yet."""
+        """Reads what ended processes sent last before losses are handled; some connections are not accepted yet."""
         for _ in range(HEARD):
             ready = [key for key, _ in self._selector.select(timeout=0) if key.fd not in self._watched]
             if not ready:
@@ -95,7 +95,7 @@ class SocketServer:
                 key.data()
 
     def close(self) -> None:
-        """All connections and the port; what was watched is its owner's."""
+        """Closes all connections and the port; what was watched is its owner's."""
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
@@ -104,11 +104,11 @@ class SocketServer:
     # Strangers
 
     def trust(self, connection: Connection) -> None:
-        """It has shown the job's token."""
+        """Notes that a connection has shown the job's token."""
         self._strangers.gone(connection)
 
     def send_strangers_away(self, now: float) -> None:
-        """Those that have been silent for too long."""
+        """Closes connections that have been silent for too long without showing the token."""
         for stranger in self._strangers.overdue(now):
             self._send_away(stranger, "it did not show the job's token in time")
         self._strangers.tell(now)
@@ -162,13 +162,13 @@ class SocketServer:
             self._ended(connection, cause)
 
     def say(self, connection: Connection, body: bytes) -> None:
-        """Send without waiting."""
+        """Sends a message without waiting."""
         if not connection.is_closed:
             connection.send(body)
             self._flush(connection)
 
     def _flush(self, connection: Connection) -> None:
-        """Send what can be sent, and watch for room only while something is left."""
+        """Sends what can be sent, and watches for room only while something is left."""
         left = connection.flush()
         if left != connection.is_watched_for_room:
             connection.is_watched_for_room = left

@@ -1,4 +1,4 @@
-"""What the kernel is asked of a connection: to send at once, and to notice when the other end is out of reach.
+"""Sets socket options: to send at once, and to notice when the other end is out of reach.
 
 A host that goes without a closing packet, or behind a cut link, leaves a connection that looks alive for a quarter of
 an hour. These options bound that. They never decide who is lost: that is the coordinator's.
@@ -10,7 +10,7 @@ import socket
 from typing import Final
 
 LOST_AFTER_S: Final = 10.0
-"""How long what was sent may stay unacknowledged by the other kernel. A busy or stopped process does not matter: its
+"""Seconds that data may stay unacknowledged by the other kernel. A busy or stopped process does not matter: its
 kernel answers. What it does not read for so long does."""
 
 IDLE_S: Final = 10
@@ -19,7 +19,7 @@ PROBES: Final = 3
 
 
 def watch_over(sock: socket.socket) -> None:
-    """Small messages go at once, and a silent way is found out about though nothing is sent."""
+    """Has small messages sent at once, and a silent connection noticed even when nothing is sent."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_S)
@@ -28,7 +28,7 @@ def watch_over(sock: socket.socket) -> None:
 
 
 def bound_silence(sock: socket.socket, seconds: float = LOST_AFTER_S) -> None:
-    """Give the connection up when nothing that was sent is acknowledged for so long.
+    """Has the connection given up when nothing that was sent is acknowledged for so long.
 
     Not for control connections: there both ends have better means to judge.
     """

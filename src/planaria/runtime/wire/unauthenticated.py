@@ -1,4 +1,4 @@
-"""Connections that have not shown the job's token: how many may be open, for how long, and what is told of them.
+"""Limits connections that have not shown the job's token: their number, their time, and what is told of them.
 
 Whoever belongs to the job says so within milliseconds. So those that have been silent longest are the ones that go.
 """
@@ -10,13 +10,13 @@ from typing import Final, Generic, TypeVar
 
 MAX_STRANGERS: Final = 256
 TELL_EVERY_S: Final = 10.0
-"""A flood of refusals is one line in this time, not thousands."""
+"""Seconds between two reports of refusals: a flood of them is one line, not thousands."""
 
 Kind = TypeVar("Kind", bound=Hashable)
 
 
 class Strangers(Generic[Kind]):
-    """Those that are connected, oldest first. Times are monotonic seconds.
+    """The connections without a token, oldest first. Times are monotonic seconds.
 
     Args:
         tell: takes a line for people.
@@ -40,7 +40,7 @@ class Strangers(Generic[Kind]):
         return iter(self._since)
 
     def came(self, connection: Kind, now: float) -> Kind | None:
-        """Returns the connection that has to make room, if one has."""
+        """Notes a new connection; returns the connection that has to make room, if one has."""
         self._since[connection] = now
         return self.oldest() if len(self._since) > self._most else None
 
@@ -48,20 +48,20 @@ class Strangers(Generic[Kind]):
         return next(iter(self._since), None)
 
     def gone(self, connection: Kind) -> None:
-        """It said who it is, or is closed."""
+        """Forgets a connection that has said what it is, or is closed."""
         self._since.pop(connection, None)
 
     def overdue(self, now: float) -> list[Kind]:
-        """Those that have been silent for too long."""
+        """Returns the connections that have been silent for too long."""
         return [connection for connection, since in self._since.items() if now - since > self._patience_s]
 
     def refused(self, reason: str) -> None:
-        """One was sent away."""
+        """Counts a refused connection."""
         self._refused += 1
         self._reason = reason
 
     def tell(self, now: float) -> None:
-        """Tell of refusals since the last time, not too often."""
+        """Reports refusals since the last time, not too often."""
         if not self._refused or now - self._told < TELL_EVERY_S:
             return
         count = "a connection was" if self._refused == 1 else f"{self._refused} connections were"

@@ -1,4 +1,4 @@
-"""What ends a worker: what it tells of an error, and how a lack of memory is told from other errors."""
+"""Describes what ends a worker, and tells a lack of memory from other errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TEXTS = (
     "ALLOC_FAILED",
     "can't start new thread",
 )
-"""Parts of what torch's allocators and the libraries under it say, in errors that have no type of their own."""
+"""Parts of what torch's allocators and the libraries below say in errors that have no type of their own."""
 
 _HOST_WANTED = re.compile(r"you tried to allocate (\d+) bytes")
 _DEVICE_WANTED = re.compile(r"Tried to allocate ([\d.]+) ([KMG]iB)")
@@ -35,7 +35,7 @@ _OWN = re.compile(r"^Private_Dirty:\s+(\d+) kB", re.MULTILINE)
 
 
 def shortage(error: BaseException, doing: str) -> OutOfMemory | None:
-    """What to tell the coordinator of an error that is a lack of memory, at whatever depth; None for any other.
+    """Returns what to tell the coordinator of a lack of memory, at whatever depth of the error; None for other errors.
 
     Args:
         error: with its causes.
@@ -78,7 +78,7 @@ def _wanted_bytes(text: str) -> int:
 
 
 def held_bytes() -> int:
-    """What this process alone holds: of its GPU if it uses one, else of the host. 0 where nobody tells."""
+    """Returns what this process alone holds: of its GPU if it uses one, else of the host. 0 if that is unknown."""
     if torch.cuda.is_available() and torch.cuda.memory_reserved():
         return int(torch.cuda.max_memory_reserved())
     try:
@@ -92,7 +92,7 @@ log = logging.getLogger(__name__)
 
 
 def last_words(worker: WorkerId, error: Exception, doing: str) -> Failed | OutOfMemory:
-    """What a worker that fails tells of it. Memory may lack on this node alone; other errors would come again."""
+    """Returns what a failing worker tells of its end. Memory may lack on this node alone; other errors would recur."""
     log.error("an error, %s", doing, exc_info=error)
     lacking = shortage(error, doing)
     if lacking is not None:

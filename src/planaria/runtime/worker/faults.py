@@ -1,4 +1,4 @@
-"""Faults on order (`--fail`): the node does it to itself, for real, at a kind of instruction."""
+"""Injects faults on order (`--fail`): the node fails by itself, for real, at a kind of instruction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from planaria.job.faults import Fault, FaultKind
 
 LACKING_BYTES = 1 << 30
-"""What a node that gets no more memory asks for next."""
+"""Bytes that a node that gets no more memory asks for next."""
 
 
 class FaultInjector:
@@ -34,12 +34,12 @@ class FaultInjector:
         self._give_notice = give_notice
 
     def slowness(self, step: int) -> float:
-        """How many times longer than it could the node is to compute in this step."""
+        """Returns how many times longer than it could the node is to compute in this step."""
         slow = (fault for fault in self._faults if fault.kind is FaultKind.SLOW)
         return max((fault.factor for fault in slow if fault.slows(step)), default=1.0)
 
     def check(self, at: str, step: int) -> None:
-        """Called before every instruction."""
+        """Strikes if a fault is due. Called before every instruction."""
         for fault in self._faults:
             if fault.at == at and step >= fault.step:
                 self._faults.remove(fault)

@@ -1,4 +1,4 @@
-"""The worker's heartbeat: a thread that tells the coordinator what the main thread does, and how far it is."""
+"""Tells the coordinator what the main thread does, and how far it is: a thread that beats."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Heartbeat:
         self._ended.set()
 
     def give_notice(self, grace_s: float, cause: str) -> None:
-        """The node will go away; told with the next beat. Safe in a signal handler."""
+        """Announces with the next beat that the node will go away. Safe in a signal handler."""
         self._notice = Notice(grace_s=grace_s, cause=cause)
 
     def advance(self) -> None:
-        """Something is finished."""
+        """Notes that something is finished."""
         self._progress += 1
 
     @contextmanager
     def during(self, activity: Activity, waits_for: WorkerId | None = None) -> Iterator[None]:
-        """The main thread does this until the block ends."""
+        """Notes what the main thread does until the block ends."""
         before = self._activity, self._waits_for
         self._waits_for = -1 if waits_for is None else waits_for
         self._activity = activity
@@ -69,6 +69,6 @@ class Heartbeat:
 
 
 def processor_time() -> Callable[[], float]:
-    """Seconds of processor time of the thread that calls this, to be read by any other."""
+    """Returns a function by which any thread reads the calling thread's processor time in seconds."""
     clock = time.pthread_getcpuclockid(threading.get_ident())
     return lambda: time.clock_gettime(clock)

@@ -1,4 +1,4 @@
-"""A trace of what a worker did when, for benchmarks: one line an instruction. It changes nothing."""
+"""Traces what a worker did when, for benchmarks: one line an instruction. It changes nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Trace:
-    """Of one worker. Lines are written when a step is over; those of a worker that is killed may be lacking."""
+    """The trace of one worker. Lines are written when a step is over; those of a killed worker may be lacking."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,7 +43,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> Iterator[Entry]:
-    """Every whole line."""
+    """Yields every whole line of a trace."""
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):

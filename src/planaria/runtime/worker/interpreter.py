@@ -99,7 +99,7 @@ class Interpreter(StepWork[Batch, Tensors]):
         super()._begin_step(step, exponents)
 
     def run(self, bring_in: BringIn = lambda instruction, idle: None) -> None:
-        """Run what is left of the program. Raises Interrupted when there is an order; then `run` may go on later.
+        """Runs what is left of the program. Raises Interrupted when there is an order; then `run` may go on later.
 
         Args:
             bring_in: state that is under way, as far as the instruction that comes next (None: the end) needs it.
@@ -121,7 +121,7 @@ class Interpreter(StepWork[Batch, Tensors]):
         bring_in(None, self._idle)
 
     def _compute(self, instruction: Instruction) -> None:
-        """Timed. A device's stopwatch waits for the device, so it is read no oftener than it must be."""
+        """Performs and times an instruction. A device's stopwatch waits for the device: it is read rarely."""
         began = self._pace.stopwatch()
         self.perform(instruction)
         ended = self._pace.stopwatch()
@@ -132,7 +132,7 @@ class Interpreter(StepWork[Batch, Tensors]):
 
     @property
     def doing(self) -> str:
-        """The instruction under way, for people."""
+        """Describes the instruction under way, for people."""
         instruction = self.progress.next
         if instruction is None:
             return "at a step's end"
@@ -170,7 +170,7 @@ class Interpreter(StepWork[Batch, Tensors]):
         self._pace.drain()
 
     def _idle(self) -> bool:
-        """A piece of a sum, while there is nothing else to do."""
+        """Computes a piece of a sum, while there is nothing else to do."""
         did = self._sync.progress()
         if did:
             self._heartbeat.advance()

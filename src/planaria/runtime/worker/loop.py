@@ -94,11 +94,11 @@ class WorkerLoop(WorkerExecutor):
 
     @property
     def doing(self) -> str:
-        """For people."""
+        """Describes for people what the worker does."""
         return self._act or self._interpreter.doing
 
     def run(self) -> int:
-        """The main loop: orders first, then the program."""
+        """Runs the main loop: orders first, then the program."""
         self._carry_out_all(self._machine.handle(CoordinatorBack()))
         while self._status is None:
             running = self._machine.phase is WorkerPhase.RUNNING and not self._gave_up
@@ -115,7 +115,7 @@ class WorkerLoop(WorkerExecutor):
         return self._status
 
     def _try_to_work(self) -> None:
-        """Whatever prevents a step, the state before it is whole, and can be saved."""
+        """Works; whatever prevents a step, the state before it is whole, and can be saved."""
         try:
             self._work()
         except Exception as error:
@@ -154,7 +154,7 @@ class WorkerLoop(WorkerExecutor):
         super()._apply(commit, proceed=proceed)
 
     def _write(self, save: Save, *, beside: bool) -> None:
-        """Have a copy written. Where there is no memory for one, what is held is written while everything waits; but a
+        """Has a copy written. Where there is no memory for one, what is held is written while everything waits; but a
         checkpoint beside training is worth no node, and is missing then."""
         try:
             copies = {group: self._holdings.replicas[group].copy_of_state() for group in save.groups}

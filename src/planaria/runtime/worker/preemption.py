@@ -23,14 +23,14 @@ from planaria.job.errors import PlanariaError
 from planaria.job.settings import AWS, GOOGLE, NO_PREEMPTION
 
 METADATA_URL: Final = "http://169.254.169.254"
-"""Where both clouds answer to their own instances."""
+"""Address at which both clouds answer to their own instances."""
 
 REQUEST_TIMEOUT_S: Final = 2.0
 MAX_ANSWER_BYTES: Final = 4096
 
 AWS_TOKEN_LIFE_S: Final = 21_600
 GOOGLE_GRACE_S: Final = 30.0
-"""What is left of a Spot VM after its notice (Compute Engine documentation, "Spot VMs")."""
+"""Seconds left to a Spot VM after its notice (Compute Engine documentation, "Spot VMs")."""
 
 
 class SourceError(PlanariaError):
@@ -58,7 +58,7 @@ class Source(Protocol):
 
 
 class AwsSource:
-    """The interruption notice of an EC2 Spot instance, from its metadata service (IMDSv2).
+    """Reads the interruption notice of an EC2 Spot instance, from its metadata service (IMDSv2).
 
     `spot/instance-action` is absent (404) until the instance is marked, about two minutes before its end; Amazon asks
     to look every five seconds (EC2 User Guide, "Spot Instance interruption notices").
@@ -101,7 +101,7 @@ class AwsSource:
 
 
 def _moment_of(answer: str) -> float:
-    """Seconds since 1970 of {"action": "terminate", "time": "2017-09-18T08:22:00Z"}."""
+    """Returns seconds since 1970 of {"action": "terminate", "time": "2017-09-18T08:22:00Z"}."""
     try:
         moment = datetime.fromisoformat(json.loads(answer)["time"])
     except (ValueError, KeyError, TypeError) as error:
@@ -110,7 +110,7 @@ def _moment_of(answer: str) -> float:
 
 
 class GoogleSource:
-    """The preemption notice of a Compute Engine Spot VM, from its metadata server.
+    """Reads the preemption notice of a Compute Engine Spot VM, from its metadata server.
 
     Args:
         url: of the metadata server.
@@ -130,7 +130,7 @@ class GoogleSource:
 
 
 class FunctionSource:
-    """A function of the user's that returns None or the seconds that are left.
+    """Asks a function of the user's that returns None or the seconds that are left.
 
     Args:
         function: "module:function".
@@ -165,7 +165,7 @@ class FunctionSource:
 
 
 def make_source(preemption: str, url: str = "") -> Source | None:
-    """What the job names in `resilience.preemption`; None for "none".
+    """Makes the source that the job names in `resilience.preemption`; None for "none".
 
     Args:
         preemption: "none", "aws", "google" or "module:function".
@@ -209,7 +209,7 @@ class Watch:
         self._ended.set()
 
     def ask(self) -> None:
-        """Once."""
+        """Asks the source once."""
         try:
             left_s = self._source.seconds_left()
         except Exception as error:  # a notice that cannot be had must not end the worker
@@ -236,7 +236,7 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def _fetch(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int, str]:
-    """Status and body of an answer, whatever its status.
+    """Returns status and body of an answer, whatever its status.
 
     Raises:
         SourceError: there is none.

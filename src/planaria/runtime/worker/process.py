@@ -1,4 +1,4 @@
-"""A worker process: its parts put together, and its whole life, to the last words.
+"""Runs a worker process: puts its parts together, and leads it to its last words.
 
 `run_worker` returns the exit status. The process never outlives its coordinator for longer than it may.
 """
@@ -32,11 +32,11 @@ from planaria.runtime.worker.writer import Writer
 log = logging.getLogger(__name__)
 
 SIGTERM_GRACE_S = 30.0
-"""What a SIGTERM announces, as Kubernetes and most clouds have it by default."""
+"""Seconds that a SIGTERM announces, as Kubernetes and most clouds have it by default."""
 
 
 def run_worker(settings: WorkerSettings) -> int:
-    """Join the coordinator and work until told to stop."""
+    """Joins the coordinator and works until told to stop."""
     log.info("worker %d of node %d begins, for %s", settings.worker, settings.node, settings.coordinator)
     if settings.import_path is not None and settings.import_path not in sys.path:
         sys.path.insert(0, settings.import_path)
@@ -76,7 +76,7 @@ def run_worker(settings: WorkerSettings) -> int:
 
 
 def _watch_for_preemption(settings: WorkerSettings, heartbeat: Heartbeat) -> None:
-    """One worker asks for all of its node."""
+    """Watches for preemption; one worker asks for all of its node."""
     if settings.worker % settings.job.cluster.devices_per_node != 0:
         return
     source = make_source(settings.job.resilience.preemption, settings.metadata_url)
@@ -100,7 +100,7 @@ def _real_parts(settings: WorkerSettings) -> Parts:
 
 
 def _hash_of(folder: Path) -> str:
-    """Of the tokens in a folder; "" where they cannot be read."""
+    """Returns the hash of the tokens in a folder; "" where they cannot be read."""
     try:
         return open_tokens(folder).quick_hash()
     except DataError as error:

@@ -1,5 +1,5 @@
-"""The worker's way to the coordinator: a connection, made anew when it is lost, and a thread that puts orders into the
-mailbox. What may be said on which connection, `planaria.protocol.worker.session` says."""
+"""Connects a worker to the coordinator, anew after each loss of the connection; a thread puts orders into the mailbox.
+What may be said on which connection, `planaria.protocol.worker.session` says."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class Control:
-    """Sends messages to the coordinator; what it says falls into the mailbox.
+    """Sends messages to the coordinator, and puts what it says into the mailbox.
 
     Args:
         address: of the coordinator, "host:port".
@@ -51,25 +51,25 @@ class Control:
         self._ended = threading.Event()
 
     def start(self, hello: Hello) -> None:
-        """Connect, and say hello. Raises OSError when there is no coordinator."""
+        """Connects, and says hello. Raises OSError when there is no coordinator."""
         self._hello = hello
         self._greet(self._connect(CONNECT_TIMEOUT_S))
         threading.Thread(target=self._serve, name="control", daemon=True).start()
 
     def send(self, message: FromWorker) -> None:
-        """What cannot be sent now is lost, unless every coordinator has to hear of it."""
+        """Sends a message. What cannot be sent now is lost, unless every coordinator has to hear of it."""
         with self._lock:
             if self._session.may_say(message):
                 self._transmit(message)
 
     def send_returned(self, returned: Returned, connection: int) -> None:
-        """Send it on the connection of this number, and on no other."""
+        """Sends a message on the connection of this number, and on no other."""
         with self._lock:
             if self._session.may_return(connection):
                 self._transmit(returned)
 
     def send_last(self, failure: Failed | OutOfMemory) -> None:
-        """Send it, and wait for the order to stop: the coordinator may have to be started again to hear of it."""
+        """Sends a failure, and waits for the order to stop: the coordinator may have to restart to hear of it."""
         self.send(failure)
         self._ended.wait(self._timeout_s)
 
@@ -79,7 +79,7 @@ class Control:
             self._hang_up()
 
     def _transmit(self, message: Message) -> None:
-        """A coordinator that is gone is learnt from the reading side."""
+        """Sends a frame; that the coordinator is gone is learnt from the reading side."""
         if self._socket is None:
             return
         try:
@@ -88,7 +88,7 @@ class Control:
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """Wakes the reading side."""
+        """Closes the connection, which wakes the reading side."""
         if self._socket is not None:
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -108,7 +108,7 @@ class Control:
             self._mailbox.put_error(error)
 
     def _read(self) -> bool:
-        """Until the connection is lost; whether anything came."""
+        """Reads orders until the connection is lost; returns whether anything came."""
         sock, heard, orders = self._socket, False, Orders()
         assert sock is not None
         try:
@@ -129,7 +129,7 @@ class Control:
             return heard
 
     def _find_another(self, pause_s: float) -> float:
-        """Connect anew; returns how long to pause if that fails soon. Gives up after the timeout."""
+        """Connects anew; returns how long to pause if that fails soon. Gives up after the timeout."""
         gives_up = time.monotonic() + self._timeout_s
         while not self._ended.wait(pause_s * random.uniform(0.5, 1.0)):
             left_s = gives_up - time.monotonic()
@@ -155,7 +155,7 @@ class Control:
         return sock
 
     def _greet(self, sock: socket.socket) -> int:
-        """Returns the connection's number."""
+        """Greets the coordinator; returns the connection's number."""
         with self._lock:
             self._socket = sock
             number, lasting = self._session.connected()

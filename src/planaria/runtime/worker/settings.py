@@ -50,5 +50,5 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def peer_token(self) -> str:
-        """That workers of this run show each other."""
+        """The token that workers of this run show each other."""
         return f"{self.token}.{self.mark}"

@@ -14,7 +14,7 @@ from planaria.protocol.messages.worker import FromWorker, NotSaved, Save, Saved
 
 
 def write(save: Save, worker: WorkerId, states: Mapping[int, GroupState]) -> Saved | NotSaved:
-    """Write the groups that `save` names; a full or broken disk is an answer, not an error, and so is whatever else
+    """Writes the groups that `save` names; a full or broken disk is an answer, not an error, and so is whatever else
     prevents it: training goes on, and the coordinator says why the checkpoint is missing."""
     try:
         groups = tuple(
@@ -30,7 +30,7 @@ def write(save: Save, worker: WorkerId, states: Mapping[int, GroupState]) -> Sav
 
 
 class Writer:
-    """One thread, started with its first order; orders are carried out one after another."""
+    """Writes in one thread, started with its first order; orders are carried out one after another."""
 
     def __init__(self, worker: WorkerId, send: Callable[[FromWorker], None]) -> None:
         self._worker = worker
@@ -39,14 +39,14 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def write(self, save: Save, states: Mapping[int, GroupState]) -> None:
-        """Returns at once. `states` are the writer's own: nobody changes them any more."""
+        """Orders a write and returns at once. `states` are the writer's own: nobody changes them any more."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="writer", daemon=True)
             self._thread.start()
         self._orders.put((save, states))
 
     def close(self) -> None:
-        """Finish what was ordered."""
+        """Finishes what was ordered."""
         if self._thread is not None:
             self._orders.put(None)
             self._thread.join()

@@ -1,4 +1,4 @@
-"""Sums of gradients: exact (any order and grouping gives the same bits) or fast (float32).
+"""Sums gradients: exact (any order and grouping gives the same bits) or fast (float32).
 
 Exact: a contribution is rounded to a grid of 2**-k that past commits determine, then added in float64, where sums of
 multiples of the grid are exact as long as they stay under 2**(53 - k). With the group's exponent E (gradients of about
@@ -23,7 +23,7 @@ from planaria.runtime.worker.compute.shared_memory import SharedVector
 
 HEADROOM = 12
 CHUNK = 64 * 1024
-"""Floats worked on at a time: a chunk and its float64 copy stay in the second-level cache."""
+"""Floats worked on at a time: such a chunk and its float64 copy stay in the second-level cache."""
 
 
 Narrow = npt.NDArray[np.float32]
@@ -31,8 +31,8 @@ Wide = npt.NDArray[np.float64]
 
 
 def _add_within(total: Wide, values: Narrow, magic: float, limit: float, first: bool) -> bool:
-    """total (+)= values, rounded by `magic`, if none is beyond the limit, as nearly always: one look at the values,
-    where cutting them off would write them anew. Of a NaN, nothing is true.
+    """Adds or sets total (+)= values, rounded by `magic`, if none is beyond the limit, as nearly always: one look at
+    the values, where cutting them off would write them anew. Of a NaN, nothing is true.
 
     Returns:
         Whether it was done.
@@ -53,7 +53,7 @@ ADD_WITHIN = Kernel(_add_within)
 
 
 def load_compiled() -> None:
-    """Has the compiled form there: half a second from a cache, some seconds without.
+    """Loads the compiled `_add_within`: in half a second from a cache, in some seconds without.
 
     For a process that forks workers while nobody waits for it.
     """
@@ -63,7 +63,7 @@ def load_compiled() -> None:
 def add_within_by_torch(
     total: torch.Tensor, values: torch.Tensor, wide: torch.Tensor, magic: float, limit: float, first: bool
 ) -> bool:
-    """Does the same in five passes in place of two, which take twice as long.
+    """Does the same as `_add_within` in five passes in place of two, which take twice as long.
 
     For where the compiled loops are not loaded: interpreted, they take a second for a million values, and each
     microbatch has a value for every parameter.
@@ -90,7 +90,7 @@ class Rounding:
         self._is_on_host = device.type == "cpu"
 
     def add(self, total: torch.Tensor, values: torch.Tensor, *, exponent: int, contributions: int, first: bool) -> None:
-        """total (+)= round(values). Both flat and of one length.
+        """Does total (+)= round(values). Both flat and of one length.
 
         Args:
             total: float64.
@@ -123,7 +123,7 @@ class Rounding:
         return add_within_by_torch(total, values, wide, magic, limit, first)
 
     def _offset(self, part: torch.Tensor, magic: float) -> float | torch.Tensor:
-        """`magic`; NaN where the part has an infinity, which the clamping would hide, so that the norm tells of it."""
+        """Returns `magic`, or NaN if the part has an infinity, which clamping would hide, so that the norm shows it."""
         if self._is_on_host:
             return magic if math.isfinite(part.sum().item()) else math.nan
         return part.sum().mul(0.0) + magic  # the same without waiting for the device
@@ -157,12 +157,12 @@ class Accumulator:
         self._gathered = torch.zeros(span, device=device)
 
     def reset(self, exponent: int) -> None:
-        """Begin a step: nothing is counted."""
+        """Begins a step: nothing is counted."""
         self.is_empty = True
         self.exponent = exponent
 
     def add(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Count one microbatch's gradients, by parameter name; parameters that are missing got none."""
+        """Counts one microbatch's gradients, by parameter name; parameters that are missing got none."""
         first = self.is_empty
         if first and len(gradients) < len(self._layout.slots):
             self.total.zero_()
@@ -183,7 +183,7 @@ class Accumulator:
         self.is_empty = False
 
     def add_all(self, other: Accumulator) -> None:
-        """Count what the other one has counted."""
+        """Counts what another accumulator has counted."""
         if other.is_empty:
             return
         if self.is_empty:
@@ -203,7 +203,7 @@ class Accumulator:
 
 
 def _runs(slots: Sequence[Slot]) -> list[tuple[int, int, list[Slot]]]:
-    """Neighbouring small slots, as (begin, end, slots)."""
+    """Groups neighbouring small slots, as (begin, end, slots)."""
     runs: list[tuple[int, int, list[Slot]]] = []
     for slot in sorted(slots, key=lambda s: s.offset):
         end = slot.offset + slot.count
@@ -216,7 +216,7 @@ def _runs(slots: Sequence[Slot]) -> list[tuple[int, int, list[Slot]]]:
 
 
 def total_gradient(parts: Sequence[torch.Tensor], out: torch.Tensor, *, with_norm: bool) -> float:
-    """out = sum of the owners' accumulators, as float32; returns its squared L2 norm (0.0 without `with_norm`).
+    """Sets out = sum of the owners' accumulators, as float32; returns its squared L2 norm (0.0 without `with_norm`).
 
     Args:
         parts: flat, float64 (exact) or float32, in worker order; the order matters for float32 alone.
@@ -237,7 +237,7 @@ def total_gradient(parts: Sequence[torch.Tensor], out: torch.Tensor, *, with_nor
 
 
 def _add_up(parts: list[torch.Tensor], target: torch.Tensor) -> None:
-    """target = sum of the parts in their order, in their own precision, as float32."""
+    """Writes to `target` the sum of the parts in their order, in their own precision, as float32."""
     if not parts:
         target.zero_()
         return

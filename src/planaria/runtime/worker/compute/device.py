@@ -1,4 +1,4 @@
-"""The device that a worker computes on: which of the host's it gets, and how the same work gives the same bits."""
+"""Opens the device that a worker computes on: which of the host's, and with settings that give the same bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def open_device(job: Job, worker: int) -> torch.device:
-    """The worker's device: of the host's GPUs the one that fewest processes have, for as long as this one lives.
+    """Opens the worker's device: of the host's GPUs the one with fewest processes, for as long as this one lives.
 
     With exact numerics on CUDA, kernels that add in no fixed order are replaced by deterministic ones. CPU kernels
     are deterministic on one thread.
@@ -42,7 +42,7 @@ def open_device(job: Job, worker: int) -> torch.device:
 
 @cache
 def _claimed(count: int, first: int) -> int:
-    """By what the GPUs are called everywhere: their numbers differ between processes that see some of them only."""
+    """Claims a GPU by its UUID: numbers of GPUs differ between processes that see only some of them."""
     names = [str(getattr(torch.cuda.get_device_properties(place), "uuid", place)) for place in range(count)]
     try:
         return claim(names, first)
@@ -56,7 +56,7 @@ class NoDevice(ValueError):
 
 
 _held: list[IO[bytes]] = []
-"""Of this process; closed, and so lifted, by its end."""
+"""Locks of this process, lifted when its end closes the files."""
 
 
 def claim(names: Sequence[str], first: int, folder: Path | None = None) -> int:

@@ -1,4 +1,4 @@
-"""How long a worker's device takes: where a real device takes the time that it needs, an emulated one is made to.
+"""Keeps a device's time: a real device takes the time that it needs, an emulated one is made to take its profile's.
 
 The interpreter tells its pace what the device is about to do; `planaria.runtime.worker.emulated.time` is the one that
 waits.
@@ -15,11 +15,11 @@ from planaria.plan.program.instructions import Instruction
 from planaria.runtime.worker.compute.stopwatch import Stopwatch
 
 NAP_S = 1e-3
-"""A worker that is slow on order sleeps in naps: it takes some processor time, and so is not thought to hang."""
+"""Seconds of a nap of a worker slowed on order: in naps it takes some processor time, and is not thought to hang."""
 
 
 class DeviceClock(Protocol):
-    """Told of everything that takes a device's time, before it counts as done.
+    """A clock that is told of everything that takes a device's time, before it counts as done.
 
     Attributes:
         slowness: how many times longer than it could the device is to take, by a fault on order; 1: none.
@@ -28,27 +28,27 @@ class DeviceClock(Protocol):
     slowness: float
 
     def stopwatch(self) -> float:
-        """Seconds; its differences are how long the device computed."""
+        """Returns seconds; their differences are how long the device computed."""
         ...
 
     def slow_down(self, took_s: float) -> None:
-        """An instruction's compute took so long: it takes `slowness` times as long."""
+        """Makes an instruction take `slowness` times as long as its compute took."""
         ...
 
     def adopt(self, plan: Plan) -> None:
-        """A plan is in force, from now on."""
+        """Notes that a plan is in force from now on."""
         ...
 
     def read(self, size_bytes: int) -> None:
-        """All workers of the node have begun to read so much of a checkpoint, together."""
+        """Notes that all workers of the node have begun to read so much of a checkpoint, together."""
         ...
 
     def finish_reading(self) -> None:
-        """Returns when what was begun last is read; raises Interrupted on an order, and may be asked again."""
+        """Waits until what was begun last is read; raises Interrupted on an order, and may be called again."""
         ...
 
     def begin_step(self) -> None:
-        """The commit of the step before has come, or the plan: nothing of the new step began earlier."""
+        """Notes that the last step's commit, or the plan, has come: nothing of the new step began earlier."""
         ...
 
     def compute(
@@ -59,25 +59,25 @@ class DeviceClock(Protocol):
         inputs: Collection[int] = (),
         weights: Collection[int] = (),
     ) -> None:
-        """An instruction runs forwards of these layers, or gives gradients of these layers' inputs and weights.
+        """Takes the time of an instruction: forwards of these layers, or gradients of their inputs and weights.
         Returns when it would be done; raises Interrupted on an order, and when asked again goes on where it was."""
         ...
 
     def add_up(self, group: int, num_parts: int) -> None:
-        """The sum of so many owners' gradients of a group is computed."""
+        """Notes that the sum of so many owners' gradients of a group is computed."""
         ...
 
     def drain(self) -> None:
-        """Returns when the device has done all that it was given; raises Interrupted on an order."""
+        """Waits until the device has done all that it was given; raises Interrupted on an order."""
         ...
 
     def apply(self, groups: Collection[int]) -> None:
-        """The optimizer updates these groups."""
+        """Notes that the optimizer updates these groups."""
         ...
 
 
 class OwnPace:
-    """A real device's: things take as long as they take.
+    """The clock of a real device: things take as long as they take.
 
     Args:
         stopwatch: of the device.
@@ -91,7 +91,7 @@ class OwnPace:
         return self._stopwatch()
 
     def slow_down(self, took_s: float) -> None:
-        """By the stopwatch: who shares cores waits for one after each nap, and is not the slower for that."""
+        """Sleeps by the stopwatch: on shared cores a nap ends late, and the worker is not the slower for that."""
         naps = self._stopwatch is not time.thread_time  # which stands still meanwhile
         end = self._stopwatch() + took_s * (self.slowness - 1.0)
         while (left := end - self._stopwatch()) > 0:

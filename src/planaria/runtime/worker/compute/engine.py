@@ -21,14 +21,14 @@ from planaria.runtime.worker.compute.stopwatch import stopwatch
 
 
 class Batches(Protocol):
-    """A pure function of (step, microbatch)."""
+    """Gives microbatches as a pure function of (step, microbatch)."""
 
     def microbatch(self, step: int, index: int) -> Batch: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """One worker's.
+    """What one worker computes with.
 
     Attributes:
         model: as a list of layers.
@@ -46,7 +46,7 @@ class Engine:
 
 
 def real_engine(job: Job, data_folder: Path, worker: int) -> Engine:
-    """On a CPU or GPU, with the data that was prepared into the folder.
+    """Makes the engine of a CPU or GPU, with the data that was prepared in the folder.
 
     Raises:
         ModelError: the model cannot be built.

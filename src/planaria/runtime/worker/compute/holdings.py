@@ -16,7 +16,7 @@ from planaria.runtime.worker.compute.replica import Replica, apply_adamw
 
 
 class Holdings(HeldState[Replica, Accumulator]):
-    """Replicas, accumulators and the ledger of one worker, as tensors.
+    """The replicas, accumulators and ledger of one worker, as tensors.
 
     Args:
         model: as a list of layers.
@@ -71,7 +71,7 @@ class Holdings(HeldState[Replica, Accumulator]):
         return views
 
     def count(self, layer: int, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Add one microbatch's gradients of a layer, by parameter name within the layer."""
+        """Adds one microbatch's gradients of a layer, by parameter name within the layer."""
         by_group: dict[int, dict[str, torch.Tensor]] = {}
         for name, gradient in gradients.items():
             group, parameter = self._where[layer, name]
@@ -80,7 +80,7 @@ class Holdings(HeldState[Replica, Accumulator]):
             self._in_use(group).add(parts)
 
     def apply(self, groups: Iterable[int], step: int, clip_factor: float, learning_rate: float) -> None:
-        """One optimizer step of these groups, or (`NOT_APPLIED`) none: then they are as of `step` all the same."""
+        """Makes one optimizer step of these groups, or (`NOT_APPLIED`) none: they count as of `step` all the same."""
         replicas = [self.replicas[group] for group in groups]
         if clip_factor != NOT_APPLIED:
             apply_adamw(replicas, self._train, step, clip_factor, learning_rate)

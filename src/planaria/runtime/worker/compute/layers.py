@@ -1,4 +1,4 @@
-"""Forwards and backwards, one layer at a time: each layer is an autograd graph of its own.
+"""Runs forwards and backwards, one layer at a time: each layer is an autograd graph of its own.
 
 Knows nothing of plans or peers. What a forward keeps for its backward, and the input's half of a split backward for
 the weights' half, is named by (microbatch, born), as in the program's instructions.
@@ -30,14 +30,14 @@ class LayerCompute(LayerRunner[Batch, Tensors], Protocol):
     """Runs layers made of tensors: this module's `Compute`, or an emulated device's."""
 
     def add_layer(self, layer: int, module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Be able to run a layer, whose parameters are these views of the replicas' memory."""
+        """Adds a layer to be run, whose parameters are these views of the replicas' memory."""
         ...
 
     def parameters_of(self, layer: int) -> tuple[torch.Tensor, ...]: ...
 
 
 class LayerFailed(Exception):
-    """The user's layer raised: name of the layer and the error."""
+    """A layer of the user's raised: carries the name of the layer and the error."""
 
     def __init__(self, layer: str, error: BaseException) -> None:
         super().__init__(f"layer {layer!r}: {type(error).__name__}: {error}")
@@ -60,7 +60,7 @@ def autocast(train: TrainSection, device: torch.device) -> AbstractContextManage
 
 
 def bind(module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> dict[str, nn.Parameter]:
-    """Make the module's parameters views of the replicas' memory; returns them by their name in the module."""
+    """Makes the module's parameters views of the replicas' memory; returns them by their name in the module."""
     bound = {}
     for name, _ in list(module.named_parameters(remove_duplicate=False)):
         path, _, last = name.rpartition(".")
@@ -71,7 +71,7 @@ def bind(module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> dict[str,
 
 
 class Compute:
-    """The real thing, on a CPU or GPU; see `LayerCompute`."""
+    """Runs layers on a CPU or GPU; see `LayerCompute`."""
 
     def __init__(self, model: Model, train: TrainSection, device: torch.device, count: Count) -> None:
         self._model = model
@@ -143,7 +143,7 @@ class Compute:
 
     @contextmanager
     def _naming(self, layer: int) -> Iterator[None]:
-        """What the user's code raises is told with the layer's name."""
+        """Adds the layer's name to what the user's code raises."""
         try:
             yield
         except Exception as error:
@@ -179,7 +179,7 @@ class Compute:
     def _graph(
         self, step: int, work: Work, layer: int, gradients: Tensors
     ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor | None]]:
-        """The layer's graph, for the last time: inputs, and roots with their gradients."""
+        """Takes the layer's graph for the last time: inputs, and roots with their gradients."""
         kept = self._kept.pop((work, layer))
         outputs = kept.outputs
         if outputs is None:
@@ -201,7 +201,7 @@ class Compute:
 
 
 def _filled(inputs: list[torch.Tensor], gradients: Gradients) -> Tensors:
-    """Inputs that nothing depends on have a gradient of 0."""
+    """Fills in gradients of 0 for inputs that nothing depends on."""
     return tuple(
         torch.zeros_like(tensor) if gradient is None else gradient
         for tensor, gradient in zip(inputs, gradients, strict=True)
@@ -216,7 +216,7 @@ _Packed = tuple[torch.device, torch.Tensor]
 
 
 def kept_on_host(parameters: Iterable[torch.Tensor]) -> saved_tensors_hooks:
-    """A context: what autograd saves within it is kept in (pinned) host memory.
+    """Keeps what autograd saves within the context in (pinned) host memory.
 
     Copies are made on the device's current stream, so nothing waits for them that comes later on it.
 

@@ -37,7 +37,7 @@ class Replica:
 
     @property
     def state(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What is moved and saved."""
+        """Returns what is moved and saved."""
         return self.parameters, self.moment, self.moment_squared
 
     def load(self, state: Sequence[torch.Tensor], step: int) -> None:
@@ -46,17 +46,17 @@ class Replica:
         self.step = step
 
     def part(self, first: int, end: int, whole: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The state from `first` to `end` of `whole` equal pieces, as views. Parts that meet leave nothing out."""
+        """Returns the state from `first` to `end` of `whole` equal pieces, as views. Parts that meet omit nothing."""
         floats = slice(first * self.layout.size // whole, end * self.layout.size // whole)
         return self.parameters[floats], self.moment[floats], self.moment_squared[floats]
 
     def named_state(self) -> NamedState:
-        """The state by parameter name, as views."""
+        """Returns the state by parameter name, as views."""
         views = tuple(self.layout.views(flat) for flat in self.state)
         return views[0], views[1], views[2]
 
     def copy_of_state(self) -> NamedState:
-        """The state by parameter name, in memory of its own on the host."""
+        """Returns the state by parameter name, in memory of its own on the host."""
         views = tuple(self.layout.views(flat.detach().to("cpu", copy=True)) for flat in self.state)
         return views[0], views[1], views[2]
 
@@ -70,7 +70,7 @@ class Replica:
 def apply_adamw(
     replicas: Sequence[Replica], train: TrainSection, step: int, clip_factor: float, learning_rate: float
 ) -> None:
-    """One AdamW step (Loshchilov and Hutter, 2019) on each replica, with its gradient times `clip_factor`.
+    """Makes one AdamW step (Loshchilov and Hutter, 2019) on each replica, with its gradient times `clip_factor`.
 
     Args:
         replicas: those that the worker owns.
@@ -114,15 +114,15 @@ def apply_adamw(
 
 
 ALIGNMENT = 16
-"""Floats; 64 bytes, so that a parameter sees the same vector code wherever it lies."""
+"""Alignment in floats; 64 bytes, so that a parameter sees the same vector code wherever it lies."""
 
 SMALL = 16 * 1024
-"""Floats; smaller gradients are gathered before they are rounded, to save calls."""
+"""Floats below which gradients are gathered before they are rounded, to save calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One parameter's place: offset and count in floats."""
+    """The place of one parameter: offset and count in floats."""
 
     name: str
     shape: tuple[int, ...]
@@ -132,7 +132,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Slots in memory order: large ones that decay, small ones that decay, then those that do not.
+    """The slots in memory order: large ones that decay, small ones that decay, then those that do not.
 
     Attributes:
         slots: every parameter of the group.
@@ -163,7 +163,7 @@ class Layout:
         return cls(slots=tuple(slots), size=offset, decay_end=decay_end)
 
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Every parameter as a view of `flat`, by name."""
+        """Returns every parameter as a view of `flat`, by name."""
         return {s.name: flat[s.offset : s.offset + s.count].view(s.shape) for s in self.slots}
 
     def fill(self, flat: torch.Tensor, values: Mapping[str, torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Seeds as functions of what is computed, never of who computes it or when."""
+"""Derives seeds from what is computed, never from which worker computes it or when."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 
 def derive(*parts: int | str) -> int:
-    """A 63-bit seed from numbers and names."""
+    """Derives a 63-bit seed from numbers and names."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def seed_layer(seed: int, step: int, microbatch: int, layer: int, device: torch.device) -> None:
-    """Set torch's generator so that dropout of this layer is a function of its arguments alone."""
+    """Sets torch's generator so that dropout of this layer is a function of its arguments alone."""
     value = derive("forward", seed, step, microbatch, layer)
     if device.type == "cuda":
         torch.cuda.manual_seed(value)

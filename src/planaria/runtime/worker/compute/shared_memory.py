@@ -31,7 +31,7 @@ class SharedVector:
         self.tensor = torch.frombuffer(mmap.mmap(self._descriptor, size), dtype=dtype, count=count)
 
     def address(self) -> torch.Tensor:
-        """What a peer needs to map it: int64 (pid, descriptor, serial, count)."""
+        """Returns what a peer needs to map the vector: int64 (pid, descriptor, serial, count)."""
         return torch.tensor([os.getpid(), self._descriptor, self.serial, self.tensor.numel()])
 
     def __del__(self) -> None:
@@ -45,7 +45,7 @@ class SharedReader:
         self._mapped: dict[tuple[int, int], tuple[tuple[int, int], torch.Tensor]] = {}
 
     def read(self, peer: int, item: int, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """The peer's vector for `item`, in place; None when its owner is gone before it was mapped.
+        """Returns the peer's vector for `item`, in place; None when its owner ended before it was mapped.
 
         Raises:
             OSError: it is there and cannot be mapped (no right to, or too many files are open).
@@ -71,13 +71,13 @@ class SharedReader:
         return vector
 
     def keep_only(self, peers: set[int]) -> None:
-        """Unmap what belongs to workers that are no longer in the plan."""
+        """Unmaps what belongs to workers that are no longer in the plan."""
         for entry in [entry for entry in self._mapped if entry[0] not in peers]:
             del self._mapped[entry]
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a process is a zombie, or about to be one: whoever is not root may not open the files of these."""
+    """Whether a process is a zombie, or about to be one, whose files only root may open."""
     try:
         with open(f"/proc/{pid}/status") as status:
             return "VmSize:" not in status.read()

@@ -1,4 +1,4 @@
-"""A layer's backward in two passes: the gradients of its inputs now, those of its parameters later, no work twice.
+"""Runs a layer's backward in two passes: the gradients of its inputs now, those of its parameters later, no work twice.
 
 Autograd computes only what leads to the tensors that it is asked for. So the first pass asks for the inputs, and notes
 what arrives at the border: at each node on the way from outputs to inputs from which an edge leaves for parameters
@@ -35,7 +35,7 @@ class _Border:
 
 @dataclass(slots=True)
 class _Cut:
-    """How a graph falls in two.
+    """The cut of a graph in two.
 
     Attributes:
         borders: see the module.
@@ -49,7 +49,7 @@ class _Cut:
 
 
 class WeightPass:
-    """The second pass of one layer's backward. It keeps the part of the graph that it needs.
+    """Computes the second pass of one layer's backward. It keeps the part of the graph that it needs.
 
     Args:
         run: computes the gradients.
@@ -59,7 +59,7 @@ class WeightPass:
         self._run = run
 
     def gradients(self) -> Gradients:
-        """One for each parameter, None where there is none. To be called once: the graph is used up."""
+        """Returns a gradient for each parameter, None where there is none. To be called once: the graph is used up."""
         return self._run()
 
 
@@ -69,7 +69,7 @@ def backward_in_two(
     inputs: Sequence[torch.Tensor],
     parameters: Sequence[torch.Tensor],
 ) -> tuple[Gradients, WeightPass]:
-    """The first pass; returns the inputs' gradients, and the second pass.
+    """Runs the first pass; returns the inputs' gradients, and the second pass.
 
     Args:
         roots: tensors that require a gradient, with one graph behind them.
@@ -128,7 +128,7 @@ def _weights(
 def _cut(
     roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
 ) -> _Cut | None:
-    """Where the graph falls in two; None if a parameter is reached from more than one side."""
+    """Finds where the graph falls in two; None if a parameter is reached from more than one side."""
     ends = [get_gradient_edge(root).node for root in roots]
     below = _Below(inputs, parameters)
     for end in ends:
@@ -146,7 +146,7 @@ def _cut(
 
 
 class _Below:
-    """What is reached from each node of a graph.
+    """Finds what is reached from each node of a graph.
 
     Attributes:
         leading: nodes from which an input is reached.
@@ -162,7 +162,7 @@ class _Below:
         self.borders: dict[Node, frozenset[int]] = {}
 
     def visit(self, root: Node) -> None:
-        """Look at all that is reached from `root`, children before parents."""
+        """Visits all that is reached from `root`, children before parents."""
         known: tuple[Mapping[Node, object], ...] = (self.leading, self.parameters)
         if root in known[0] or root in known[1]:
             return

@@ -20,10 +20,10 @@ from collections.abc import Callable
 import torch
 
 Stopwatch = Callable[[], float]
-"""Seconds; only differences mean something. Asked by one thread, the first that asked."""
+"""A function that returns seconds, of which only differences mean something. For the first thread that calls it."""
 
 _SCHEDULE = "/proc/thread-self/schedstat"
-"""Nanoseconds that the thread ran, nanoseconds that it was ready and waited, and how often it ran."""
+"""File of the nanoseconds that the thread ran, those that it was ready and waited, and how often it ran."""
 
 
 def stopwatch(device: torch.device, num_workers: int) -> Stopwatch:
@@ -45,7 +45,7 @@ def _after_all_kernels_s(device: torch.device) -> float:
 
 
 class _Oversubscribed:
-    """Wall-clock time less waits for a core."""
+    """Measures wall-clock time less waits for a core."""
 
     def __init__(self) -> None:
         self._file: int | None = None

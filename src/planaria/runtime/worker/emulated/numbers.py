@@ -1,4 +1,4 @@
-"""An emulated device's numbers: a made-up model of the profile's layers, whose layers compute nothing but check sums.
+"""Makes up an emulated device's numbers: a model of the profile's layers, which compute nothing but check sums.
 
 What flows between layers is one 63-bit number. A forward mixes it with the layer's number and the bytes of its
 parameters, a backward mixes the way back, and a parameter's gradient follows from what the layer saw on both ways. So
@@ -27,7 +27,7 @@ from planaria.runtime.worker.compute.engine import Engine
 from planaria.runtime.worker.compute.layers import Count
 
 FLOATS = 4
-"""Parameters of a group."""
+"""Floats of a group's parameters."""
 
 _BITS = 63
 _GRADIENT = 1e-2
@@ -36,13 +36,13 @@ _INPUT = "number"
 
 
 def read_costs(path: Path, job: Job) -> ModelProfile:
-    """The costs that the job runs with, from the run folder's profile."""
+    """Reads the costs that the job runs with from the run folder's profile."""
     profile = msgspec.json.decode(path.read_bytes(), type=ModelProfile)
     return profile.recomputed() if job.train.activation_checkpointing else profile
 
 
 def emulated_engine(profile: ModelProfile, job: Job, pace: DeviceClock) -> Engine:
-    """What a worker with an emulated device computes with."""
+    """Makes what a worker with an emulated device computes with."""
     model = EmulatedModel(profile)
     return Engine(
         model=model,
@@ -80,7 +80,7 @@ class EmulatedModel:
         return (_INPUT,)
 
     def build_layer(self, index: int) -> nn.Module:
-        """A layer is a number to `EmulatedCompute`."""
+        """Returns a placeholder: a layer is a number to `EmulatedCompute`."""
         return nn.Identity()
 
     def initial_state(self, group: int, seed: int) -> Mapping[str, torch.Tensor]:
@@ -88,7 +88,7 @@ class EmulatedModel:
         return {parameter.name: _floats(_INITIAL, "initial weights", seed, group)}
 
     def loss(self, outputs: Tensors, batch: Batch) -> torch.Tensor:
-        """See `EmulatedNumbers.loss`."""
+        """Returns the loss of `EmulatedNumbers.loss`."""
         return torch.tensor(_share(int(outputs[0])))
 
 
@@ -98,7 +98,7 @@ def _parameter(group: int, layers: tuple[int, ...]) -> ParameterSpec:
 
 
 class EmulatedBatches:
-    """A microbatch is one number."""
+    """Makes microbatches of one number each."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -109,7 +109,7 @@ class EmulatedBatches:
 
 @dataclass(frozen=True, slots=True)
 class EmulatedNumbers:
-    """What a layer's forward and backward give, as pure functions."""
+    """Computes what a layer's forward and backward give, as pure functions."""
 
     model: EmulatedModel
     train: TrainSection
@@ -122,7 +122,7 @@ class EmulatedNumbers:
         return _mix("forward", layer, number, parameters)
 
     def loss(self, number: int) -> float:
-        """Between 0 and 1; it means nothing."""
+        """Returns a number between 0 and 1 that means nothing."""
         return _share(number)
 
     def backward(self, layer: int, seen: int, gradient: int, parameters: bytes) -> int:
@@ -136,7 +136,7 @@ class EmulatedNumbers:
         return _mix("backward", layer, seen, gradient, parameters)
 
     def weights(self, layer: int, seen: int, gradient: int, names: Iterator[str]) -> dict[str, torch.Tensor]:
-        """Gradients of these parameters of the layer, for one microbatch."""
+        """Returns gradients of these parameters of the layer, for one microbatch."""
         scale = _GRADIENT / self.train.num_microbatches
         return {name: _floats(scale, "weight", layer, name, seen, gradient) for name in names}
 
@@ -208,7 +208,7 @@ class EmulatedCompute:
             self._count(layer, self._numbers.weights(layer, seen, gradient, iter(self._parameters[layer])))
 
     def _bytes_of(self, layer: int, step: int) -> bytes:
-        """Of the layer's parameters, which do not change within a step."""
+        """Returns the bytes of the layer's parameters, which do not change within a step."""
         known = self._bytes.get(layer)
         if known is None or known[0] != step:
             known = self._bytes[layer] = step, parameter_bytes(self._parameters[layer])
@@ -216,17 +216,17 @@ class EmulatedCompute:
 
 
 def parameter_bytes(parameters: Mapping[str, torch.Tensor]) -> bytes:
-    """Of a layer's parameters, in name order."""
+    """Returns the bytes of a layer's parameters, in name order."""
     return b"".join(parameters[name].numpy().tobytes() for name in sorted(parameters))
 
 
 def _mix(*parts: int | str | bytes) -> int:
-    """A number below 2**63 that depends on every part and their order."""
+    """Returns a number below 2**63 that depends on every part and their order."""
     return int.from_bytes(_digest(8, parts), "little") >> (64 - _BITS)
 
 
 def _floats(scale: float, *parts: int | str) -> torch.Tensor:
-    """Numbers between -scale and scale that depend on every part."""
+    """Returns numbers between -scale and scale that depend on every part."""
     digest = _digest(8 * FLOATS, parts)
     shares = (int.from_bytes(digest[at : at + 8], "little") / 2.0**63 - 1.0 for at in range(0, len(digest), 8))
     return torch.tensor([scale * share for share in shares], dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""An emulated device's time: waits of the profile's durations, and links over which things take the profile's time.
+"""Emulates a device's time: waits for the profile's durations, and has links take the profile's time.
 
 The device is one that works through what it is given while its host goes on, as a GPU does: `free_at` is when it will
 have done all of that, and what is launched next begins there or when its input has come, not when Python gets round to
@@ -30,11 +30,11 @@ from planaria.runtime.worker.transport.transport import Transport
 
 _SUMS = (Kind.SUM, Kind.SHARED_SUM)
 AHEAD_S = 0.010
-"""How far a host may lag behind its device before the device has nothing to do: what a host enqueues in advance."""
+"""Seconds of work that a host enqueues in advance: so far it may lag behind before its device has nothing to do."""
 
 
 class EmulatedPace:
-    """One worker's device and the links that leave it; see `planaria.runtime.worker.compute.device_clock.Pace`.
+    """One worker's device and the links that leave it; see `planaria.runtime.worker.compute.device_clock.DeviceClock`.
 
     Args:
         worker: whose.
@@ -75,16 +75,16 @@ class EmulatedPace:
     # The device
 
     def stopwatch(self) -> float:
-        """What the forwards and backwards took on the device: nothing of its host is in it."""
+        """Returns what the forwards and backwards took on the device, without any time of its host."""
         return self._computed_s
 
     def worked(self) -> float:
-        """For how long the device has computed, up to now; for other threads."""
+        """Returns for how long the device has computed, up to now; for other threads."""
         worked_s, since = self._work
         return worked_s + (0.0 if since is None else self._clock() - since)
 
     def slow_down(self, took_s: float) -> None:
-        """It was launched as that long."""
+        """Does nothing: the instruction was launched with its slowed duration."""
 
     def adopt(self, plan: Plan) -> None:
         self._plan = plan
@@ -112,7 +112,7 @@ class EmulatedPace:
         self.not_before(self._clock())
 
     def not_before(self, moment_s: float) -> None:
-        """What is launched from now on had to wait for something until this moment."""
+        """Delays what is launched from now on until this moment, as it had to wait for something."""
         self.free_at = max(self.free_at, moment_s)
 
     def compute(
@@ -159,14 +159,14 @@ class EmulatedPace:
         self._launch(sum(self._own_bytes(group) for group in groups) * self._profile.step.apply_s_per_byte)
 
     def _own_bytes(self, group: int) -> float:
-        """Bytes of the group's parameters on one device of this worker's stage."""
+        """Returns the bytes of the group's parameters on one device of this worker's stage."""
         layers = self._profile.groups[group].layers
         return self._profile.groups[group].size_bytes / max(self._devices.get(layer, 1) for layer in layers)
 
     # The links
 
     def sent(self, peer: WorkerId, key: Key) -> float:
-        """A message is sent now; returns the moment that it bears.
+        """Notes that a message is sent now; returns the moment that it bears.
 
         That is when its last byte arrives, one message to a peer after another, and of a sum's part when it can be
         read.
@@ -192,7 +192,7 @@ class EmulatedPace:
         return self._profile.links.of(same_node=same_node)
 
     def arrived(self, key: Key, moment_s: float, *, is_empty: bool) -> float:
-        """When a message that bears this moment is all here. Sums' parts are read one after another.
+        """Returns when a message that bears this moment is all here. Sums' parts are read one after another.
 
         To be asked once for each message, at or after its moment.
         """
@@ -206,7 +206,7 @@ class EmulatedPace:
 
 
 class EmulatedMailbox(Mailbox):
-    """Hides a message until it would be here; its last tensor is the moment that it bears.
+    """Hides a message until its moment of arrival, which its last tensor bears.
 
     Attributes:
         pace: knows what the moment means, and is told of every message that is taken. To be set before the first.
@@ -258,7 +258,7 @@ class EmulatedMailbox(Mailbox):
         super().wait_until(condition, idle)
 
     def _wait_for_arrivals(self, seen: int) -> None:
-        """Also returns when the first of the messages that were looked for becomes visible."""
+        """Waits for arrivals, or until the first message that was looked for becomes visible."""
         with self.condition:
             while self._arrivals == seen and not self.has_orders:
                 left = self._soonest_s - self._clock()
@@ -297,7 +297,7 @@ class EmulatedTransport(Transport):
         self._pace = pace
 
     def is_on_this_host(self, peer: WorkerId) -> bool:
-        """Emulated nodes have no memory in common."""
+        """Returns False: emulated nodes have no memory in common."""
         return False
 
     def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:

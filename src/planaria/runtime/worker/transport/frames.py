@@ -1,4 +1,4 @@
-"""Data frames: how tensors are written and read on a socket. Nothing is unpickled.
+"""Writes and reads tensors on a socket as data frames. Nothing is unpickled.
 
 A 4-byte header length, 8-byte payload length, two 8-byte checksums (xxh3_64: of the payload; of all before it and the
 header), a msgpack header, then the tensors' bytes one after the other.
@@ -21,7 +21,7 @@ from planaria.runtime.worker.transport.mailbox import Key
 _DATA = struct.Struct("!IQQ")
 _SUM = struct.Struct("!Q")
 _READ_BYTES = 1 << 20
-"""Read and summed, while it is in the cache, at a time."""
+"""Bytes that are read at a time and summed while they are in the cache."""
 
 MAX_HEADER_BYTES = 64 * 1024
 DTYPES = {
@@ -69,7 +69,7 @@ _header_decoder = msgspec.msgpack.Decoder(DataHeader)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """A contiguous CPU tensor's bytes, without a copy."""
+    """Returns a contiguous CPU tensor's bytes, without a copy."""
     flat = tensor.detach().reshape(-1)
     if flat.numel() == 0:
         return memoryview(b"")
@@ -77,7 +77,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def data_frame(key: Key, tensors: tuple[torch.Tensor, ...]) -> list[memoryview]:
-    """The pieces of a data frame, header first; the tensors' memory is not copied."""
+    """Returns the pieces of a data frame, header first; the tensors' memory is not copied."""
     host = [tensor.detach().to("cpu").contiguous() for tensor in tensors]
     header = _header_encoder.encode(
         DataHeader(
@@ -97,7 +97,7 @@ def data_frame(key: Key, tensors: tuple[torch.Tensor, ...]) -> list[memoryview]:
 
 
 def read_data(sock: socket.socket, max_payload_bytes: int) -> tuple[Key, tuple[torch.Tensor, ...]]:
-    """The next data frame, into new tensors. Raises EOFError, DamagedFrame, FrameError."""
+    """Reads the next data frame into new tensors. Raises EOFError, DamagedFrame, FrameError."""
     start = read_exactly(sock, _DATA.size + _SUM.size)
     lengths, (header_sum,) = start[: _DATA.size], _SUM.unpack(start[_DATA.size :])
     header_size, payload_size, payload_sum = _DATA.unpack(lengths)

@@ -1,4 +1,4 @@
-"""Where everything that reaches a worker is put down, and where its main thread waits for it.
+"""Holds everything that reaches a worker, and has its main thread wait for it.
 
 One lock and one condition for data and control alike, so that a wait for a tensor ends at once when the coordinator
 has something to say.
@@ -21,7 +21,7 @@ __all__ = ["Interrupted", "Key", "Kind", "Mailbox"]
 
 
 class Interrupted(Exception):
-    """The coordinator has spoken: what is being done is put down."""
+    """The coordinator has spoken: the work under way is put down."""
 
 
 ControlEvent = ToWorker | CoordinatorGone | CoordinatorBack
@@ -42,7 +42,7 @@ class Mailbox:
         self._error: BaseException | None = None
         self.came_s = 0.0
         self.when_damaged: Callable[[Key], None] = lambda key: None
-        """Called by whoever wants a message that arrived damaged, and goes on waiting: for a new plan."""
+        """Called by a thread that wants a message that arrived damaged, and goes on waiting, for a new plan."""
 
     def put(self, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         with self.condition:
@@ -51,7 +51,7 @@ class Mailbox:
                 self.condition.notify_all()
 
     def put_damaged(self, key: Key) -> None:
-        """A message came, and not as it was sent."""
+        """Puts down a message that came, but not as it was sent."""
         with self.condition:
             self._mail.put_damaged(key)
             self._arrivals += 1
@@ -63,7 +63,7 @@ class Mailbox:
             self.condition.notify_all()
 
     def put_error(self, error: BaseException) -> None:
-        """A helper thread failed: the main thread raises it at its next look."""
+        """Puts down an error of a helper thread: the main thread raises it at its next look."""
         with self.condition:
             self._error = error
             self.condition.notify_all()
@@ -81,7 +81,7 @@ class Mailbox:
         return bool(self._orders) or self._error is not None
 
     def take(self, key: Key, idle: Callable[[], bool]) -> tuple[torch.Tensor, ...]:
-        """Wait for a message. Raises Interrupted as soon as there is an order.
+        """Waits for a message. Raises Interrupted as soon as there is an order.
 
         Args:
             idle: does a piece of other work while there is nothing else to do; False when it has none.
@@ -98,7 +98,7 @@ class Mailbox:
         return found[0]
 
     def wait_until(self, condition: Callable[[], bool], idle: Callable[[], bool]) -> None:
-        """Wait until `condition` holds, asked anew whenever something arrives. Raises Interrupted on an order."""
+        """Waits until `condition` holds, asked anew whenever something arrives. Raises Interrupted on an order."""
         while True:
             arrivals = self._arrivals
             if self.has_orders:
@@ -109,13 +109,13 @@ class Mailbox:
                 self._wait_for_arrivals(arrivals)
 
     def _wait_for_arrivals(self, seen: int) -> None:
-        """Sleep until more than the messages that were `seen` has arrived, or an order."""
+        """Waits until more than the `seen` messages have arrived, or an order."""
         with self.condition:
             while self._arrivals == seen and not self.has_orders:
                 self.condition.wait()
 
     def poll(self, key: Key) -> tuple[torch.Tensor, ...] | None:
-        """Take a message if it is there."""
+        """Takes a message if it is there."""
         with self.condition:
             is_damaged, found = self._mail.came_damaged(key), self._mail.take(key)
             self.came_s = self._mail.came_s

@@ -1,4 +1,4 @@
-"""State on its way, as tensors: what is read from a checkpoint, what a plan moves from worker to worker.
+"""Transfers state, as tensors: reads it from a checkpoint, and moves it from worker to worker.
 
 It fills the holdings while a program runs, which waits only before what needs the state.
 """
@@ -29,7 +29,7 @@ from planaria.runtime.worker.transport.transport import Transport
 
 
 class StateTransfer(StateTransfers[Replica]):
-    """Of one worker.
+    """The state transfers of one worker.
 
     Args:
         worker: this one.
@@ -79,7 +79,7 @@ class StateTransfer(StateTransfers[Replica]):
         super().begin(message, forgets=forgets)
 
     def bring_in(self, instruction: Instruction | None, idle: Callable[[], bool]) -> None:
-        """What has come; and what is still missing, where the next instruction needs it. Raises Interrupted.
+        """Takes state that has come; waits for what the next instruction needs. Raises Interrupted.
 
         Args:
             instruction: the next one; None: the program is over.
@@ -114,14 +114,14 @@ class StateTransfer(StateTransfers[Replica]):
 
 
 def _read_by_node(plan: Plan, worker: WorkerId) -> int:
-    """Bytes of a checkpoint that the worker's node reads."""
+    """Returns the bytes of a checkpoint that the worker's node reads."""
     node = plan.node_of(worker)
     held = [group for other, groups in plan.groups_of.items() if plan.node_of(other) == node for group in groups]
     return sum(plan.groups[group].moved_bytes for group in held)
 
 
 def _moving(plan: Plan, transfer: Transfer, replica: Replica) -> tuple[torch.Tensor, ...]:
-    """What the transfer moves of a replica of its group, as views."""
+    """Returns what the transfer moves of a replica of its group, as views."""
     if transfer.part is None:
         return replica.state
     return replica.part(*transfer.part, plan.groups[transfer.group].size_bytes)

@@ -1,4 +1,4 @@
-"""Sums of gradients across the owners of each group, as tensors (`planaria.protocol.worker.sums`).
+"""Sums gradients across the owners of each group, as tensors (`planaria.protocol.worker.sums`).
 
 Owners on one host send only where their accumulator lies, and read it in place: nobody writes to an accumulator between
 its sync and the commit, except for a plan whose sync epoch makes the old sum void. The thread that computes does the
@@ -38,7 +38,7 @@ class Sync(Sums[Accumulator, tuple[torch.Tensor, ...], torch.Tensor]):
         super().begin_step(plan, step)
 
     def progress(self) -> bool:
-        """Do one piece of what can be done without waiting; False when there is nothing."""
+        """Does one piece of what can be done without waiting; False when there is nothing."""
         whole = self.collect()
         if whole is not None:
             self.finish(*whole)

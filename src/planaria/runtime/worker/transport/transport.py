@@ -29,14 +29,14 @@ from planaria.runtime.worker.transport.mailbox import Key, Mailbox
 
 CONNECT_TIMEOUT_S: Final = 5.0
 UNREACHABLE_PAUSE_S: Final = 0.1
-"""Between two attempts at a host that cannot be reached: in the first second after its cable is back, its entry among
+"""Seconds between two attempts at an unreachable host: in the first second after its cable is back, its entry among
 the kernel's neighbours may still be that of a host that is gone."""
 
 MAX_PAYLOAD_BYTES: Final = 1 << 36
 
 
 class _Peer:
-    """The way to one peer: a socket and a thread that sends what could not go at once.
+    """The connection to one peer: a socket and a thread that sends what could not go at once.
 
     Args:
         own: the sender.
@@ -69,7 +69,7 @@ class _Peer:
         self._queue.put(pieces)
 
     def _send_at_once(self, sock: socket.socket, pieces: list[memoryview]) -> list[memoryview]:
-        """Give the kernel what it takes without blocking; returns the rest."""
+        """Gives the kernel what it takes without blocking; returns the rest."""
         try:
             sent = sock.sendmsg(pieces, [], socket.MSG_DONTWAIT)
         except OSError:
@@ -136,7 +136,7 @@ class _Peer:
 
 
 class Transport:
-    """Sends to peers and lets what they send fall into the mailbox.
+    """Sends to peers, and puts what they send into the mailbox.
 
     Args:
         worker: who this is.
@@ -164,11 +164,11 @@ class Transport:
         self._greeter = PeerListener(token, self._greeted)
 
     def start(self) -> str:
-        """Begin to listen; returns the address that peers need."""
+        """Begins to listen; returns the address that peers need."""
         return f"{self._host}:{self._greeter.start(self._host)}"
 
     def set_peers(self, addresses: Mapping[WorkerId, str]) -> None:
-        """Who is in the plan. Ways to everybody else are closed; ways that stay are not touched."""
+        """Sets the peers of the plan. Connections to all others are closed; those that stay are not touched."""
         for worker in [w for w in self._peers if addresses.get(w) != self._addresses.get(w)]:
             self._peers.pop(worker).close()
         self._addresses = dict(addresses)
@@ -185,7 +185,7 @@ class Transport:
         return found
 
     def _broken(self, peer: WorkerId, address: str) -> None:
-        """The peer is lost, most likely, and out of the plan soon. If it is not, somebody else must judge."""
+        """Reports a broken connection to a peer, unless the peer is soon out of the plan: others must decide."""
 
         def check() -> None:
             if self._addresses.get(peer) == address:
@@ -196,14 +196,14 @@ class Transport:
         timer.start()
 
     def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
-        """Send without waiting. The tensors must not change until the peer has them (a later commit says so)."""
+        """Sends without waiting. The tensors must not change until the peer has them (a later commit says so)."""
         self.connect(peer).send(data_frame(key, tensors))
 
     def _greeted(self, sock: socket.socket, sender: int) -> None:
         threading.Thread(target=self._receive, args=(sock, sender), name="receive", daemon=True).start()
 
     def _receive(self, sock: socket.socket, sender: int) -> None:
-        """Read one peer's messages until it closes."""
+        """Reads one peer's messages until it closes."""
         with sock:
             try:
                 while True:
