@@ -26,7 +26,7 @@ _EMBED = "model.embed_tokens.weight"
 
 
 class LlamaEmbedding(nn.Module):
-    """(microbatch, sequence) token ids to (microbatch, sequence, width)."""
+    """The embedding layer: (microbatch, sequence) token ids to (microbatch, sequence, width)."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def _cosines_and_sines(config: Any, like: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 class LlamaHead(nn.Module):
-    """(microbatch, sequence, width) to logits (microbatch, sequence, vocabulary)."""
+    """The head: (microbatch, sequence, width) to logits (microbatch, sequence, vocabulary)."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterSpec:
-    """One parameter.
+    """A parameter of the model.
 
     Attributes:
         name: unique in the model; for a Hugging Face model, its name in the state dict.
@@ -80,5 +80,5 @@ class Model(Protocol):
         ...
 
     def loss(self, outputs: Tensors, batch: Batch) -> torch.Tensor:
-        """Returns the scalar float32 loss of a microbatch, from the last layer's outputs: mean over predictions."""
+        """Returns a microbatch's scalar float32 loss, from the last layer's outputs: mean over what is predicted."""
         ...

@@ -1,4 +1,4 @@
-"""What the coordinator's machine commands is done here, in order: told, written down, published, killed. It decides
+"""Carries out what the coordinator's machine commands, in order: tells, writes, publishes, kills. It decides
 nothing."""
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ COMMITS_KEPT = 64
 
 
 class Journal:
-    """What one run decided, in order.
+    """Keeps what one run decided, in order.
 
     Args:
         path: of the file.

@@ -1,4 +1,4 @@
-"""A job whose nodes are other hosts: its token, what agents are told, and the command to be run on each node."""
+"""Prepares a job whose nodes are other hosts: its token, what agents are told, and the command to run on each node."""
 
 from __future__ import annotations
 

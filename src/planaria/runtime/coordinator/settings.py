@@ -1,4 +1,4 @@
-"""What a coordinator's process is told when it is started."""
+"""The settings of a coordinator's process, told to it when it is started."""
 
 from __future__ import annotations
 

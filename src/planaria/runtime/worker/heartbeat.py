@@ -12,7 +12,7 @@ from planaria.protocol.messages.worker import BEAT_S, Activity, Alive, FromWorke
 
 
 class Heartbeat:
-    """What the main thread says of itself, and the thread that passes it on.
+    """Keeps what the main thread says of itself, and has a thread pass it on.
 
     The main thread writes single attributes and never waits; the heartbeat reads them.
 

@@ -38,7 +38,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class DamagedFrame(FrameError):
-    """What arrived is not what was sent.
+    """A data frame arrived damaged.
 
     Attributes:
         key: of the message, whose frame was read to its end; None when not even its header can be trusted.
