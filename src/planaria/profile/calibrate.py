@@ -11,12 +11,12 @@ from planaria.plan.costs.model_profile import LayerTimes, ModelProfile
 
 
 def microbatch_s(profile: ModelProfile) -> float:
-    """Seconds of forward and backward of one microbatch through all layers, each on one device."""
+    """Returns seconds of forward and backward of one microbatch through all layers, each on one device."""
     return sum(times.forward_s + times.backward_s for times in (layer.on(1) for layer in profile.layers))
 
 
 def calibrated(profile: ModelProfile, measured_s: float) -> ModelProfile:
-    """The profile with every layer's times scaled so that `microbatch_s` is what was measured.
+    """Returns the profile with every layer's times scaled so that `microbatch_s` is what was measured.
 
     Args:
         profile: whose proportions are trusted; bytes, links and the step's own costs stay as they are.

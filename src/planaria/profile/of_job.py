@@ -1,4 +1,4 @@
-"""A job's costs without a measurement: the analytic model of presets, on the shape that the job's config gives.
+"""The costs of a job without a measurement: the analytic model of presets, on the shape that its config gives.
 
 For plans of GPU clusters on machines without a GPU. A tokenizer that is not there
 is taken to fit the model's config.
@@ -18,19 +18,19 @@ from planaria.profile.presets.shapes import ModelShape
 from planaria.profile.presets.transformers import Transformer
 
 ASSUMED_DEVICE = "a100"
-"""Where nobody says which."""
+"""Device that is assumed where none is given."""
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""What a machine with a GPU that torch can use has: NVIDIA's driver, AMD's, or the one of Windows' subsystem."""
+"""Paths on a machine with a GPU that torch can use: NVIDIA's driver, AMD's, or the one of Windows' subsystem."""
 
 
 def lacks_device(job: Job) -> bool:
-    """Whether the job computes on GPUs, and this machine has none to measure on."""
+    """Returns whether the job computes on GPUs, and this machine has none to measure on."""
     return job.cluster.device is Device.CUDA and not any(Path(driver).exists() for driver in _DRIVERS)
 
 
 def profile_of_job(job: Job, device: str) -> ModelProfile:
-    """The job's layers on a published device, one device a stage.
+    """Returns the profile of the job's layers on a published device, one device a stage.
 
     Raises:
         UserError: the device is not known, or the model is a function.
@@ -59,7 +59,7 @@ def profile_of_job(job: Job, device: str) -> ModelProfile:
 
 
 def _transformer(config: Any) -> Transformer:
-    """Of a config of one of our families; see `planaria.model`."""
+    """Returns the shape of a config of one of our families; see `planaria.model`."""
     width, kind = config.hidden_size, config.model_type
     shared = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return Transformer(

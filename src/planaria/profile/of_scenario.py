@@ -37,7 +37,7 @@ def _text(path: Path, what: str) -> str:
 
 
 def profile_of(scenario: Scenario, folder: Path) -> ModelProfile:
-    """The costs of the scenario's model.
+    """Returns the costs of the scenario's model.
 
     Args:
         scenario: whose they are.
@@ -72,7 +72,7 @@ def profile_of(scenario: Scenario, folder: Path) -> ModelProfile:
 
 
 def traces_of(scenario: Scenario, folder: Path, told: Callable[[str], None] = lambda text: None) -> list[Trace]:
-    """The scenario's traces, one for each of its seeds.
+    """Returns the scenario's traces, one for each of its seeds.
 
     Args:
         scenario: whose they are.

@@ -25,7 +25,7 @@ class _Image:
     def convolved(
         self, channels: int, kernel: int, *, stride: int = 1, padding: int | None = None, groups: int = 1, bias: bool
     ) -> tuple[_Image, Operation]:
-        """Padding: half the kernel, where not given."""
+        """Returns a convolution and its output. Padding: half the kernel, where not given."""
         around = kernel // 2 if padding is None else padding
         out = _Image(batch=self.batch, channels=channels, side=(self.side + 2 * around - kernel) // stride + 1)
         weights = channels * (self.channels // groups) * kernel**2
@@ -38,17 +38,17 @@ class _Image:
         return out, operation
 
     def pooled(self, kernel: int, stride: int, padding: int = 0) -> tuple[_Image, Operation]:
-        """Maximum; the places of the maxima are kept (8 bytes each, four values)."""
+        """Returns a maximum pooling and its output; the places of the maxima are kept (8 bytes each, four values)."""
         side = (self.side + 2 * padding - kernel) // stride + 1
         out = _Image(batch=self.batch, channels=self.channels, side=side)
         return out, Operation(moved=self.values + out.values, kept=4 * out.values)
 
     def normalised(self) -> Operation:
-        """Batch normalisation: statistics, then values."""
+        """Returns a batch normalisation: statistics, then values."""
         return elementwise(self.values, operands=3, kept=self.values, weights=2 * self.channels, launches=2)
 
     def rectified(self) -> Operation:
-        """In place: what is kept is the next operation's input."""
+        """Returns a rectification in place: what is kept is the next operation's input."""
         return elementwise(self.values)
 
 
@@ -73,7 +73,7 @@ def _resnet152(batch: int, _: int) -> tuple[LayerShape, ...]:
 
 
 def _bottleneck(name: str, image: _Image, width: int, stride: int) -> tuple[LayerShape, _Image]:
-    """Three convolutions and a way around them; the stride is in the middle one."""
+    """Returns three convolutions with a shortcut around them; the stride is in the middle one."""
     operations = []
     out = image
     for channels, kernel, step in ((width, 1, 1), (width, 3, stride), (4 * width, 1, 1)):
@@ -90,7 +90,7 @@ def _bottleneck(name: str, image: _Image, width: int, stride: int) -> tuple[Laye
 
 
 def _dense(batch: int, sizes: tuple[int, ...]) -> Iterator[LayerShape]:
-    """Linear layers with dropout; the last gives the classes."""
+    """Yields linear layers with dropout; the last gives the classes."""
     for number, (inputs, outputs) in enumerate(zip(sizes, (*sizes[1:], _CLASSES), strict=True)):
         last = number == len(sizes) - 1
         after = (
@@ -159,7 +159,7 @@ _WORDS = 32000
 
 
 def _lstm(rows: int, positions: int, inputs: int) -> tuple[Operation, ...]:
-    """All positions' inputs in one product, then position after position, where the weights are read anew each time."""
+    """Returns an LSTM: all inputs in one product, then position after position, the weights read anew each time."""
     gates = 4 * _WIDTH
     recurrence = Operation(
         multiply_adds=rows * _WIDTH * gates,

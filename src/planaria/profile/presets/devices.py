@@ -1,4 +1,4 @@
-"""Published figures of devices, and what of them a training job gets."""
+"""Published figures of devices, and the shares of them that a training job gets."""
 
 from __future__ import annotations
 

@@ -43,26 +43,26 @@ GRADIENT_BYTES = 2
 OPTIMIZER_BYTES = 12
 
 MEMORY_SHARE = 0.75
-"""Of the peak memory bandwidth, what kernels reach."""
+"""Share of the peak memory bandwidth that kernels reach."""
 
 LINK_SHARE = 0.8
-"""Of the peak bandwidth of a link, what messages reach."""
+"""Share of a link's peak bandwidth that messages reach."""
 
 LAUNCH_S = 4e-6
-"""A kernel takes no less than this, whatever it does."""
+"""Least seconds of a kernel, whatever it does."""
 
 PROCESS_BYTES = 1_000_000_000
-"""Context, libraries and communication buffers of a process on a device."""
+"""Bytes of context, libraries and communication buffers of a process on a device."""
 
 VOTE_S = 4e-4
-"""From the last vote to the commit, as measured with 7 workers on one machine (benchmarks/commit_latency.py)."""
+"""Seconds from the last vote to the commit, by 7 workers on one machine (benchmarks/commit_latency.py)."""
 
 DEFAULT_NETWORK_GBIT_S = 80.0
-"""What messages reach of a network of 100."""
+"""Gbit/s that messages reach of a network of 100."""
 NETWORK_LATENCY_S = 30e-6
 _ADAM_BYTES = 28
-"""Read and written by the optimizer for each parameter: gradient, copy and two moments in; copy, moments and the
-half-precision parameter out."""
+"""Bytes that the optimizer moves per parameter: gradient, copy and two moments in; copy, moments and the half-precision
+parameter out."""
 
 
 def preset(
@@ -74,7 +74,7 @@ def preset(
     device_counts: Sequence[int] = (1,),
     network_gbit_s: float = DEFAULT_NETWORK_GBIT_S,
 ) -> ModelProfile:
-    """The profile of a published model on a published device.
+    """Returns the profile of a published model on a published device.
 
     Args:
         model: a key of `MODELS`.
@@ -109,7 +109,7 @@ def computed(
     device_counts: Sequence[int] = (1,),
     network_gbit_s: float = DEFAULT_NETWORK_GBIT_S,
 ) -> ModelProfile:
-    """The profile of a model of this name and shape; see `preset`."""
+    """Returns the profile of a model of this name and shape; see `preset`."""
     figures = DEVICES[_known(device, DEVICES, "device")]
     microbatch_size = microbatch_size or shape.microbatch_size
     sequence_length = _sequence_length(model, shape, sequence_length)
@@ -215,7 +215,7 @@ def _input_s(operation: Operation, figures: DeviceFigures, count: int) -> float:
 
 
 def _weight_s(operation: Operation, figures: DeviceFigures, count: int) -> float:
-    """Gradients of all positions at once, written once; adding them to the accumulator reads and writes as much."""
+    """Returns seconds of the weights' gradients of all positions at once, and of adding them to the accumulator."""
     if not operation.weights:
         return 0.0
     values = operation.moved + 3 * operation.weights
@@ -223,14 +223,14 @@ def _weight_s(operation: Operation, figures: DeviceFigures, count: int) -> float
 
 
 def _exchange_s(layer: LayerShape, figures: DeviceFigures, count: int) -> tuple[float, float]:
-    """What `count` devices of a node exchange for a layer, in forward and backward: the cheaper of two ways."""
+    """Returns seconds of a layer's exchange among `count` devices, forward and backward: the cheaper of two ways."""
     if count == 1:
         return 0.0, 0.0
     link = _within_node(figures)
     share = (count - 1) / count
 
     def ring_s(values: float) -> float:
-        """Every device gets (or gives) all but its share, in count - 1 turns."""
+        """Returns seconds in which every device gets (or gives) all but its share, in count - 1 turns."""
         return (count - 1) * link.latency_s + share * VALUE_BYTES * values / link.bandwidth_bytes_per_s
 
     gathered_s = ring_s(layer.num_parameters)

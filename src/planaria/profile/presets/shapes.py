@@ -1,4 +1,4 @@
-"""What a model's layers do, counted: products, values moved and kept, parameters. No device, no seconds, no bytes."""
+"""Counts of what a model's layers do: products, values moved and kept, parameters. No device, no seconds, no bytes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LayerShape:
 
 
 Layers = Callable[[int, int], tuple[LayerShape, ...]]
-"""From (microbatch size, sequence length) to a model's layers."""
+"""Layers of a model as a function of (microbatch size, sequence length)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +83,12 @@ class ModelShape:
 
 
 def num_parameters(layers: tuple[LayerShape, ...]) -> int:
-    """Of a model; what is tied counts once."""
+    """Returns the number of a model's parameters; what is tied counts once."""
     return sum(layer.num_parameters for layer in layers) - layers[-1].tied_parameters
 
 
 def product(rows: float, inputs: int, outputs: int, *, bias: bool = True, keep: bool = True) -> Operation:
-    """A linear layer: (rows, inputs) times (inputs, outputs)."""
+    """Returns a linear layer: (rows, inputs) times (inputs, outputs)."""
     return Operation(
         multiply_adds=rows * inputs * outputs,
         moved=rows * (inputs + outputs),
@@ -100,10 +100,10 @@ def product(rows: float, inputs: int, outputs: int, *, bias: bool = True, keep: 
 def elementwise(
     values: float, *, operands: int = 2, kept: float = 0.0, weights: int = 0, launches: int = 1
 ) -> Operation:
-    """An operation on each of `values`, with so many of them read and written in all."""
+    """Returns an operation on each of `values`, with so many of them read and written in all."""
     return Operation(moved=operands * values, kept=kept, weights=weights, launches=launches)
 
 
 def cross_entropy(rows: float, classes: int) -> Operation:
-    """Softmax and loss, in float32 (a value counts as two); the probabilities are kept."""
+    """Returns softmax and loss, in float32 (a value counts as two); the probabilities are kept."""
     return Operation(moved=6 * rows * classes, kept=2 * rows * classes, launches=3)

@@ -9,7 +9,7 @@ from planaria.profile.presets.shapes import LayerShape, ModelShape, Operation, c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """Settings of a stack of equal blocks.
+    """The settings of a stack of equal transformer blocks.
 
     Attributes:
         num_blocks: in the stack.
@@ -50,7 +50,7 @@ class Transformer:
         return elementwise(values, kept=values, weights=self.width * (1 if self.gated else 2))
 
     def _residual(self, rows: float) -> Operation:
-        """Dropout (a mask of one byte, half a value) and addition."""
+        """Returns dropout (a mask of one byte, half a value) and addition."""
         values = rows * self.width
         return elementwise(values, operands=3, kept=0.0 if self.gated else values / 2)
 

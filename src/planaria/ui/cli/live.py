@@ -1,4 +1,4 @@
-"""Commands to a run that is under way: what is asked, and how the answer is told."""
+"""Commands to a run that is under way: what each asks, and how the answer is shown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from planaria.runtime.run_folder.sentences import counted, duration, picture
 
 
 def status(run: Path, *, as_json: bool) -> str:
-    """How far the run is: in its beginning, under way, or over.
+    """Returns how far the run is: in its beginning, under way, or over.
 
     Raises:
         UserError: it is none, or does not answer though it is under way.
@@ -124,7 +124,7 @@ def _slow(node: int, speed: float, resting: tuple[int, ...]) -> str:
 
 
 def _zones(zones: Mapping[int, str]) -> list[str]:
-    """Each with its nodes."""
+    """Returns each zone with its nodes."""
     return [
         f"{name}: {', '.join(str(node) for node in sorted(zones) if zones[node] == name)}"
         for name in sorted(set(zones.values()))
@@ -132,24 +132,24 @@ def _zones(zones: Mapping[int, str]) -> list[str]:
 
 
 def add(run: Path, count: int) -> str:
-    """Raises UserError where it cannot be done."""
+    """Adds nodes to the run. Raises UserError where it cannot be done."""
     return _ask(run, Wish.ADD, count=count).text
 
 
 def drain(run: Path, node: int, grace_s: float) -> str:
-    """Raises UserError where it cannot be done."""
+    """Drains a node of the run. Raises UserError where it cannot be done."""
     if not 0 <= grace_s < math.inf:
         raise UserError(f"--grace {grace_s:g} is not a number of seconds from 0 on.")
     return _ask(run, Wish.DRAIN, node=node, grace_s=grace_s).text
 
 
 def switch(run: Path, name: str) -> str:
-    """Raises UserError where it cannot be done."""
+    """Switches the run's policy. Raises UserError where it cannot be done."""
     return _ask(run, Wish.POLICY, policy=name).text
 
 
 def policy(run: Path, *, as_json: bool) -> str:
-    """The policy in force, and its last decision with what it weighed. Raises UserError for a run that does not run."""
+    """Returns the policy in force and its last decision, with what it weighed. Raises UserError where none runs."""
     state = _ask(run, Wish.STATUS).state
     decision = state.decision
     if as_json:
@@ -168,12 +168,12 @@ def policy(run: Path, *, as_json: bool) -> str:
 
 
 def save(run: Path, folder: Path | None) -> str:
-    """Raises UserError where it cannot be saved there."""
+    """Saves the run's state. Raises UserError where it cannot be saved there."""
     return _ask(run, Wish.SAVE, folder="" if folder is None else str(folder.resolve()), timeout_s=None).text
 
 
 def stop(run: Path, *, discard: bool = False) -> str:
-    """Raises UserError for a run that does not run."""
+    """Stops the run. Raises UserError for a run that does not run."""
     return _ask(run, Wish.STOP, discards=discard).text
 
 

@@ -48,11 +48,11 @@ class _Planaria(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they are needed, as they stand below."""
+        """Returns the commands in the order in which they are needed, as they stand below."""
         return list(self.commands)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """As click does, with what was probably meant where there is no such command."""
+        """Resolves a command as click does; where there is none, says what was probably meant."""
         if args and self.get_command(ctx, args[0]) is None:
             names = self.list_commands(ctx)
             close = difflib.get_close_matches(args[0], names, n=1)
@@ -70,7 +70,7 @@ class _Planaria(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Prints the help, too."""
+        """Makes the context as click does, which prints the help, too."""
         with _output_may_close():
             return super().make_context(*args, **extra)
 
@@ -99,13 +99,13 @@ class _Planaria(click.Group):
 
 
 def _is_users_mistake(error: ValueError) -> bool:
-    """Planaria's own ValueErrors (UserError, PlanError, ModelError, ...) are the user's mistakes."""
+    """Returns whether it is Planaria's own ValueError (UserError, PlanError, ModelError, ...): a user's mistake."""
     return any(kind.__module__.partition(".")[0] == "planaria" for kind in type(error).__mro__)
 
 
 @contextlib.contextmanager
 def _output_may_close() -> Iterator[None]:
-    """Click would end with 1, and nobody could tell that from a failure."""
+    """Raises OutputClosed when output closes: click would end with 1, which cannot be told from a failure."""
     try:
         yield
     except BrokenPipeError as error:
@@ -113,7 +113,7 @@ def _output_may_close() -> Iterator[None]:
 
 
 def _forget_output() -> int:
-    """What is left to write goes nowhere, or the interpreter complains at its end. Returns the exit code."""
+    """Redirects what is left to write to nowhere, or the interpreter complains at its end. Returns the exit code."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -245,7 +245,7 @@ for command in (train, agent, plan, profile, simulate, *LIVE, export, trace, dri
 
 
 def main() -> None:
-    """Entry point of the command `planaria`."""
+    """Runs the command `planaria`: its entry point."""
     cli(prog_name="planaria")
 
 

@@ -18,7 +18,7 @@ EXIT_USER_ERROR = 2
 EXIT_EXHAUSTED = 3
 EXIT_DRAINED = 4
 EXIT_SIGNALLED = 128
-"""And the number of the signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 141 where nobody reads the output."""
+"""Exit code, plus the signal's number: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 141 where nobody reads the output."""
 
 TOKEN_VARIABLE = "PLANARIA_TOKEN"
 ZONE_VARIABLE = "PLANARIA_ZONE"
@@ -59,7 +59,7 @@ def token_option(command: _Command) -> _Command:
 
 
 def token_of(file: Path | None) -> str:
-    """The job's token from the file, or the environment; "" where neither has one."""
+    """Returns the job's token from the file, or the environment; "" where neither has one."""
     from planaria.runtime.coordinator.remote_nodes import check_token, read_token
 
     if file is not None:

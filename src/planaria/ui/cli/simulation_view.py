@@ -28,17 +28,17 @@ from planaria.ui.plots.sweep_plot import plot_sweep, varied_most
 
 _WIDTH_WITHOUT_TERMINAL = 118
 _SAID = 5
-"""Repairs that are said one by one."""
+"""Most repairs that are reported one by one."""
 
 _GAP = 2
-"""Between columns."""
+"""Spaces between columns."""
 
 _SHARES = ("training", "redone", "detection", "decision", "transfer", "restart", "checkpoint", "idle")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationOptions:
-    """The command's options; see `planaria simulate --help`."""
+    """The options of the command; see `planaria simulate --help`."""
 
     overrides: tuple[str, ...]
     policies: tuple[str, ...]
@@ -53,7 +53,7 @@ class SimulationOptions:
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one scenario.
+    """The outcome of one scenario.
 
     Attributes:
         varied: what differs from the other scenarios of a sweep.
@@ -67,7 +67,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show(path: Path, wanted: SimulationOptions) -> None:
-    """Simulate a scenario and show the outcome.
+    """Simulates a scenario and shows the outcome.
 
     Raises:
         UserError: the scenario, or a file that it names, cannot be used.
@@ -100,7 +100,7 @@ def show(path: Path, wanted: SimulationOptions) -> None:
 
 
 def _draw(outcomes: Sequence[Outcome], along: str | None, target: Path) -> None:
-    """Of a sweep its means over what was varied; of one scenario its runs over time."""
+    """Draws a sweep's means over what was varied, or one scenario's runs over time."""
     if along is not None:
         plot_sweep([(outcome.varied, outcome.summaries) for outcome in outcomes], along, target)
     else:
@@ -108,7 +108,7 @@ def _draw(outcomes: Sequence[Outcome], along: str | None, target: Path) -> None:
 
 
 def _say_repairs(scenario: Scenario, folder: Path) -> None:
-    """What was wrong with the trace's file, and what was done about it; and what the trace stands in for."""
+    """Reports what was wrong with the trace's file, what was done about it, and what the trace stands in for."""
     if not scenario.failures.trace:
         return
     said: list[str] = []
@@ -148,7 +148,7 @@ def _scenario(path: Path, wanted: SimulationOptions) -> Scenario:
 
 
 def _events(run: Path) -> list[dict[str, object]]:
-    """A run folder's events."""
+    """Returns a run folder's events."""
     path = run / "events.jsonl" if run.is_dir() else run
     try:
         lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.strip()]
@@ -237,10 +237,10 @@ def _tell(scenario: Scenario, outcome: Outcome) -> None:
 
 
 _Columns = list[tuple[str, list[str]]]
-"""Names, each with the cells below it; the first are those of the rows."""
+"""Columns by name, each with the cells below it; the first are those of the rows."""
 
 _NUM_FIGURES = 5
-"""Columns that are shown first where all are too many for the screen, the policy included."""
+"""Columns that are shown first where all are too wide for the screen, the policy included."""
 
 
 def _figures(outcome: Outcome) -> _Columns:
@@ -263,7 +263,7 @@ def _figures(outcome: Outcome) -> _Columns:
 
 
 def _print(console: Console, columns: _Columns, of_all: int = 0) -> None:
-    """As one table; as two, one below the other, where the screen is too narrow: the first of so many columns."""
+    """Prints one table; or two, one below the other, where the screen is too narrow: the first of so many columns."""
     widths = [max(map(len, (name, *cells))) for name, cells in columns]
     is_wide = sum(widths) + _GAP * (len(widths) - 1) <= console.width
     first = len(columns) if is_wide else of_all or (len(columns) + 1) // 2

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _TRACE = click.Path(path_type=Path, dir_okay=False)
 _FORMATS = ("events", "bamboo", "counts", "availability")
-"""Of `planaria.simulate.traces.formats.TraceFormat`, which is not imported for a help page."""
+"""Names of `planaria.simulate.traces.formats.TraceFormat`, which is not imported for a help page."""
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _KINDS = ("constant", "poisson", "diurnal", "weibull", "monotonic")
 _SAID = 5
-"""Repairs that are said one by one."""
+"""Most repairs that are reported one by one."""
 _HOUR_S = 3600.0
 
 

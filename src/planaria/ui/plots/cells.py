@@ -1,4 +1,4 @@
-"""Cells of a schedule's picture: what a worker does when, with the pieces of one backward joined."""
+"""The cells of a schedule's picture: what a worker does when, with the pieces of one backward joined."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planaria.plan.program.instructions import Instruction, Op
 
 
 class CellTimeline(Protocol):
-    """What is drawn: see `planaria.estimate.step_time.Timeline`, which the plan package does not import."""
+    """The timeline that is drawn: see `planaria.estimate.step_time.Timeline`, which this package does not import."""
 
     @property
     def step_time_s(self) -> float: ...
@@ -25,7 +25,7 @@ class CellKind(enum.StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     WEIGHT = "weight gradients"
-    """Of a split backward; the other half is drawn as a backward."""
+    """The weights' half of a split backward; the other half is drawn as a backward."""
     SHADOW = "shadow"
     """A forward or backward of what the worker shadows."""
     SYNC = "sync"
@@ -33,7 +33,7 @@ class CellKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One box. `number` is the microbatch of a forward or backward, the group of a sync; times in seconds."""
+    """One box of the picture: the microbatch of a forward or backward, or the group of a sync; times in seconds."""
 
     kind: CellKind
     number: int
@@ -53,7 +53,7 @@ _KINDS = {
 
 
 def cells(spans: Sequence[tuple[Instruction, float, float]]) -> tuple[Cell, ...]:
-    """A worker's cells, in program order."""
+    """Returns a worker's cells, in program order."""
     result: list[Cell] = []
     joined: dict[tuple[CellKind, int, int, int], int] = {}
     for instruction, start, end in spans:
@@ -78,7 +78,7 @@ def cells(spans: Sequence[tuple[Instruction, float, float]]) -> tuple[Cell, ...]
 
 
 def label(plan: Plan, worker: WorkerId) -> str:
-    """A row's name: the worker, its node where that is another number, and its layers."""
+    """Returns a row's name: the worker, its node where that is another number, and its layers."""
     owned = plan.layers_of.get(worker, ())
     runs: list[list[int]] = []
     for layer in owned:
@@ -93,7 +93,7 @@ def label(plan: Plan, worker: WorkerId) -> str:
 
 
 def rows(plan: Plan) -> list[tuple[int | None, WorkerId]]:
-    """Workers in the order of pictures: by pipeline, with the pipeline's number before its first worker."""
+    """Returns workers in the order of pictures: by pipeline, with its number before its first worker."""
     result: list[tuple[int | None, WorkerId]] = []
     seen: set[WorkerId] = set()
     for number, pipeline in enumerate(plan.pipelines):
@@ -107,7 +107,7 @@ def rows(plan: Plan) -> list[tuple[int | None, WorkerId]]:
 
 
 def tick_s(step_time_s: float, at_most: int) -> float:
-    """Distance of an axis's marks: 1, 2 or 5 times a power of ten seconds, at most `at_most` of them."""
+    """Returns the distance of an axis's marks: 1, 2 or 5 times a power of ten seconds, at most `at_most` of them."""
     size = 1e-9
     while True:
         for factor in (1, 2, 5):
@@ -117,5 +117,5 @@ def tick_s(step_time_s: float, at_most: int) -> float:
 
 
 def milliseconds(time_s: float) -> str:
-    """For an axis: "12.5"."""
+    """Returns milliseconds for an axis: "12.5"."""
     return f"{time_s * 1e3:.6g}"

@@ -17,7 +17,7 @@ NO_MATPLOTLIB = 'plots need matplotlib. Install it: pip install matplotlib (in a
 
 
 def check_picture(target: Path) -> None:
-    """Whether a picture can be drawn into the file.
+    """Checks that a picture can be drawn into the file.
 
     Raises:
         UserError: its ending is not known, its folder does not exist, or matplotlib is not installed.
@@ -31,7 +31,7 @@ def check_picture(target: Path) -> None:
 
 
 def save_picture(figure: Figure, target: Path) -> None:
-    """Raises UserError: the file cannot be written."""
+    """Saves a picture. Raises UserError: the file cannot be written."""
     try:
         figure.savefig(target, dpi=150)
     except OSError as error:

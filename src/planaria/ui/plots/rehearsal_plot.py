@@ -32,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """A line of the lower part."""
+    """A line of the picture's lower part: nodes."""
 
     label: str
     count: Curve
@@ -40,7 +40,7 @@ class Nodes:
 
 
 def plot_rehearsal(title: str, lines: Sequence[Line], nodes: Sequence[Nodes], targets: Sequence[Path]) -> None:
-    """Draw runs into files (PNG, SVG or PDF, by their endings), as Oobleck's Figure 10 and Odyssey's Figure 9 do.
+    """Draws runs into files (PNG, SVG or PDF, by their endings), as Oobleck's Figure 10 and Odyssey's Figure 9 do.
 
     Raises:
         UserError: matplotlib is not installed, or a file cannot be written.

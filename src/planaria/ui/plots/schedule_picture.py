@@ -19,7 +19,7 @@ Paint = Callable[[CellKind, str], str]
 
 
 def terminal(timeline: CellTimeline, plan: Plan, width: int, *, paint: Paint | None = None) -> str:
-    """The schedule as text, at most `width` characters wide (but never less than 40).
+    """Returns the schedule as text, at most `width` characters wide (but never less than 40).
 
     Each cell begins with its microbatch's number where there is room. Syncs run beside compute; they are
     shown where a worker would else be idle.
@@ -49,7 +49,7 @@ def terminal(timeline: CellTimeline, plan: Plan, width: int, *, paint: Paint | N
 
 
 def _shown(timeline: CellTimeline) -> set[CellKind]:
-    """The kinds for the legend: weight gradients only where they are apart."""
+    """Returns the kinds for the legend: weight gradients only where they are apart."""
     kinds = {CellKind.FORWARD, CellKind.BACKWARD, CellKind.SYNC}
     if any(i.op is Op.BACKWARD_WEIGHT for spans in timeline.spans.values() for i, _, _ in spans):
         kinds.add(CellKind.WEIGHT)
@@ -105,11 +105,11 @@ _WORDS = {
     CellKind.SYNC: "sync of gradients",
 }
 _ROW, _BAR, _SYNC_BAR, _HEADING, _TOP, _CHART, _RIGHT = 34, 20, 5, 24, 44, 960, 24
-"""In px: a row, its bar, its sync bar and a pipeline's heading; the chart's top, width and right margin."""
+"""Sizes in px: a row, its bar, its sync bar and a pipeline's heading; the chart's top, width and right margin."""
 
 
 def svg(timeline: CellTimeline, plan: Plan) -> str:
-    """The schedule as a standalone SVG document."""
+    """Returns the schedule as a standalone SVG document."""
     names = [(number, worker, label(plan, worker)) for number, worker in rows(plan)]
     left = 24 + 7 * max(len(name) for _, _, name in names)
     height = _TOP + len(names) * _ROW + sum(n is not None for n, _, _ in names) * _HEADING

@@ -21,14 +21,14 @@ _CAUSES = {
     "idle": "#c9ced3",
 }
 LEGEND_COLUMNS = 5
-"""More names in a row are wider than the picture."""
+"""Names in a row of the legend; more are wider than the picture."""
 
 _POINTS = 400
-"""Of a line: throughput is averaged over so many stretches."""
+"""Most points of a line: throughput is averaged over so many parts."""
 
 
 def plot_runs(runs: Mapping[str, Sequence[RunResult]], target: Path) -> None:
-    """Draw each policy's first run, and the mean shares of all of its runs, into a file.
+    """Draws each policy's first run, and the mean shares of all of its runs, into a file.
 
     Args:
         runs: by policy, each with at least one; the first ones have timelines.
@@ -82,12 +82,12 @@ def _draw_rates(axes: Any, runs: Mapping[str, Sequence[RunResult]], colours: Map
 
 
 def style_of(policy: str) -> str:
-    """References are told from policies by broken lines."""
+    """Returns the line style: references are told from policies by broken lines."""
     return "--" if policy in ("ideal", "on-demand") else "-"
 
 
 def _averaged(run: RunResult) -> tuple[list[float], list[float]]:
-    """Throughput while it trains, as means over stretches, where there are more changes than can be seen."""
+    """Returns throughput over time, averaged over equal parts where there are more changes than can be seen."""
     if len(run.timeline) <= _POINTS:
         last = run.timeline[-1][2] if run.timeline else 0.0
         return [*(at / HOUR_S for at, _, _ in run.timeline), run.seconds / HOUR_S], [
@@ -109,7 +109,7 @@ def _averaged(run: RunResult) -> tuple[list[float], list[float]]:
 
 
 def _draw_shares(axes: Any, runs: Mapping[str, Sequence[RunResult]]) -> None:
-    """What the time went to beside training."""
+    """Draws the shares of time that were not trained, by cause."""
     names = list(runs)
     left = [0.0] * len(names)
     summaries = [summarise(of) for of in runs.values()]

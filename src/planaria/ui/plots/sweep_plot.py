@@ -11,7 +11,7 @@ from planaria.ui.plots.picture_file import check_picture, save_picture
 from planaria.ui.plots.simulation_plot import LEGEND_COLUMNS, LINE_COLOURS, style_of
 
 Outcomes = Sequence[tuple[Mapping[str, float], Sequence[Summary]]]
-"""Of each scenario what differs from the others, by the fields of [sweep], and a summary for each policy."""
+"""Outcomes of scenarios: what differs from the others, by the fields of [sweep], and a summary for each policy."""
 
 _ROWS = (("samples_per_s", "samples a second"), ("value", "samples a second\nfor a dollar an hour"))
 _NAMES = {
@@ -23,7 +23,7 @@ _NAMES = {
 
 
 def varied_most(scenarios: Iterable[Mapping[str, float]]) -> str | None:
-    """Of what differs between scenarios, the field with the most values; None: only the policies vary."""
+    """Returns the field with the most values, of those that differ between scenarios; None: only the policies vary."""
     values: dict[str, set[float]] = {}
     for varied in scenarios:
         for name, value in varied.items():
@@ -32,7 +32,7 @@ def varied_most(scenarios: Iterable[Mapping[str, float]]) -> str | None:
 
 
 def plot_sweep(outcomes: Outcomes, along: str, target: Path) -> None:
-    """Draw each policy's means with their 95% intervals over one field of [sweep]; beside each other for each
+    """Draws each policy's means with their 95% intervals over one field of [sweep]; beside each other for each
     combination of the other ones.
 
     Args:
@@ -64,7 +64,7 @@ def plot_sweep(outcomes: Outcomes, along: str, target: Path) -> None:
 
 
 def _columns(outcomes: Outcomes, along: str) -> dict[str, Outcomes]:
-    """By what else varies, the scenarios in the order of the field."""
+    """Returns the outcomes by what else varies, each in the order of the field."""
     columns: dict[str, list[tuple[Mapping[str, float], Sequence[Summary]]]] = {}
     for varied, summaries in outcomes:
         title = ", ".join(f"{_NAMES[name]} = {value:g}" for name, value in varied.items() if name != along)

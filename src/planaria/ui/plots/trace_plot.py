@@ -9,7 +9,7 @@ from planaria.ui.plots.picture_file import check_picture, save_picture
 
 
 def plot_trace(trace: Trace, target: Path) -> None:
-    """Draw a trace into a file.
+    """Draws a trace into a file.
 
     Raises:
         UserError: matplotlib is not installed, the ending is not known, or the file cannot be written.

@@ -1,4 +1,4 @@
-"""Where `planaria plan` gets its costs and settings from: a job, or a profile and options."""
+"""The source of `planaria plan`'s costs and settings: a job, or a profile and options."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _OF_THE_JOB = {
     "mean_time_between_failures_s": "resilience.mean_time_between_failures_s",
     "recompute": "train.activation_checkpointing",
 }
-"""Options that a job file has fields for."""
+"""Options that a job file has fields for, with these fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """The command's options, as they were given; see `planaria plan --help`."""
+    """The options of the command, as they were given; see `planaria plan --help`."""
 
     device: str | None
     nodes: int | None
@@ -70,7 +70,7 @@ class PlanOptions:
 
     @property
     def search(self) -> dict[str, Any]:
-        """How templates are searched for: fields of `PlannerSettings`."""
+        """The way in which templates are searched for: fields of `PlannerSettings`."""
         return {
             "objective": Objective(self.objective or Objective.STEP_TIME.value),
             "powers_of_two": self.powers_of_two,
@@ -81,7 +81,7 @@ class PlanOptions:
 
 
 def from_profile(path: Path | None, wanted: PlanOptions) -> tuple[PlannedModel, api.PlanReport]:
-    """A plan without a job.
+    """Returns a plan without a job.
 
     Raises:
         UserError: something is missing or contradicts the profile.
@@ -124,7 +124,7 @@ def from_profile(path: Path | None, wanted: PlanOptions) -> tuple[PlannedModel, 
 def from_job(
     path: Path, overrides: Sequence[str], profile_file: Path | None, wanted: PlanOptions, *, measure: bool
 ) -> tuple[PlannedModel, api.PlanReport]:
-    """A job's plan.
+    """Returns a job's plan.
 
     Raises:
         UserError: an option that only a plan without a job takes, or a job that cannot be planned.
@@ -144,7 +144,7 @@ def from_job(
 def _report(
     job: Job, folder: Path, profile_file: Path | None, wanted: PlanOptions, *, measure: bool
 ) -> tuple[api.PlanReport, str]:
-    """The plan, and where the costs behind it come from."""
+    """Returns the plan, and where the costs behind it come from."""
 
     def planned(profile: ModelProfile | None) -> api.PlanReport:
         with busy(_PLANNING if profile else f"measuring the layers of {job.model.type} ..."):
@@ -175,7 +175,7 @@ def _report(
 
 
 def busy(what: str) -> AbstractContextManager[object]:
-    """A sign of life on standard error, where it is a terminal."""
+    """Returns a sign of life on standard error, where that is a terminal."""
     from rich.console import Console
 
     console = Console(stderr=True)

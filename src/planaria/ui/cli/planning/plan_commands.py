@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from planaria.plan.costs.model_profile import ModelProfile
 
 _SCHEDULES = ("eager-1f1b", "1f1b", "gpipe", "zb-h1", "zb-h2")
-"""Of `planaria.plan.plan.ScheduleKind`, which is not imported for a help page."""
+"""Values of `planaria.plan.plan.ScheduleKind`, which is not imported for a help page."""
 _OBJECTIVES = ("steptime", "oobleck")
 _POLICIES = ("templates", "reroute", "redundancy", "morph", "drop", "adaptive")
-"""Of `planaria.job.settings.PolicyName`, likewise."""
+"""Values of `planaria.job.settings.PolicyName`, which is not imported for a help page."""
 
 
 def _nodes_lost(context: click.Context, option: click.Parameter, given: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Each "1,5" as its numbers."""
+    """Returns the numbers of each text such as "1,5"."""
     try:
         return tuple(tuple(int(node) for node in text.split(",")) for text in given)
     except ValueError:
@@ -213,7 +213,7 @@ def _check_source(
     profile_file: Path | None,
     of_presets: tuple[float | None, ...],
 ) -> None:
-    """A profile has one source, and each source its own options."""
+    """Checks that a profile has one source, and that source no other's options."""
     if sum(source is not None for source in (job, preset, profile_file)) != 1:
         raise click.UsageError("Give one of JOB, --preset NAME and --profile FILE, or --list.")
     if (preset is None) != (device is None):

@@ -1,4 +1,4 @@
-"""How `planaria plan` shows a report: tables and a picture for people, JSON for programs, SVG for pages."""
+"""The view of a report of `planaria plan`: tables and a picture for people, JSON for programs, SVG for pages."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _BACKGROUND = {
     CellKind.SHADOW: 250,
     CellKind.SYNC: 71,
 }
-"""Of the terminal's 256 colours."""
+"""Background of each kind of cell, out of the terminal's 256 colours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModel:
-    """What is planned, for people.
+    """The subject of a plan, for people.
 
     Attributes:
         title: its name.
@@ -64,7 +64,7 @@ class PlannedModel:
 
 
 def subject_of(job: Job, costs: str) -> PlannedModel:
-    """A job's."""
+    """Returns the subject of a job's plan."""
     microbatches = counted(job.train.num_microbatches, "microbatch")
     return PlannedModel(
         title=job.run.name or job.model.type,
@@ -75,7 +75,7 @@ def subject_of(job: Job, costs: str) -> PlannedModel:
 
 
 def subject_of_profile(profile: ModelProfile, settings: PlannerSettings, costs: str) -> PlannedModel:
-    """A profile's, without a job."""
+    """Returns the subject of a profile's plan, without a job."""
     microbatches = counted(settings.num_microbatches, "microbatch")
     return PlannedModel(
         title=profile.name or "profile",
@@ -127,7 +127,7 @@ def _paint(kind: CellKind, text: str) -> str:
 
 
 def as_json(report: PlanReport, *, with_programs: bool) -> str:
-    """The report as one JSON object; `memory` and `programs` are keyed by worker."""
+    """Returns the report as one JSON object; `memory` and `programs` are keyed by worker."""
     plan = report.plan
     told: dict[str, object] = {
         "planning_ms": report.planning_s * 1e3,
@@ -171,7 +171,7 @@ def _template(template: Template) -> dict[str, object]:
 
 
 def _nodes(plan: Plan) -> list[list[int]]:
-    """Each pipeline's nodes."""
+    """Returns each pipeline's nodes."""
     return [sorted({plan.node_of(worker) for worker in pipeline.workers}) for pipeline in plan.pipelines]
 
 
@@ -273,7 +273,7 @@ def _devices(plan: Plan, stage: Stage) -> str:
 
 
 def _short_names(profile: ModelProfile) -> list[str]:
-    """The layers' names, without a first part that most of them share (as "transformer." in "transformer.h.0")."""
+    """Returns the layers' names, without a first part that most share (as "transformer." in "transformer.h.0")."""
     names = [layer.name for layer in profile.layers]
     prefix, count = Counter(name.partition(".")[0] for name in names).most_common(1)[0]
     short = [name.removeprefix(f"{prefix}.") for name in names]
@@ -281,12 +281,12 @@ def _short_names(profile: ModelProfile) -> list[str]:
 
 
 def _few(names: list[str]) -> str:
-    """Names in a list; a long one by its ends."""
+    """Returns names in a list; a long one by its ends."""
     return ", ".join(names) if len(names) <= 4 else f"{names[0]} ... {names[-1]}"
 
 
 def _candidates(candidates: Sequence[CandidateRecord]) -> Table:
-    """What a decision weighed, the best first."""
+    """Returns a table of what a decision weighed, the best first."""
     table = _table("Candidates")
     table.add_column("", overflow="fold")
     for heading in ("a step", "transition", "moves", "memory", "risk", "samples/s"):

@@ -1,4 +1,4 @@
-"""Profiles that `planaria plan` has measured on this machine, kept so that the next plan takes no time.
+"""The cache of profiles that `planaria plan` has measured on this machine, so that the next plan takes no time.
 
 A profile is kept under a hash of everything that it depends on. Models whose code or weights may change behind the
 job file (functions, local folders) are measured each time.
@@ -26,7 +26,7 @@ from planaria.runtime.run_folder.recorder import write_atomically
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where profiles are kept: in XDG_CACHE_HOME, or else in ~/.cache."""
+    """Returns the folder of kept profiles: in XDG_CACHE_HOME, or else in ~/.cache."""
     root = environment.get("XDG_CACHE_HOME", "")
     return Path(root if os.path.isabs(root) else Path.home() / ".cache") / "planaria" / "profiles"
 
@@ -38,7 +38,7 @@ class ProfileCache:
         self._folder = folder
 
     def find(self, job: Job) -> tuple[ModelProfile, float] | None:
-        """The job's profile and its age in seconds; None when it was not measured, or may not be kept."""
+        """Returns the job's profile and its age in seconds; None when it was not measured, or may not be kept."""
         path = self._path(job)
         if path is None:
             return None
@@ -49,7 +49,7 @@ class ProfileCache:
             return None  # Absent, damaged, or of another version: measuring again replaces it.
 
     def keep(self, job: Job, profile: ModelProfile) -> None:
-        """Keep a profile that was measured now.
+        """Keeps a profile that was measured now.
 
         Raises:
             OSError: the folder cannot be written.
@@ -84,7 +84,7 @@ def _version(package: str) -> str:
 
 
 def _stamp(tokenizer: str) -> str:
-    """A tokenizer's name, and for a file its size and time."""
+    """Returns a tokenizer's name, and for a file its size and time."""
     try:
         status = os.stat(tokenizer)
     except (OSError, ValueError):

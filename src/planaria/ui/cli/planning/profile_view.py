@@ -1,4 +1,4 @@
-"""What `planaria profile` does: makes a profile (measured, preset, or read), corrects it, shows it, writes it."""
+"""The work of `planaria profile`: makes a profile (measured, preset, or read), corrects it, shows it, writes it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MILLISECOND = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetChoice:
-    """The command's options for a preset; 0: the default.
+    """The options of the command for a preset; 0: the default.
 
     Attributes:
         model: the preset's name.
@@ -48,7 +48,7 @@ class PresetChoice:
 
 
 def from_preset(choice: PresetChoice) -> ModelProfile:
-    """Raises UserError: an unknown name, or a number that makes no sense."""
+    """Returns a preset's profile. Raises UserError: an unknown name, or a number that makes no sense."""
     from planaria.profile.presets.presets import DEFAULT_NETWORK_GBIT_S, preset
 
     return preset(
@@ -62,7 +62,7 @@ def from_preset(choice: PresetChoice) -> ModelProfile:
 
 
 def device_counts(devices_per_node: int) -> tuple[int, ...]:
-    """Powers of two up to a node's devices, and all of them."""
+    """Returns powers of two up to a node's devices, and all of them."""
     counts = [1]
     while 2 * counts[-1] <= devices_per_node:
         counts.append(2 * counts[-1])
@@ -70,7 +70,7 @@ def device_counts(devices_per_node: int) -> tuple[int, ...]:
 
 
 def measured(job: Job, folder: Path) -> ModelProfile:
-    """Measured now on this machine, in a process of its own, and kept for `planaria plan`."""
+    """Returns a profile measured now on this machine, in a process of its own, and kept for `planaria plan`."""
     from planaria.runtime.launch.training.profiling import profile_job
     from planaria.ui.cli.planning.profile_cache import ProfileCache, cache_folder
 
@@ -89,7 +89,7 @@ def corrected(profile: ModelProfile, measured_s: float) -> ModelProfile:
 
 
 def write(profile: ModelProfile, output: Path) -> None:
-    """Whole, or not at all.
+    """Writes a profile, whole or not at all.
 
     Raises:
         UserError: the file cannot be written.
@@ -137,7 +137,7 @@ def _add_rows(table: Table, layer: LayerCost, first: int, end: int) -> None:
 
 
 def _runs(layers: Sequence[LayerCost]) -> list[tuple[int, int]]:
-    """Ranges of neighbours that cost the same."""
+    """Returns ranges of neighbours that cost the same."""
     runs: list[tuple[int, int]] = []
     for number, layer in enumerate(layers):
         previous = layers[runs[-1][0]] if runs else None

@@ -15,7 +15,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def _script_options(command: _Command) -> _Command:
-    """What is played, and on whose costs."""
+    """Adds the options that say what is played, and on which costs."""
     options = (
         click.option("--speed", type=_POSITIVE, metavar="X", help="Play a file's events X times as fast."),
         click.option("--from", "start_h", type=Finite(min=0), metavar="HOURS", help="Begin there in a file."),

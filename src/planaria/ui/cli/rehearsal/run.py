@@ -1,4 +1,4 @@
-"""What `planaria drill` and `planaria compare` do: a job, its costs and a script, and then the runs."""
+"""The work of `planaria drill` and `planaria compare`: a job, its costs and a script, and then the runs."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from planaria.ui.cli.rehearsal import view
 
 _HOUR_S = 3600.0
 _SAID = 5
-"""Repairs that are said one by one."""
+"""Most repairs that are reported one by one."""
 
 _LEAST_S = 0.5
-"""Of a script as it is played: below that no step can be measured."""
+"""Least seconds of a script as it is played: below that no step can be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class RehearsalOptions:
 
 
 def drill(job_file: Path, overrides: Sequence[str], wanted: RehearsalOptions, name: str | None, *, verify: bool) -> int:
-    """Play a script on a job. Returns the exit code.
+    """Plays a script on a job. Returns the exit code.
 
     Raises:
         UserError (or another ValueError of Planaria's): the job or the script cannot be used.
@@ -99,7 +99,7 @@ def compare(
     *,
     as_json: bool,
 ) -> int:
-    """Play a script on a job under each policy. Returns the exit code.
+    """Plays a script on a job under each policy. Returns the exit code.
 
     Raises:
         UserError (or another ValueError of Planaria's): the job, the script or a policy's name cannot be used.
@@ -174,7 +174,7 @@ def _refuse(wanted: RehearsalOptions, what: str, options: Sequence[str], remedy:
 
 
 def _read(job: Job, wanted: RehearsalOptions) -> Script:
-    """A script from a file: the part that is wanted, as fast as is wanted, for as many nodes as the job has."""
+    """Returns a script from a file: the part that is wanted, as fast as is wanted, for as many nodes as the job has."""
     _refuse(wanted, "is a file", ("length_s",), "--hours takes a part of it, --speed makes it shorter.")
     path = Path(wanted.script)
     try:
@@ -223,7 +223,7 @@ def _part(script: Script, wanted: RehearsalOptions) -> Script:
 
 
 def _costs(job: Job, folder: Path, given: Path | None) -> tuple[ModelProfile, str]:
-    """The job's profile, and where it comes from: a file, an earlier measurement, or one now."""
+    """Returns the job's profile, and where it comes from: a file, an earlier measurement, or one now."""
     if given is None and job.cluster.profile is not None:
         given = Path(job.cluster.profile)
     if given is not None:

@@ -1,4 +1,4 @@
-"""What came of a rehearsal, for people: tables on standard output, and pictures in its folder."""
+"""The outcome of a rehearsal, for people: tables on standard output, and pictures in its folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planaria.simulate.traces.tally import RunTally
 from planaria.ui.plots.rehearsal_plot import Line, Nodes, plot_rehearsal
 
 _SAID = 5
-"""Differences that are said one by one."""
+"""Most differences that are reported one by one."""
 
 
 def show_drill(ended: Rehearsed, found: list[str] | None) -> None:
@@ -130,7 +130,7 @@ def plot_comparison(comparison: Comparison, folder: ComparisonFolder) -> None:
 
 
 def _plotted(title: str, lines: Sequence[Line], nodes: Sequence[Nodes], targets: Sequence[Path]) -> None:
-    """A picture is a nicety: what was measured is kept without it."""
+    """Draws a picture, if possible: what was measured is kept without it."""
     try:
         plot_rehearsal(title, lines, nodes, targets)
     except UserError as error:
