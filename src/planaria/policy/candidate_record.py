@@ -6,7 +6,7 @@ import msgspec
 
 
 class CandidateRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one candidate.
+    """The record of one candidate's figures.
 
     Attributes:
         name: the policy, and how it would make the plan.

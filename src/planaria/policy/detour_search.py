@@ -1,4 +1,4 @@
-"""Which detours are fastest: assignments of microbatches, and orders of work, judged by simulated steps.
+"""The search for the fastest detours: assignments of microbatches, and orders of work, judged by simulated steps.
 
 Deterministic, and bounded by the number of units of work that are simulated, not by a clock: a small plan is tried in
 many ways, a large one in few.
@@ -23,10 +23,10 @@ from planaria.planner.reroute.routes import Detours, Freedom, MicrobatchAssignme
 from planaria.policy.interface import Pieces, result_of
 
 HEADS = (0.0, 1.0, 2.0)
-"""How much of a worker's wait for its first microbatch counts as load; which is best depends on the order of work."""
+"""Weights of a worker's wait for its first microbatch as load; which is best depends on the order of work."""
 
 SPARE = (4, 2, 1, 0, 8, 16, 32)
-"""Spare microbatches in flight, in the order in which they are tried: with 4 most steps are as short as can be."""
+"""Spare microbatches in flight, as tried in order: with 4 most steps are as short as can be."""
 
 BUDGET = 15_000
 """Units of work (a phase of a hop for one microbatch) that are simulated: a tenth of a second at most, but for plans
@@ -49,7 +49,7 @@ class Rerouted:
 
     @property
     def gap(self) -> float:
-        """By how much of the bound the step may be longer than the best."""
+        """The share of the bound by which the step may be longer than the best."""
         return self.step_time_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else 0.0
 
 
@@ -62,7 +62,7 @@ def fastest_detours(
     conditions: Conditions = AS_PROFILED,
     budget: int = BUDGET,
 ) -> Rerouted | None:
-    """The plan with the shortest step on these stages, which together own every layer; None where none fits the memory.
+    """Returns the plan with the shortest step on these stages, which own every layer; None where none fits the memory.
 
     Backwards are split where the memory allows for it, but for a plan at full strength: that keeps the job's schedule.
     """
@@ -78,12 +78,12 @@ def detours_in_pieces(
     conditions: Conditions = AS_PROFILED,
     budget: int = BUDGET,
 ) -> Pieces[Rerouted | None]:
-    """`fastest_detours`, with a pause before each simulated step."""
+    """Finds `fastest_detours`, with a pause before each simulated step."""
     return _Search(profile, settings, pipelines, generation, conditions, budget).run()
 
 
 _Order = tuple[ScheduleKind, int]
-"""A schedule, and the spare microbatches in flight."""
+"""An order of work: a schedule, and the spare microbatches in flight."""
 
 
 class _Search:
@@ -112,7 +112,7 @@ class _Search:
         self._is_full = self._all_whole and len(nodes) >= settings.num_nodes
         hops = max(len(pipeline.stages) for pipeline in pipelines)
         self._left = max(2, budget // (3 * hops * settings.num_microbatches))
-        """Simulations."""
+        """Simulations that are left."""
         self._best: tuple[float, MicrobatchAssignment, _Order, Plan] | None = None
 
     def run(self) -> Pieces[Rerouted | None]:
@@ -134,7 +134,7 @@ class _Search:
         return Rerouted(plan=plan, step_time_s=seconds, lower_bound_s=self._bound_s)
 
     def _assignments(self) -> Iterator[MicrobatchAssignment]:
-        """Each once, in the order in which they are worth a simulation."""
+        """Yields each assignment once, in the order in which they are worth a simulation."""
         seen = set()
         freedoms = [Freedom.HOME] if self._all_whole else list(Freedom)
         ways = [
@@ -149,7 +149,7 @@ class _Search:
                     yield assignment
 
     def _orders(self) -> Iterable[_Order]:
-        """In the order of preference; the last keeps the fewest activations."""
+        """Returns the orders of work by preference; the last keeps the fewest activations."""
         own = self._settings.schedule
         if self._is_full:
             return [(own, 0)]
@@ -157,7 +157,7 @@ class _Search:
         return [(kind, spare) for kind in kinds for spare in SPARE if spare <= SPARE[0]]
 
     def _other_orders(self) -> Pieces[None]:
-        """For the best assignment: less memory where it is free, more where it gains time, the job's schedule."""
+        """Tries orders for the best assignment: less memory where it is free, more where it gains time, the job's."""
         assert self._best is not None
         _, assignment, (kind, spare), _ = self._best
         if self._is_full:
@@ -177,7 +177,7 @@ class _Search:
             self._try(assignment, (self._settings.schedule, 0))
 
     def _is_close(self) -> bool:
-        """Nothing much shorter can be found."""
+        """Returns whether the best is so near the bound that nothing much shorter can be found."""
         return self._best is not None and self._best[0] <= (1 + DETOUR_GAIN) * self._bound_s
 
     def _plan(self, assignment: MicrobatchAssignment, order: _Order) -> Plan:
@@ -192,7 +192,7 @@ class _Search:
         )
 
     def _try(self, assignment: MicrobatchAssignment, order: _Order, *, instead: bool = False) -> bool:
-        """Take it if it fits and is clearly faster than the best, or `instead` of it as fast; returns whether."""
+        """Takes a plan if it fits and is clearly faster than the best, or `instead` of it as fast; returns whether."""
         plan = self._plan(assignment, order)
         most_s = (
             float("inf") if self._best is None else self._best[0] * (1 + DETOUR_GAIN if instead else 1 - DETOUR_GAIN)

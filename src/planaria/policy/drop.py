@@ -39,7 +39,7 @@ from planaria.policy.sentences import capital, join, nodes_are
 from planaria.policy.templates import TemplatesPolicy
 
 DROP = "drop"
-"""How a plan was made."""
+"""The policy's name, as that of how a plan was made."""
 
 
 class DropPolicy(Policy):
@@ -161,8 +161,8 @@ def on_whole_pipelines(
 
 
 def _filled(planner: Planner, request: ReplanRequest, parts: Parts, came: Sequence[NodeId]) -> Parts:
-    """Returns the parts with the nodes that came in the gaps of broken pipelines: where one makes a pipeline whole, if
-    it can."""
+    """Returns the parts with the nodes that came in gaps of broken pipelines: where one makes a pipeline whole, if it
+    can."""
     pipelines, per_node = parts.pipelines, request.plan.devices_per_node
     for node in came:
         ranked: list[tuple[tuple[int, int, int, int], tuple[Pipeline, ...]]] = []

@@ -1,4 +1,4 @@
-"""How the rest of a step is done after a loss within it: what is missing runs again where it is done soonest.
+"""The rest of a step after a loss within it: what is missing runs again where it is done soonest.
 
 The usual way is over whole pipelines, beside which the survivors of broken ones idle. Others let those take part; they
 are tried where the busiest worker has less to do so, and taken where the rest of the step is clearly shorter: after
@@ -25,20 +25,20 @@ from planaria.planner.reroute.routes import Freedom
 from planaria.policy.planner import Planner
 
 BUDGET = 10_000
-"""Units of work that are simulated, to know how far the step is and to try other ways: a tenth of a second at most. A
+"""Units of work that are simulated, to know how far the step is and to try others: a tenth of a second at most. A
 larger rest is done in the usual way; with so many pipelines, few survivors idle."""
 
 SHARE = 0.05
-"""Of a step's time, how much may be spent on that: all wait meanwhile."""
+"""Share of a step's time that may be spent on this search: all wait meanwhile."""
 
 UNIT_S = 1e-5
-"""That a unit takes to simulate."""
+"""Seconds that simulating a unit takes."""
 
 SPARE = 4
-"""Microbatches in flight that a worker whose ways cross may have more, where the memory allows for it."""
+"""Spare microbatches in flight for a worker whose routes cross, where the memory allows for it."""
 
 HEADS = (1.0, 0.0)
-"""See `planaria.planner.reroute.routes.Detours.deal`."""
+"""Weights of the wait for a first microbatch; see `planaria.planner.reroute.routes.Detours.deal`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +100,8 @@ def _budget(plan: Plan, planner: Planner) -> int:
 
 
 def _recent(so_far: Sequence[PlanInterval], most: int) -> tuple[Sequence[PlanInterval], int]:
-    """Returns as many of the last plans as have at most so many units, and how many they have. What was done under
-    others, and goes on, is thought not to be done."""
+    """Returns the last plans that have at most so many units, and how many they have. What was done under others, and
+    goes on, is thought not to be done."""
     units = 0
     for number, stretch in enumerate(reversed(so_far)):
         more = num_units(stretch.plan)
@@ -140,7 +140,7 @@ def _others(undone: Undone, planner: Planner, progress: StepProgress) -> Iterato
 
 
 def _within(plan: Plan, planner: Planner) -> Plan | None:
-    """Returns the plan with room for microbatches that are held up, if there is; None where not even without."""
+    """Returns the plan with room for microbatches held up, if there is; None where it does not fit even without."""
     ordered = msgspec.structs.replace(plan, layer_units=layer_units(planner.profile))
     roomy = msgspec.structs.replace(ordered, spare_in_flight=max(SPARE, plan.spare_in_flight))
     return next((one for one in (roomy, ordered) if planner.fits(one)), None)

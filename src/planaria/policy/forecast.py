@@ -14,28 +14,27 @@ from planaria.estimate.restore_time import Storage
 from planaria.plan.plan import NodeId
 
 DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S = 3 * 3600.0
-"""Llama 3.1's training was interrupted 419 times in 54 days, about every three hours (Odyssey, section II-B)."""
+"""Seconds between failures: Llama 3.1's training had 419 in 54 days, one in three hours (Odyssey, section II-B)."""
 
 USUAL_DECISION_S = 0.1
-"""Until one was measured. Seconds of the processor for 16 nodes and 64 microbatches, 2 cores of an AMD EPYC virtual
-machine."""
+"""Processor seconds of a decision until one was measured: for 16 nodes and 64 microbatches, 2 cores of an AMD EPYC
+virtual machine."""
 
 CHANGE_S = 0.002
-"""Until one was measured: by how much the first step under a plan is longer than the next, beside the decision and what
-is waited for. Of 16 emulated workers on an idle machine most were below 0.003 (docs/figures/benchmarks.md,
-adaptive.py)."""
+"""Seconds by which a plan's first step is longer than the next, beside the decision and what is waited for, until
+measured. Of 16 emulated workers on an idle machine most were below 0.003 (docs/figures/benchmarks.md, adaptive.py)."""
 
 DEGRADED_SAVES_S = 60.0
-"""Under a degraded plan, from one checkpoint to the next, where the user wants none every so many steps."""
+"""Seconds between checkpoints under a degraded plan, where the user wants none every so many steps."""
 
 RESTORE_S = 1.0
-"""Until one was measured: from the loss of a layer's last replica to the first step from a checkpoint, beside the steps
-that are lost."""
+"""Seconds from the loss of a layer's last replica to the first step from a checkpoint, beside the steps that are lost,
+until measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureForecast:
-    """What a policy that weighs plans against each other knows of the time to come, at one decision.
+    """The forecast that a policy weighing plans against each other has of the time to come, at one decision.
 
     Attributes:
         time_to_failure_s: expected seconds to the next loss of a node.
@@ -81,7 +80,7 @@ class FailureForecast:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """How far nodes that hold parameter groups are exposed to losses.
+    """The exposure to losses of nodes that hold parameter groups.
 
     Attributes:
         num_nodes: all that hold something, or could.
@@ -138,4 +137,4 @@ def exposure(
 
 
 NOBODY = Exposure(1, ())
-"""Where it was not found out."""
+"""The exposure where it was not found out."""

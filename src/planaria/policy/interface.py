@@ -1,4 +1,4 @@
-"""What a policy is asked and what it answers: requests, the forecast of failures, candidates, and the policy itself.
+"""The questions to a policy and its answers: requests, the forecast of failures, candidates, and the policy itself.
 
 A policy proposes plans after a change, as a pure function of its planner, the request and the forecast. It executes
 none. The coordinator validates a candidate and takes it, or does not.
@@ -47,7 +47,7 @@ def result_of(work: Pieces[Found]) -> Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplanRequest:
-    """What the next steps are to be planned after.
+    """A request for a plan of the next steps.
 
     Attributes:
         plan: in force, or what is left of it.
@@ -104,7 +104,7 @@ class ReplanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishRequest:
-    """What the rest of a step is to be planned after: a loss struck it.
+    """A request for a plan of the rest of a step that a loss struck.
 
     Attributes:
         plan: in force when the loss happened.
@@ -199,7 +199,7 @@ class Candidate:
         transfer_bytes: int = 0,
         transfer_s: float = 0.0,
     ) -> Self:
-        """Returns the plan with its estimate."""
+        """Returns the candidate of a plan, with its estimate."""
         step = planner.estimate(plan)
         return cls(
             plan=plan,
@@ -262,11 +262,11 @@ class Policy(ABC):
         """
 
     def with_planner(self, planner: Planner) -> Self:
-        """Returns the same policy for this planner: this one's, for other speeds or zones."""
+        """Returns the same policy for another planner: this one's, for other speeds or zones."""
         return dataclasses.replace(self, planner=planner)
 
     def with_forecast(self, forecast: FailureForecast) -> Self:
-        """Returns the same policy for decisions at such a time. Most policies make the same plans at any."""
+        """Returns the same policy under this forecast. Most policies make the same plans at any."""
         return self
 
     def estimated(self, plan: Plan) -> Candidate:
@@ -274,14 +274,13 @@ class Policy(ABC):
         return Candidate.of(self.planner, plan, "unchanged", "The plan stays.")
 
     def precompute(self, request: ReplanRequest, *, at_once: bool = True) -> Iterator[None]:
-        """Prepares the answer to `reconfigure`, in short pieces. Nothing follows from it but that the same answer comes
+        """Precomputes the answer to `reconfigure`, in short pieces. Nothing follows but that the same answer comes
         sooner then; it raises nothing. `at_once`: see `FailureForecast`.
         """
         return iter(())
 
     def finishes(self, request: ReplanRequest) -> bool:
-        """Returns whether what losses left undone of the step in progress is done; else all of it is begun anew, under
-        the answer to this request."""
+        """Returns whether a struck step's rest is finished; else it is begun anew, under the answer to this request."""
         return True
 
     def finish_step(self, request: FinishRequest) -> Candidate:

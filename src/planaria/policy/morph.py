@@ -35,7 +35,7 @@ from planaria.policy.interface import Candidate, Policy, ReplanRequest
 from planaria.policy.sentences import join, time
 
 MORPH = "morph"
-"""How a plan was made."""
+"""The policy's name, as that of how a plan was made."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class MorphPolicy(Policy):
     forecast: FailureForecast = field(default_factory=FailureForecast)
 
     def with_forecast(self, forecast: FailureForecast) -> Self:
-        """Returns the same policy for decisions at such a time."""
+        """Returns the same policy under this forecast."""
         return replace(self, forecast=forecast)
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
@@ -241,7 +241,7 @@ class MorphPolicy(Policy):
 
 
 def _dealt_as(before: Plan, plan: Plan) -> Plan:
-    """Returns the same pipelines with the shares that they had, where these were whole."""
+    """Returns the grid with the shares that its pipelines had, where these were whole."""
     if any(len(route.counted) < plan.num_layers for route in before.routes):
         return plan
     routes = tuple(msgspec.structs.replace(route, born=plan.generation) for route in before.routes)

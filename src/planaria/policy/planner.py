@@ -1,4 +1,4 @@
-"""The planner: what all policies of a job plan with. Templates and estimates, made once and given to each.
+"""The planner that all policies of a job plan with: templates and estimates, made once and given to each.
 
 It knows the job's costs and settings, and the nodes' speeds and zones as far as they are known. It chooses no plan.
 """
@@ -26,7 +26,7 @@ from planaria.planner.reconfigure.surviving_plan import Change, SurvivingPlan
 from planaria.planner.templates.templates import fewest_nodes, make_templates
 
 LEAN = ScheduleKind.ONE_F_ONE_B
-"""Of the schedules, that which keeps fewest activations."""
+"""The schedule that keeps fewest activations."""
 
 MOST_SIZES = 4096
 """Sets of pipeline sizes of which a step's time is remembered."""
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Shared:
-    """What is found out once for all planners of the same templates.
+    """Results that all planners of the same templates share.
 
     Attributes:
         made: templates and planners that were made, by what they are.
@@ -71,7 +71,7 @@ class Planner:
     _shared: _Shared = field(default_factory=_Shared, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Raises: PlanError: a speed that is none."""
+        """Checks the speeds. Raises PlanError: a speed that is none."""
         conditions = Conditions(num_cores=self.settings.num_cores, node_speeds=self.speeds or {}, stretch=self.stretch)
         object.__setattr__(self, "conditions", conditions)
 
@@ -169,7 +169,7 @@ class Planner:
         return self.estimate(plan).step_time_s
 
     def wait_s(self, plan: Plan, come_s: Mapping[WorkerId, float]) -> float:
-        """Returns by how much longer the plan's first step is, because these workers have their state so late."""
+        """Returns the seconds by which the plan's first step is longer, as these workers have their state so late."""
         return wait_s(plan, self.profile, come_s, self.conditions, self._shared.pipelines)
 
     def as_profiled(self, plan: Plan, compute_s: Mapping[WorkerId, float]) -> Mapping[WorkerId, float]:

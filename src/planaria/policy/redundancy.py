@@ -36,10 +36,10 @@ from planaria.policy.sentences import capital, join, nodes_are
 from planaria.policy.templates import TemplatesPolicy
 
 REDUNDANCY = "redundancy"
-"""How plans on whole pipelines of one depth were made."""
+"""The name of how plans on whole pipelines of one depth were made."""
 
 TAKEOVER = "takeover"
-"""How a plan was made in which predecessors have the places of the lost."""
+"""The name of how a plan was made in which predecessors have the places of the lost."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ class RedundancyPolicy(Policy):
         return next(template for template in self.planner.templates if template.num_nodes == depth)
 
     def _without_shadows(self, refused: PlanError, propose: Callable[[TemplatesPolicy], Candidate]) -> Candidate:
-        """Returns what templates make of as many replicas. Raises PlanError, as refused: nothing either."""
+        """Returns the templates' candidate of as many replicas. Raises PlanError, as refused: they make none either."""
         try:
             found = propose(TemplatesPolicy(self.planner.variant(shadows=False)))
         except PlanError:
@@ -141,8 +141,7 @@ class RedundancyPolicy(Policy):
         return tuple(whole for whole in found if whole is not None) or None
 
     def _is_due(self, plan: Plan, standing: Sequence[Pipeline], live: Collection[NodeId]) -> bool:
-        """Returns whether the nodes that wait are enough to make all pipelines whole, or one more (appendix A, trigger
-        a)."""
+        """Returns whether waiting nodes are enough to make all pipelines whole, or one more (appendix A, trigger a)."""
         placed = {plan.node_of(worker) for pipeline in standing for worker in pipeline.workers}
         if set(live) == placed:
             return False
@@ -219,8 +218,7 @@ def quickest_rings(planner: Planner, num_nodes: int) -> tuple[int, int]:
 
 
 def least_pipelines(planner: Planner, depth: int) -> int:
-    """Returns how many keep f + 1 replicas: of each layer two a pipeline, on different nodes, if it has more than
-    one."""
+    """Returns how many pipelines keep f + 1 replicas: each has two of a layer, on different nodes, where depth > 1."""
     replicas = planner.settings.fault_tolerance + 1
     return replicas if depth == 1 else -(-replicas // 2)
 
@@ -359,7 +357,7 @@ def happened(before: Plan, after: Plan, live: Collection[NodeId]) -> str:
 
 
 def _bare(plan: Plan) -> int:
-    """Returns how many stages have no shadow."""
+    """Returns the number of stages without a shadow."""
     return sum(
         not any(
             shadow.worker in pipeline.workers and set(stage.layers) <= set(shadow.layers) for shadow in plan.shadows

@@ -25,13 +25,13 @@ from planaria.policy.sentences import capital, join, nodes_are
 from planaria.policy.templates import TemplatesPolicy
 
 REROUTE = "reroute"
-"""How a plan was made."""
+"""The policy's name, as that of how a plan was made."""
 
 WORTH_MOVING = 0.99
-"""New pipelines are made where nodes that came have no place otherwise, and steps take so much less with them."""
+"""Share of the step time below which new pipelines are made, where nodes that came have no place otherwise."""
 
 _Rank = tuple[int, float, float, int]
-"""Of a place: replicas that are still lacking then, the busiest worker's load, how uneven loads are, bytes to move."""
+"""The rank of a place: replicas still lacking then, the busiest worker's load, how uneven loads are, bytes to move."""
 
 
 class ReroutePolicy(Policy):
@@ -70,7 +70,7 @@ class ReroutePolicy(Policy):
             return rerouted
 
     def as_it_is(self, request: ReplanRequest) -> Candidate | None:
-        """Returns what is left going on, as nothing else is possible. None where that is not either.
+        """Returns the candidate of what is left going on, as nothing else is possible. None where that is not either.
 
         Though nodes came: they are too few for more pipelines. Or though of some layer no owner has the state in place:
         it comes before the step; or a worker that holds it beside the plan becomes an owner.
@@ -117,8 +117,7 @@ class ReroutePolicy(Policy):
         return None
 
     def _filled(self, request: ReplanRequest, left: Sequence[Pipeline], came: Sequence[NodeId]) -> tuple[Pipeline, ...]:
-        """Returns the pipelines with the nodes that came, each in the place where it helps most, as long as
-        one helps."""
+        """Returns the pipelines with the nodes that came, each placed where it helps most, as long as one helps."""
         planner, per_node = self.planner, request.plan.devices_per_node
         pipelines, num_gaps = tuple(left), len(left)
         for node in came:

@@ -53,8 +53,7 @@ class TemplatesPolicy(Policy):
         return reconfigured(self.planner, request, self._reconfiguration(request))
 
     def reconfigurations(self, request: ReplanRequest) -> Iterator[Reconfiguration]:
-        """Yields the one that is taken under this policy, then the others that are worth an estimate and fit the
-        memory.
+        """Yields the reconfiguration of this policy, then the others that are worth an estimate and fit the memory.
 
         Raises:
             PlanError: there is none, see `reconfigure`.
@@ -222,13 +221,13 @@ def reason_of(planner: Planner, before: Plan, lost: Collection[NodeId], result: 
 def other_sets(
     templates: Sequence[Template], num_nodes: int, settings: PlannerSettings
 ) -> Iterator[Sequence[Template]]:
-    """Yields those without the smallest, then those of even sizes."""
+    """Yields sets of templates without the smallest, then those of even sizes."""
     yield from _without_smallest(templates)
     yield from even_sets(templates, num_nodes, settings)
 
 
 def _without_smallest(templates: Sequence[Template]) -> Iterator[Sequence[Template]]:
-    """Yields all but the first, all but the first two, four, and so on."""
+    """Yields all templates but the first, all but the first two, four, and so on."""
     smallest = 1
     while smallest < len(templates):
         yield templates[smallest:]

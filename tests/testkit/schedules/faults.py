@@ -112,7 +112,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def are_clear(faults: Sequence[Fault]) -> bool:
-    """Returns whether no live process may be taken for lost: workers know what a journal loses of steps and plans."""
+    """Returns whether no live process may be taken for lost: what a journal loses of steps and plans, workers know; and
+    what arrives damaged once is sent or computed again."""
     if any(fault.cut for fault in faults):
         return all(fault.kind in (FaultKind.CRASH, FaultKind.STOP) for fault in faults)
     num_damaged = sum(fault.times for fault in faults if fault.kind is FaultKind.DAMAGE)

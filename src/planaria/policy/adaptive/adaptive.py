@@ -39,7 +39,7 @@ MOST_TOLD = 3
 """Candidates that the sentence names, the chosen one included; records have all."""
 
 MOST_KEPT = 256
-"""Answers. Nodes in equal places have one, so a cluster of a thousand needs some tens."""
+"""Answers that are kept. Nodes in equal places have one, so a cluster of a thousand needs some tens."""
 
 
 @dataclass(eq=False)
@@ -85,7 +85,7 @@ class AdaptivePolicy(Policy):
         return cls(planner)
 
     def with_forecast(self, forecast: FailureForecast) -> Self:
-        """Returns the same policy for decisions at such a time."""
+        """Returns the same policy under this forecast."""
         return dataclasses.replace(self, forecast=forecast)
 
     def with_planner(self, planner: Planner) -> Self:
@@ -96,8 +96,7 @@ class AdaptivePolicy(Policy):
         return dataclasses.replace(self, planner=planner, answers=self.answers if is_alike else _Answers())
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
-        """Returns what is worth most of the templates' first plan, even sets of pipelines and grids, also with split
-        backwards.
+        """Returns the best of the templates' first plan, even sets of pipelines and grids, also with split backwards.
 
         Where the nodes left make no f + 1 pipelines, it has as many as they are enough for, or shadows.
 
@@ -157,7 +156,7 @@ class AdaptivePolicy(Policy):
         return best is None or not best.restores
 
     def finish_step(self, request: FinishRequest) -> Candidate:
-        """Returns what others do, or without what broken pipelines had, where the steps after it leave that out too."""
+        """Returns the usual rest, or without broken pipelines' samples where later steps leave them out too."""
         if self.planner.settings.may_drop and self._leaves_out(request.plan, request.live, request.holders):
             return DropPolicy(self.planner).finish_step(request)
         return super().finish_step(request)
@@ -181,7 +180,7 @@ class AdaptivePolicy(Policy):
         return ranked[0]
 
     def precompute(self, request: ReplanRequest, *, at_once: bool = True) -> Iterator[None]:
-        """Prepares the candidates for when these nodes are lost, each piece at most a simulated step."""
+        """Precomputes the candidates for when these nodes are lost, each piece at most a simulated step."""
         policy = self.with_forecast(dataclasses.replace(self.forecast, at_once=at_once))
         try:
             yield from policy._found(policy._form(request))

@@ -1,4 +1,4 @@
-"""Candidates as far as they depend on nothing but the request: what a forecast makes of them is judged later.
+"""The search for candidates as far as they depend on nothing but the request; the forecast is applied later.
 
 So they can be found long before they are asked for, see `AdaptivePolicy.precompute`.
 
@@ -39,7 +39,7 @@ from planaria.policy.redundancy import TAKEOVER
 from planaria.policy.reroute import REROUTE, ReroutePolicy
 
 Source = Callable[[Planner, ReplanRequest], Iterator[Candidate | None]]
-"""All that are worth an estimate, the likeliest first, with a name and an explanation; None wherever the work may
+"""Yields candidates worth an estimate, the likeliest first, with a name and an explanation; None wherever the work may
 pause. Raises PlanError: there is none."""
 
 SOURCES: tuple[Source, ...] = (
@@ -52,14 +52,14 @@ SOURCES: tuple[Source, ...] = (
     grids_of_checkpoint,
     without_samples,
 )
-"""What the adaptive policy chooses from; of equally good candidates those of the first are preferred."""
+"""The sources of the adaptive policy's candidates; of equally good ones those of the first are preferred."""
 
 WORTH_A_STEP_BESIDE = 1.25
-"""A plan whose step takes so much longer than another's is not also tried with its state moved beside a step."""
+"""Ratio of step times above which a plan is not also tried with its state moved beside a step."""
 
 AT_ONCE = {REROUTE: "rerouted", TAKEOVER: "taken over"}
-"""How plans are made for which no state moves, and what that is called: one step of the first that there is goes before
-a plan for which some does."""
+"""Names of how plans are made for which no state moves: one step of the first that there is goes before a plan for
+which some does."""
 
 SPLIT = {ScheduleKind.ZERO_BUBBLE_H1: 1 - DETOUR_GAIN, ScheduleKind.ZERO_BUBBLE_H2: 1 - DETOUR_GAIN}
 """Schedules with split backwards, from what keeps fewer activations on, each with the part of the best step before it
@@ -67,7 +67,7 @@ that one must be shorter than."""
 
 
 def found_in_pieces(planner: Planner, request: ReplanRequest) -> Pieces[list[Candidate]]:
-    """Finds all, in the order in which equally good ones are preferred.
+    """Finds all candidates, in the order in which equally good ones are preferred.
 
     Raises:
         PlanError: there is none.
@@ -117,7 +117,7 @@ def _collected(source: Source, planner: Planner, request: ReplanRequest) -> Iter
 
 
 def _last_resorts(planner: Planner, request: ReplanRequest, offered: Sequence[Candidate]) -> list[Candidate]:
-    """Returns what is left as it is, and new pipelines of one replica."""
+    """Returns candidates for when nothing else is left: what is left as it is, and new pipelines of one replica."""
     found = list(rerouted_anyway(planner, request))
     for candidate in pipelines_of_one_replica(planner, request):
         if not any(_same(candidate, other) for other in (*offered, *found)):
@@ -223,11 +223,11 @@ def _cut(stages: Sequence[int]) -> str:
 
 
 DETAILS: tuple[Callable[[Candidate], str], ...] = (_microbatches, _layers, _moved)
-"""By which plans of one name are told apart, what people see at a glance first."""
+"""Details that tell plans of one name apart, what people see at a glance first."""
 
 
 def told_apart(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Returns the same, in the same order; those of one name with a detail in which they differ, else with a number."""
+    """Returns the candidates in order; those of one name with a detail in which they differ, else with a number."""
     named = list(candidates)
     for detail in DETAILS:
         for places in _of_one_name(named):

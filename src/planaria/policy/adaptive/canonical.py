@@ -34,7 +34,7 @@ class Canonical:
 
     @property
     def key(self) -> Hashable:
-        """All that the answer depends on, beside the planner."""
+        """The key of the answer: all that it depends on, beside the planner."""
         return (
             self.request.plan.pipelines,
             self.request.plan.redundancy,
@@ -59,8 +59,8 @@ class Canonical:
         return WorkerId(self.node_of[NodeId(node)] * self.asked.plan.devices_per_node + device)
 
     def _real(self, plan: Plan) -> Plan:
-        """Returns the plan with real numbers of workers, of the generation asked for, its pipelines in the order that
-        they had."""
+        """Returns the plan with real numbers of workers, of the generation asked for, its pipelines in their former
+        order."""
         generation = self.asked.generation
         old = {stage.worker: at for at, p in enumerate(self.asked.plan.pipelines) for stage in p.stages}
         stages: dict[Stage, Stage] = {}
@@ -138,8 +138,8 @@ def canonical(asked: ReplanRequest, *, may_rename: bool) -> Canonical:
 
 
 _Shape = tuple[tuple[int, int, int, int, int, tuple[int, ...]], ...]
-"""Of a pipeline: for each stage its layers, its devices, which node of the pipeline's and which device, and what the
-worker holds."""
+"""The shape of a pipeline: for each stage its layers, its devices, which node of the pipeline's and which device, and
+what the worker holds."""
 
 
 def live_shapes(pipelines: Collection[Pipeline], holders: Holders, devices_per_node: int) -> list[_Shape]:

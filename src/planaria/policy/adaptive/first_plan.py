@@ -37,25 +37,25 @@ MOST_TOLD = 3
 """Candidates that the sentence names, the chosen one included; records have all."""
 
 MOST_NODES = 2048
-"""Of all plans together of which estimates are made, beyond `LEAST`: what one takes grows with its plan's nodes."""
+"""Nodes of all plans together that are estimated, beyond `LEAST`: estimates take longer for larger plans."""
 
 MOST_NUMBERS = 3
-"""Of pipelines, of which the quickest set by compute is tried."""
+"""Numbers of pipelines of which the quickest set by compute is tried."""
 
 FREQUENT = 0.01
-"""Of the time until the next loss, what the best plan is expected to lose by it, for rings to be tried: what shadows
-compute costs some hundredths of a step at least."""
+"""Share of the time until the next loss that the best plan is expected to lose by it, for rings to be tried: what
+shadows compute costs some hundredths of a step at least."""
 
 UNEVEN = 0.99
-"""Such a set is left out unless a step takes so much less: a loss in its largest pipeline costs more."""
+"""Ratio of step times above which an uneven set is left out: a loss in its largest pipeline costs more."""
 
 ALIKE = 0.02
-"""Where workers share cores, plans worth so much less than the best are as good: all have about the same work to do.
-Of those that use most nodes the one with most pipelines is taken: it has more replicas, and shorter pipelines wait less
+"""Share within which plans are as good as the best where workers share cores: all have about the same work to do. Of
+those that use most nodes the one with most pipelines is taken: it has more replicas, and shorter pipelines wait less
 for each other (docs/figures/benchmarks.md, shared cores)."""
 
 LEAST = 2
-"""Grids, even sets and plans with split backwards that are tried however many nodes there are, of each."""
+"""Number of grids, even sets and plans with split backwards, of each, that are tried however many nodes there are."""
 
 
 def best_first(

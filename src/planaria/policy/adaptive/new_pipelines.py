@@ -28,13 +28,13 @@ from planaria.policy.sentences import shape
 from planaria.policy.templates import TemplatesPolicy, reason_of
 
 NEAR = 2
-"""The best number of pipelines often differs from the one of now by less (Odyssey, section IV-A)."""
+"""Difference to the present number of pipelines within which others are searched (Odyssey, section IV-A)."""
 
 NEXT = 1
-"""The quickest set by compute, however uneven, is looked for where the number of pipelines differs by no more."""
+"""Difference to the present number of pipelines within which the quickest set, however uneven, is looked for."""
 
 UNEVEN = 0.99
-"""It is tried where it computes in so much less than even ones; and offered unless they take so much less for a step,
+"""Ratio of compute below which an uneven set is tried; it is offered unless even ones take so much less for a step,
 sums included. With split backwards, which are tried later, it may be the quicker one all the same."""
 
 MOST_BUILT = 6
@@ -43,15 +43,15 @@ gradients, which take longer the more there are: the best by compute must not cr
 
 
 def template_pipelines(planner: Planner, request: ReplanRequest) -> Iterator[Candidate | None]:
-    """Yields what the policy `templates` makes, and all other ways of its templates that are worth an estimate."""
+    """Yields the pipelines of the policy `templates`, and all others of its templates that are worth an estimate."""
     for result in TemplatesPolicy(planner).reconfigurations(request):
         yield _candidate(planner, f"templates ({result.how}, {shape(result.plan)})", result)
         yield None
 
 
 def searched_pipelines(planner: Planner, request: ReplanRequest) -> Iterator[Candidate | None]:
-    """Yields any number of pipelines near that of now, of any sizes that fit, whether or not there is a template of the
-    job's."""
+    """Yields any number of pipelines near the present one, of any sizes that fit, with or without a template of the
+    job."""
     left, settings = SurvivingPlan(request.change(planner, planner.sizes)), planner.settings
     known = {template.num_nodes: step_times(template, settings.num_microbatches) for template in planner.sizes}
     now = sum(1 for size in left.alive if size)

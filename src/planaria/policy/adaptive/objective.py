@@ -1,4 +1,4 @@
-"""What a plan is worth until the next loss: Odyssey's objective, with the risk of what too few replicas may cost.
+"""The objective: what a plan is worth until the next loss (Odyssey), with the risk of too few replicas.
 
 Source: Odyssey, Eq. 8: the throughput of the next state times the share of the time between two losses that it runs.
 Here a job's end may come first, some state moves beside a step, a loss may take a layer's last replica, and the step
@@ -21,17 +21,17 @@ from planaria.policy.forecast import DEGRADED_SAVES_S, FailureForecast
 from planaria.policy.interface import Candidate
 
 ALL_STOP = 0.5
-"""Of a step: what a loss in its middle costs where all stop. Of half a step nearly all is under way between stages, and
-in nobody's accumulator; 0.44 to 0.8 in virtual time, and it can be begun anew (`benchmarks/adaptive.py --virtual`)."""
+"""Share of a step that a loss in its middle costs where all stop. Of half a step nearly all is between stages, in no
+accumulator; 0.44 to 0.8 in virtual time, and it can be begun anew (`benchmarks/adaptive.py --virtual`)."""
 
 TAKEN_OVER = {Redundancy.EAGER_EAGER: 0.3, Redundancy.EAGER_LAZY: 0.65, Redundancy.LAZY_LAZY: 0.8}
-"""Of a step: what a loss costs where a shadow goes on, which then does the work of two. Means over all nodes and five
-moments of a step, of five rings of one to four pipelines in virtual time: 0.55 to 0.8 for eager-lazy."""
+"""Share of a step that a loss costs where a shadow goes on, which then does the work of two. Means over all nodes and
+five moments of a step, of five rings of one to four pipelines in virtual time: 0.55 to 0.8 for eager-lazy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What would happen under a candidate.
+    """The course of things under a candidate.
 
     Attributes:
         step_time_s: once its plan runs.
@@ -52,7 +52,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """What a course is worth.
+    """The worth of a course.
 
     Attributes:
         risk_s: expected seconds that a last replica's loss costs.
@@ -113,7 +113,7 @@ def judged(
 
 
 def transition_s(candidate: Candidate, forecast: FailureForecast, before_s: float = 0.0) -> float:
-    """Returns what passes without gain until the plan runs. State sent during a step delays workers only at the vote.
+    """Returns the seconds without gain until the plan runs. State sent during a step delays workers only at the vote.
 
     Args:
         candidate: whose plan it is.

@@ -1,4 +1,4 @@
-"""What the policies of rerouting, morph and drop would do, as sources of candidates.
+"""The policies of rerouting, morph and drop as sources of candidates.
 
 Rerouting (ReCycle): what is left goes on, and no state moves but to nodes that came.
 
@@ -34,7 +34,7 @@ from planaria.policy.reroute import REROUTE, ReroutePolicy
 from planaria.policy.sentences import shape
 
 MOST_GRIDS = 2
-"""The quickest in closed form are estimated."""
+"""Grids that are estimated: the quickest in closed form."""
 
 
 def rerouted(planner: Planner, request: ReplanRequest) -> Iterator[Candidate | None]:
@@ -45,7 +45,7 @@ def rerouted(planner: Planner, request: ReplanRequest) -> Iterator[Candidate | N
 
 
 def rerouted_anyway(planner: Planner, request: ReplanRequest) -> Iterator[Candidate]:
-    """Yields what is left going on, where nothing else is possible."""
+    """Yields the candidate of what is left going on, where nothing else is possible."""
     found = ReroutePolicy(planner).as_it_is(request)
     if found is not None:
         yield _rerouting(planner, found)

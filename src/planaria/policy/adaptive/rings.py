@@ -34,15 +34,15 @@ from planaria.policy.redundancy import (
 from planaria.policy.sentences import shape
 
 RING = "ring"
-"""Pipelines of one depth are called so."""
+"""The name of pipelines of one depth."""
 
 FORWARD_SHARE = 1 / 3
-"""Of a layer's work; what eager shadows compute is theirs of another stage, unless a bubble holds it."""
+"""Share of the forward in a layer's work; eager shadows compute another stage's, unless a bubble holds it."""
 
 
 def takeovers_and_rings(planner: Planner, request: ReplanRequest) -> Iterator[Candidate | None]:
-    """Yields what keeps f + 1 replicas: from its first step on, or of a job that has shadows, once their state has
-    come."""
+    """Yields takeovers and rings that keep f + 1 replicas from their first step on, or, of a job with shadows, once
+    state has come."""
     planner = planner.with_settings(shadows=True)
     most_lost, has_shadows = planner.settings.fault_tolerance, request.plan.redundancy is not None
     for plan, how in _plans(planner, request):
