@@ -139,7 +139,7 @@ def main(descriptor: int, model_type: str) -> None:
 
 
 def _log_to_stderr() -> None:
-    """Logs what this process and all that it forks write of their lives; each of those has a file of its own there."""
+    """Sends logs of this process and all that it forks to stderr, where each of those has a file of its own."""
     logging.raiseExceptions = False  # a disk that is full is no reason to stop
     logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s")
     logging.getLogger("planaria").setLevel(logging.INFO)

@@ -113,7 +113,7 @@ class ProgressDisplay:
 
 
 class _PlainLines:
-    """One line for each thing that happens, and for some of the steps."""
+    """Prints one line for each thing that happens, and for some of the steps."""
 
     def __init__(self, job: Job, folder: RunFolder, stream: Output, num_cores: int, clock: Clock) -> None:
         self._stream = stream
@@ -185,7 +185,7 @@ def _style(record: AnyRecord) -> str:
 
 
 class _LivePanel:
-    """A panel that is redrawn in place below the lines that stay; the end is printed below it."""
+    """Redraws a panel in place below the lines that stay; the end is printed below it."""
 
     def __init__(self, job: Job, folder: RunFolder, stream: Output, num_cores: int) -> None:
         self._job = job

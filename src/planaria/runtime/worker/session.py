@@ -88,7 +88,7 @@ class Control:
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """Closes the connection, which wakes the reading side."""
+        """Shuts the connection down, which wakes the reading side."""
         if self._socket is not None:
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)

@@ -27,7 +27,8 @@ _SCHEDULE = "/proc/thread-self/schedstat"
 
 
 def stopwatch(device: torch.device, num_workers: int) -> Stopwatch:
-    """
+    """Returns the stopwatch of a device.
+
     Args:
         device: what computes.
         num_workers: of the job, on this host.

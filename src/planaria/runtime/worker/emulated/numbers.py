@@ -126,7 +126,8 @@ class EmulatedNumbers:
         return _share(number)
 
     def backward(self, layer: int, seen: int, gradient: int, parameters: bytes) -> int:
-        """
+        """Returns what a backward gives to the layer below.
+
         Args:
             layer: whose.
             seen: its forward's input.

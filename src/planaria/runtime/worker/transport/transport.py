@@ -143,7 +143,7 @@ class Transport:
         token: of the job.
         mailbox: for what arrives.
         host: to listen on.
-        cut_off: told, from another thread, of a peer that is in the plan and to which the way is lost.
+        cut_off: told, from another thread, of a peer that is in the plan and to which the connection is lost.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Transport:
         return found
 
     def _broken(self, peer: WorkerId, address: str) -> None:
-        """Reports a broken connection to a peer, unless the peer is soon out of the plan: others must decide."""
+        """Tells `cut_off` of a peer whose connection broke, if that peer is still in the plan a while later."""
 
         def check() -> None:
             if self._addresses.get(peer) == address:
