@@ -1,4 +1,4 @@
-"""Cores: what a step takes where all workers are processes of one machine and have less than a core each.
+"""The step time where all workers are processes of one machine and have less than a core each (oversubscription).
 
 However the work is ordered, the cores must do all of it: a step takes at least all workers' compute, messages, sums
 and optimizer's steps over the number of cores. So what fills gaps (split backwards) gains nothing there, and what

@@ -7,8 +7,8 @@ from planaria.plan.plan import ScheduleKind, WorkerId
 from planaria.plan.program.instructions import Instruction, Op, Program
 
 Stretch = tuple[int, int, int]
-"""Of some instructions: activations, more than before them, and workspace at their fullest moment; and activations,
-more than before, after them."""
+"""A stretch of instructions: activations, more than before it, and workspace at its fullest moment; and activations,
+more than before, after it."""
 
 Moment = tuple[int, int, int]
 """Activations, workspace and messages of a worker, at the fullest moment; before they are spread over its devices."""
@@ -23,7 +23,7 @@ def fullest_moment(profile: ModelProfile, instructions: Program) -> tuple[int, i
 
 
 def stretch_of(profile: ModelProfile, instructions: Program) -> Stretch:
-    """Returns the stretch of these instructions, wherever in a program they are."""
+    """Returns the bytes of these instructions, as a `Stretch`, wherever in a program they are."""
     walk = Walk(profile, low=True)
     for instruction in instructions:
         walk.run(instruction)
@@ -117,7 +117,7 @@ class Walk:
 
 
 def add_messages(ways: dict[tuple[Op, WorkerId | None], int], profile: ModelProfile, instructions: Program) -> None:
-    """Adds one waiting message for each way in: the largest that comes on it."""
+    """Adds one waiting message for each incoming connection: the largest that comes on it."""
     for instruction in instructions:
         if instruction.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT):
             way = (instruction.op, instruction.peer)

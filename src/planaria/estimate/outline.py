@@ -136,7 +136,7 @@ def outline_of_pipelines(
 
 
 def shape_of(routes: Sequence[Route]) -> tuple[Shape, ...]:
-    """Of what a pipeline carries, all that its times and its memory depend on. Of generations, that is their order."""
+    """Returns all that times and memory of a pipeline with these routes depend on: of generations, their order."""
     if len(routes) == 1:
         (route,) = routes
         return (0, route.counted, len(route.microbatches), route.reached)
@@ -167,7 +167,7 @@ def _run(
 
 
 class _Compute(Mapping[WorkerId, float]):
-    """Seconds of each worker's compute, found when they are asked for: of most plans nobody does."""
+    """Seconds of each worker's compute, found on demand: most plans need none."""
 
     def __init__(self, plan: Plan, kinds: Sequence[tuple[JointTimes, Sequence[Pipeline]]]) -> None:
         self._plan = plan
@@ -213,8 +213,8 @@ def _found(
     whole = [0.0] * len(plan.groups)
     longest_s = 0.0
     ends: dict[tuple[tuple[int, ...], int, float], float] = {}
-    """For each set of groups, devices, and time from which on it reads: the latest end of compute. The later that is,
-    the later is all that follows, so earlier ones need not be looked at."""
+    """Latest end of compute by set of groups, devices, and time from which on it reads. The later that is, the later is
+    all that follows, so earlier ones need not be looked at."""
     for flow, form, _ in kinds:
         longest_s = max(longest_s, flow.longest_s)
         for group, due_s in flow.due_s.items():

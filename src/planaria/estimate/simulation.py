@@ -38,8 +38,8 @@ Piece = tuple[float, list[float]]
 """Seconds of further compute, and where to note its end."""
 
 Beat = tuple[Inbox | None, float, Sequence[Piece] | None, Inbox | None, list[float], float]
-"""Where a message is awaited; seconds of compute, and further pieces of it; and where a message is then sent, when the
-link that takes it is free, and its seconds on the link."""
+"""A beat: where a message is awaited; seconds of compute, and further pieces of it; and where a message is then sent,
+when the link that takes it is free, and its seconds on the link."""
 
 _Kind = tuple[bool, int, int, WorkerId]
 """A kind of message: is it a gradient, born, boundary, receiver."""
@@ -89,7 +89,7 @@ class JointTimes:
 
     @cached_property
     def due_s(self) -> dict[int, float]:
-        """When each group's gradients are whole at all of these workers."""
+        """Times at which each group's gradients are whole at all of these workers."""
         due_s: dict[int, float] = {}
         for part in self.parts:
             for group, due in part.due_s.items():
@@ -149,7 +149,7 @@ def run_programs(programs: Mapping[WorkerId, Program], durations: Durations, *, 
 
 
 def run_orders(plan: Plan, workers: Sequence[WorkerId], durations: Durations, *, overlap: bool) -> JointTimes:
-    """Runs what these workers do under the plan; they hear from nobody else.
+    """Runs what these workers do under the plan; they hear from no others.
 
     Raises:
         AssertionError: a worker waits for a message that nobody sends (an invariant of schedules is broken).

@@ -43,7 +43,7 @@ def num_units(plan: Plan) -> int:
 
 
 class StepProgress:
-    """How far a step has come.
+    """The progress of a step.
 
     Args:
         profile: costs.

@@ -90,7 +90,7 @@ def wait_s(
 
 
 class _Flows:
-    """Flows from way out to way in, by pair of workers."""
+    """Flows from outgoing to incoming links, by pair of workers."""
 
     def __init__(self) -> None:
         self._flows: dict[tuple[int, int], list[int]] = {}
@@ -147,7 +147,7 @@ class _Flows:
 
 
 def _numbered(ways: Sequence[int]) -> _Ints:
-    """Returns the same ways numbered 0, 1, ..."""
+    """Returns the same links numbered 0, 1, ..."""
     number = {way: at for at, way in enumerate(dict.fromkeys(ways))}
     return np.array([number[way] for way in ways], np.int64)
 

@@ -1,4 +1,4 @@
-"""What a run has trained, and how much of it the last checkpoint has."""
+"""The training that a run has done, and how much of it the last checkpoint has."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class BrokenPromise(AssertionError):
-    """Something that must never happen."""
+    """A broken promise: something that must never happen."""
 
 
 class InvariantChecker:

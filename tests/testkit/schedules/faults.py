@@ -18,7 +18,7 @@ class FaultKind(enum.StrEnum):
     FREEZE = "freeze"
     """A main thread does nothing more; its heartbeat goes on."""
     STUCK = "stuck"
-    """What one of the node's workers sends to peers from now on does not arrive, on the connections that it has."""
+    """Messages of one of the node's workers to peers get stuck from now on, on the connections that it has."""
     DAMAGE = "damage"
     """The node's next messages to peers arrive damaged: `times` of them, of one kind or of any."""
     SHORT = "short"
@@ -52,7 +52,7 @@ class FaultKind(enum.StrEnum):
 
 
 DISCARD = "discard"
-"""What `STOP` says when the run ends without being saved."""
+"""Word of `STOP` for a run that ends without being saved."""
 
 CLEAR = frozenset(
     {

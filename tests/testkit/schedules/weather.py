@@ -6,7 +6,7 @@ import msgspec
 
 
 class Weather(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Mean virtual seconds, and habits.
+    """The mean virtual seconds of what happens, and habits.
 
     Attributes:
         compute_s: of one layer's forward or backward for one microbatch.

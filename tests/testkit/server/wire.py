@@ -1,4 +1,4 @@
-"""What is on the wire of one control connection: messages as bytes, and plans as what differs from the one before.
+"""The wire of one control connection: messages as bytes, and plans as what differs from the one before.
 
 Where a schedule wants it, every message passes through here, in the order in which it arrives. A plan must come out as
 it went in.

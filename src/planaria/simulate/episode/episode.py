@@ -87,7 +87,7 @@ class Episode:
         self.rest: RestAfterEpisode | None = None
         self._tally = EpisodeTally()
         self._dead: dict[NodeId, float] = {}
-        """When the death of each dead node will be known."""
+        """Times at which the deaths of dead nodes become known."""
         self._purpose = Purpose.START
         self._begins = self._ends = _NEVER
         self._began = 0.0
@@ -152,7 +152,7 @@ class Episode:
 
     @property
     def _is_stalled(self) -> bool:
-        """Whether the step is stalled: a worker of the plan is dead and nobody knows, so no sum gets whole."""
+        """Whether the step is stalled: a worker of the plan is dead but not yet known to be, so no sum gets whole."""
         if not self._dead or self._run.current is None:
             return False
         nodes = self._run.plan.nodes  # ascending

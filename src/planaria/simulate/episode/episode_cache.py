@@ -1,4 +1,4 @@
-"""Moments: what is known of episodes, so that what happened once need not be found out again.
+"""The cache of episodes' moments, so that what happened once need not be found out again.
 
 A moment lasts until the next thing that happens by itself, or until a disturbance. From it lead ways to the moment
 after, and to those after each disturbance, at whatever part of it that comes. Ways are found by `Episode`, in canonical

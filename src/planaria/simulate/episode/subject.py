@@ -37,7 +37,7 @@ NUM_CAUSES = len(Cause)
 
 
 class Disturbance(enum.IntEnum):
-    """What may happen to a node."""
+    """Events that may happen to a node."""
 
     LOST = 0
     CAME = 1

@@ -1,4 +1,4 @@
-"""What a run made of a script: samples a second over the script's time, recoveries, lost work. From records alone.
+"""The tally of a run under a script: samples a second over its time, recoveries, lost work. From records alone.
 
 A run that was simulated and one on real processes tell the same records, so both are measured by this. Pure.
 """
@@ -38,7 +38,7 @@ RESTORED, WAITED = "went back to a checkpoint", "waited for nodes"
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """How long plans were estimated to take, and took.
+    """The estimates of plans' durations, and what they took.
 
     Attributes:
         plans: measured.
@@ -92,7 +92,7 @@ class RunTally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Advance:
-    """How far a run is at any time: committed steps that stand, with a share of the one under way.
+    """The progress of a run at any time: committed steps that stand, with a share of the one under way.
 
     Between two commits it grows evenly; where no commit follows, it stands still; when a checkpoint is loaded, it goes
     back.

@@ -64,7 +64,7 @@ def status(run: Path, *, as_json: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What a run's records say.
+    """The content of a run's records.
 
     Attributes:
         steps: that are trained.

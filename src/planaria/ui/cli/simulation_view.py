@@ -1,4 +1,4 @@
-"""How `planaria simulate` simulates and shows what came of it: a table for people, JSON for programs, pictures."""
+"""The work and view of `planaria simulate`: a table for people, JSON for programs, pictures."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _FILL = {CellKind.FORWARD: "░", CellKind.BACKWARD: "▓", CellKind.WEIGHT: "�
 
 
 Paint = Callable[[CellKind, str], str]
-"""Gives the text of a cell its colour; the text is as long as the cell is wide."""
+"""A function that gives the text of a cell its colour; the text is as long as the cell is wide."""
 
 
 def terminal(timeline: CellTimeline, plan: Plan, width: int, *, paint: Paint | None = None) -> str:
