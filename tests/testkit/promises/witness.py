@@ -167,10 +167,9 @@ class InvariantChecker:
         plan, step = entry.message.plan, entry.message.step
         for record in entry.records:
             if isinstance(record, Restored):
-                is_known = record.from_step == self.committed or (  # or only workers knew of the steps since
-                    self._is_cut and self.committed < record.from_step <= self._highest
-                )
-                self.require(is_known, f"{record} when {self.committed} steps are committed")
+                if self._is_cut and self.committed < record.from_step <= self._highest:
+                    self.committed = record.from_step  # only workers knew of the steps since
+                self.require(record.from_step == self.committed, f"{record} when {self.committed} steps are committed")
                 self._must_be_lost(machine, record.reason)
                 self.committed = self._begun = record.to_step
         if self._is_cut and entry.message.source is not StateSource.LIVE and step <= self.committed:
