@@ -37,7 +37,7 @@ test: lint ## linters, types, import rules and tests: a few minutes
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 
 proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, simulators against each other, chaos
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m proof
+	PLANARIA_PROOF=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m "proof or hypothesis"
 	$(MAKE) dst SEEDS=1000 FIRST=200000
 	$(MAKE) chaos SECONDS=60
 

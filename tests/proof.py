@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,3 +16,8 @@ def rest_in_proof(values: Iterable[Any], kept: int = 1) -> list[ParameterSet]:
         pytest.param(*value.values if isinstance(value, ParameterSet) else (value,), marks=[pytest.mark.proof] * rest)
         for rest, value in ((at >= kept, value) for at, value in enumerate(values))
     ]
+
+
+def examples(full: int) -> int:
+    """Returns how many examples a property is tried with: all in `make proof`, a quarter, but at least 25, else."""
+    return full if os.environ.get("PLANARIA_PROOF") else min(full, max(25, full // 4))

@@ -13,6 +13,7 @@ from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile
 from planaria.plan.plan import Pipeline, Plan, PlanError, Route, ScheduleKind, Stage, WorkerId
 from tests.plan.profiles import uniform_profile
 from tests.plan.reroutes import ideal, rerouted
+from tests.proof import examples
 
 FREE = LinkCost(latency_s=0.0, bandwidth_bytes_per_s=1e30)
 
@@ -53,7 +54,7 @@ def timed(stages: list[tuple[float, float]], weight: float) -> ModelProfile:
 TIMES = st.integers(1, 50).map(lambda n: n * 1e-3)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(forwards=st.lists(TIMES, min_size=1, max_size=6), more=st.integers(0, 12))
 def test_oobleck_never_says_too_much_at_one_ratio(forwards: list[float], more: int) -> None:
     stages = [(f, 2 * f) for f in forwards]
@@ -62,7 +63,7 @@ def test_oobleck_never_says_too_much_at_one_ratio(forwards: list[float], more: i
     assert said <= simulated_s(stages, number) * (1 + 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(depth=st.integers(1, 8), number=st.integers(1, 20), stage=st.tuples(TIMES, TIMES))
 def test_even_pipelines_are_exact(depth: int, number: int, stage: tuple[float, float]) -> None:
     simulated = simulated_s([stage] * depth, number)
@@ -70,7 +71,7 @@ def test_even_pipelines_are_exact(depth: int, number: int, stage: tuple[float, f
     assert forms.oobleck_s([sum(stage)] * depth, number) == pytest.approx(simulated)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     pipelines=st.lists(
         st.tuples(st.lists(st.tuples(TIMES, TIMES), min_size=1, max_size=5), st.integers(1, 9)), min_size=1, max_size=3
@@ -93,7 +94,7 @@ PIPELINES = given(
 """Of even stages; the weights' share of the backward."""
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @PIPELINES
 def test_a_zero_bubble_step_where_weights_are_short(
     depth: int, more: int, forward: float, backward: float, share: float
@@ -106,7 +107,7 @@ def test_a_zero_bubble_step_where_weights_are_short(
     assert simulated == pytest.approx(number * period + (depth - 1) * (period - 2 * weights))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @PIPELINES
 def test_a_longer_warm_up_fills_more(depth: int, more: int, forward: float, backward: float, share: float) -> None:
     """N (F + B + W) + (S - 1) max(F, F + B - 2 W): ZB-H2 (Qi et al., 2024) up to the end of the step."""

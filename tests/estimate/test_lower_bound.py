@@ -10,11 +10,12 @@ from planaria.estimate.step_time import step_time_s
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan
 from tests.estimate.plans import cases
+from tests.proof import examples
 
 Case = tuple[Plan, ModelProfile, Conditions]
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(case=cases())
 def test_a_step_takes_at_least_the_bound(case: Case) -> None:
     plan, profile, conditions = case
@@ -22,7 +23,7 @@ def test_a_step_takes_at_least_the_bound(case: Case) -> None:
     assert 0 < bound <= step_time_s(plan, profile, conditions)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(case=cases(exact=False, irregular=False))
 def test_so_it_does_with_times_that_round(case: Case) -> None:
     plan, profile, conditions = case

@@ -21,6 +21,7 @@ from planaria.planner.instantiation.instantiate import initial_plan
 from planaria.planner.templates.templates import make_templates
 from tests.estimate.plans import cases, rings
 from tests.plan.profiles import random_jobs
+from tests.proof import examples
 
 PARAMETERS, GRADIENTS, OPTIMIZER, KEPT, RECOMPUTED, OUTPUT, WORKSPACE = 100, 300, 200, 70, 10, 10, 40
 
@@ -167,7 +168,7 @@ def test_a_forward_without_a_backward_keeps_nothing() -> None:
     assert fullest_moment(profile, (passing,) * 4) == (2 * KEPT, WORKSPACE)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(job=random_jobs())
 def test_no_part_is_negative_and_what_runs_is_there(job: tuple[ModelProfile, PlannerSettings]) -> None:
     profile, planner = job
@@ -185,7 +186,7 @@ Case = tuple[Plan, ModelProfile, Conditions]
 
 
 @given(case=cases() | rings(), data=st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_units_of_work_need_what_the_program_needs(case: Case, data: st.DataObject) -> None:
     plan, profile, _ = case
     sizes = st.integers(0, 5)
@@ -210,7 +211,7 @@ def test_units_of_work_need_what_the_program_needs(case: Case, data: st.DataObje
 
 
 @given(case=cases() | rings())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_the_fullest_device_is_found_whatever_is_remembered(case: Case) -> None:
     """Of like pipelines one is looked at, and what was found of one plan is used for others."""
     plan, profile, _ = case

@@ -15,11 +15,12 @@ from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, Stage, Work
 from planaria.plan.validate import validate
 from tests.estimate.oracle import Oracle
 from tests.estimate.plans import cases
+from tests.proof import examples
 
 Case = tuple[Plan, ModelProfile, Conditions]
 
 
-@settings(max_examples=62, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(case=cases())
 def test_the_estimate_is_the_event_simulations(case: Case) -> None:
     """All schedules, detours, devices, links, speeds, sums; overlap or not."""
@@ -30,7 +31,7 @@ def test_the_estimate_is_the_event_simulations(case: Case) -> None:
     assert simulate(plan, profile, conditions).step_time_s == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(case=cases())
 def test_an_outline_is_what_the_timeline_comes_to(case: Case) -> None:
     """And what was known of a plan's pipelines before changes nothing."""
@@ -53,7 +54,7 @@ def test_an_outline_is_what_the_timeline_comes_to(case: Case) -> None:
     assert first.longest_instruction_s == pytest.approx(longer * timeline.longest_instruction_s)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(case=cases(irregular=True))
 def test_so_it_is_for_routes_that_cross(case: Case) -> None:
     plan, profile, conditions = case
@@ -61,7 +62,7 @@ def test_so_it_is_for_routes_that_cross(case: Case) -> None:
     assert step_time_s(plan, profile, conditions) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(case=cases(exact=False))
 def test_so_it_is_for_times_that_round(case: Case) -> None:
     plan, profile, conditions = case

@@ -12,9 +12,10 @@ from planaria.estimate.step_time import simulate
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan
 from tests.estimate.plans import cases
+from tests.proof import examples
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(case=cases(exact=False, irregular=False))
 def test_kinds_of_pipelines_tell_what_the_programs_come_to(case: tuple[Plan, ModelProfile, Conditions]) -> None:
     plan, profile, drawn = case

@@ -22,11 +22,12 @@ from planaria.plan.program.programs import programs
 from planaria.plan.program.routes import sorted_routes
 from planaria.planner.finish_step.shadow_takeover import resume
 from tests.estimate.plans import cases, rings
+from tests.proof import examples
 
 Case = tuple[Plan, ModelProfile, Conditions]
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(case=cases(exact=False) | rings(), data=st.data())
 def test_orders_are_what_the_programs_come_to(case: Case, data: st.DataObject) -> None:
     """Whole plans, and what is left of them when shadows go on in the places of the lost."""
@@ -76,7 +77,7 @@ def assert_as_programs(
         assert part.longest_s == max(seconds, default=0.0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(case=cases(exact=False, irregular=True), data=st.data())
 def test_what_is_known_of_routes_that_cross_holds_for_other_shadows(case: Case, data: st.DataObject) -> None:
     plan, profile, conditions = case

@@ -16,11 +16,12 @@ from planaria.plan.program.instructions import Op
 from tests.estimate.plans import cases
 from tests.estimate.test_step_time import plan_for
 from tests.plan.profiles import uniform_profile
+from tests.proof import examples
 
 Case = tuple[Plan, ModelProfile, Conditions]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(case=cases(), share=st.floats(0.0, 1.0))
 def test_the_rest_is_what_is_left_of_the_whole(case: Case, share: float) -> None:
     """But for what is half done, which counts as not done, messages on their way, which count as come, and what follows
@@ -39,7 +40,7 @@ def test_the_rest_is_what_is_left_of_the_whole(case: Case, share: float) -> None
     assert rest_s <= whole_s + 1e-9
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(case=cases())
 def test_of_a_step_that_has_not_begun_it_is_the_whole(case: Case) -> None:
     plan, profile, conditions = case

@@ -16,6 +16,7 @@ from planaria.plan.settings import PlannerSettings
 from planaria.planner.instantiation.instantiate import initial_plan
 from planaria.planner.templates.templates import make_templates
 from tests.plan.profiles import random_jobs, uniform_profile
+from tests.proof import examples
 
 FREE = LinkCost(latency_s=0.0, bandwidth_bytes_per_s=1e30)
 
@@ -117,7 +118,7 @@ def test_a_device_count_that_was_not_profiled_is_named() -> None:
         step_time_s(plan, profile)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(job=random_jobs())
 def test_the_closed_form_is_a_near_upper_bound(job: tuple[ModelProfile, PlannerSettings]) -> None:
     """Of a step without syncs and with one ratio of backward to forward: never too low, exact for one stage."""

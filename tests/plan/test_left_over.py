@@ -15,6 +15,7 @@ from planaria.policy.interface import ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from tests.plan.profiles import uniform_profile
+from tests.proof import examples
 
 PROFILE = uniform_profile(2)
 
@@ -29,7 +30,7 @@ def planner_of(num_nodes: int, num_microbatches: int, min_nodes: int) -> Planner
     )
 
 
-@settings(max_examples=37, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(held=st.lists(st.sets(st.sampled_from(range(len(PROFILE.groups)))), min_size=5, max_size=7), lost=st.booleans())
 def test_state_comes_from_workers_that_hear_of_the_plan(held: list[set[int]], lost: bool) -> None:
     """Pipelines of two nodes each: of an odd number, one is left over, whatever it holds."""

@@ -17,6 +17,7 @@ from planaria.plan.sync_rounds import colour
 from planaria.planner.instantiation.instantiate import initial_plan
 from planaria.planner.templates.templates import make_templates
 from tests.plan.profiles import random_jobs
+from tests.proof import examples
 
 SEEDS = range(1000)
 
@@ -100,13 +101,13 @@ def check(plan: Plan) -> int:
     return max(rounds) + 1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(job=random_jobs())
 def test_rounds_are_a_proper_colouring(job: tuple[ModelProfile, PlannerSettings]) -> None:
     check(_plan(job))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(job=random_jobs())
 def test_rounds_of_own_groups_are_the_fewest(job: tuple[ModelProfile, PlannerSettings]) -> None:
     plan = _plan(job)

@@ -17,6 +17,7 @@ from planaria.planner.rings import Lacks, conflicts, left_in_place, refilled, ri
 from planaria.planner.templates.templates import make_templates
 from tests.plan.profiles import uniform_profile
 from tests.plan.shadowed import ring_plan
+from tests.proof import examples
 
 PROFILE = uniform_profile(6, tied=False)
 TEMPLATES = make_templates(
@@ -46,7 +47,7 @@ def test_neighbours_are_in_different_zones(names: str, depth: int) -> None:
     assert [conflicts(ring, zones_of(names)) for ring in rings] == [0] * len(rings)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(80))
 @given(names=st.text("abc", min_size=4, max_size=6))
 def test_one_ring_is_as_good_as_any(names: str) -> None:
     zones, numbers = zones_of(names), nodes(*range(len(names)))

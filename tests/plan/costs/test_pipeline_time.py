@@ -18,11 +18,12 @@ from planaria.planner.instantiation.instantiate import initial_plan
 from planaria.planner.templates.split_dp import bounds_s, path_weights
 from planaria.planner.templates.templates import make_templates
 from tests.plan.profiles import random_profiles
+from tests.proof import examples
 
 KINDS = [kind for kind in ScheduleKind if not kind.splits_backward]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(profile=random_profiles(), kind=st.sampled_from(KINDS), num=st.integers(1, 9), data=st.data())
 def test_it_is_the_event_simulation(profile: ModelProfile, kind: ScheduleKind, num: int, data: st.DataObject) -> None:
     nodes = data.draw(st.integers(1, profile.num_layers))
@@ -60,7 +61,7 @@ def test_many_chains_interpreted_or_compiled_have_the_bits_of_one(chain: Chain, 
         assert times.tolist() == [chain.time_s(num)] * 20
 
 
-@settings(max_examples=37, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(chain=chains(), num=st.integers(1, 25))
 def test_no_path_is_longer_than_the_step(chain: Chain, num: int) -> None:
     forward, backward, link = (

@@ -22,6 +22,7 @@ from planaria.plan.costs.model_profile import (
 )
 from planaria.plan.costs.profile_check import check_profile, decode_profile
 from planaria.plan.plan import Group, PlanError
+from tests.proof import examples
 
 BYTES = st.integers(1, 1 << 40)
 SECONDS = st.floats(1e-9, 1e3)
@@ -89,7 +90,7 @@ def refusal(raw: Any) -> str:
     return message
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(profile=profiles())
 def test_a_whole_profile_comes_through_unchanged(profile: ModelProfile) -> None:
     assume(profile.groups)
@@ -98,7 +99,7 @@ def test_a_whole_profile_comes_through_unchanged(profile: ModelProfile) -> None:
     assert decode_profile(msgspec.json.format(msgspec.json.encode(profile), indent=2)) == profile
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(profile=profiles())
 def test_without_groups_each_layer_with_parameters_is_one(profile: ModelProfile) -> None:
     raw = as_json(profile)
@@ -187,7 +188,7 @@ def damaged_layers(draw: st.DrawFn) -> tuple[dict[str, Any], int, str]:
     return raw, at, field
 
 
-@settings(max_examples=62, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(damaged=damaged_layers())
 def test_every_damage_of_a_layer_is_refused_with_its_name_and_the_field(
     damaged: tuple[dict[str, Any], int, str],

@@ -19,6 +19,7 @@ from planaria.plan.program.units import Phase, Unit
 from tests.plan.machine import Machine
 from tests.plan.profiles import layer_cost, uniform_profile
 from tests.plan.reroutes import ideal, rerouted
+from tests.proof import examples
 
 FREE = LinkCost(latency_s=0.0, bandwidth_bytes_per_s=1e30)
 
@@ -46,7 +47,7 @@ def most_kept(units: tuple[Unit, ...]) -> int:
     return most
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(loss=losses(), kind=st.sampled_from(ScheduleKind), seed=st.integers(0, 9))
 def test_peers_carry_the_work_of_the_dead_in_the_memory_of_their_own_place(
     loss: tuple[int, int, int, frozenset[tuple[int, int]]], kind: ScheduleKind, seed: int

@@ -17,6 +17,7 @@ from planaria.planner.instantiation.instantiate import initial_plan
 from planaria.planner.templates.templates import make_templates
 from tests.plan.machine import Machine
 from tests.plan.profiles import random_jobs
+from tests.proof import examples
 
 
 def chain(*ends: int, worker: int = 0) -> tuple[Stage, ...]:
@@ -270,7 +271,7 @@ def _plan(job: tuple[ModelProfile, PlannerSettings], schedule: ScheduleKind) -> 
     return msgspec.structs.replace(plan, schedule=schedule)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(job=random_jobs(), schedule=st.sampled_from(ScheduleKind), seed=st.integers(0, 9))
 def test_regular_programs_run_to_their_end(
     job: tuple[ModelProfile, PlannerSettings], schedule: ScheduleKind, seed: int
@@ -321,7 +322,7 @@ def _ways(draw: st.DrawFn, bounds: list[tuple[int, int]], num_layers: int) -> tu
     return tuple(hops)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(plan=irregular_plans(), seed=st.integers(0, 9))
 def test_irregular_programs_run_to_their_end(plan: Plan, seed: int) -> None:
     validate(plan)

@@ -20,6 +20,7 @@ from planaria.planner.reroute.routes import Freedom
 from planaria.planner.templates.templates import make_templates
 from tests.plan.machine import Machine
 from tests.plan.profiles import random_jobs, uniform_profile
+from tests.proof import examples
 
 
 def start(profile: ModelProfile, planner: PlannerSettings) -> Plan:
@@ -76,7 +77,7 @@ class Step:
         self.machine.check_sums()
 
 
-@settings(max_examples=37, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(job=random_jobs(), seed=st.integers(0, 1000), data=st.data())
 def test_every_loss_ends_with_every_microbatch_counted_once(
     job: tuple[ModelProfile, PlannerSettings], seed: int, data: st.DataObject

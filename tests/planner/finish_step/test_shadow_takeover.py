@@ -17,6 +17,7 @@ from planaria.plan.validate import validate
 from planaria.planner.finish_step.salvage import to_halt
 from planaria.planner.finish_step.shadow_takeover import resume, taken_over
 from tests.plan.shadowed import Machine, ring_plan
+from tests.proof import examples
 
 
 def held(plan: Plan, live: tuple[WorkerId, ...]) -> dict[WorkerId, tuple[int, ...]]:
@@ -35,7 +36,7 @@ def struck(machine: Machine, *lost: int, generation: int = 2) -> Plan | None:
     return plan
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     mode=st.sampled_from(Redundancy),
     schedule=st.sampled_from(ScheduleKind),

@@ -22,6 +22,7 @@ from planaria.planner.instantiation.instantiate import fewest_seconds, initial_p
 from planaria.planner.instantiation.microbatch_shares import Distribution, Undistributable
 from planaria.planner.templates.templates import make_templates
 from tests.plan.profiles import random_jobs, uniform_profile
+from tests.proof import examples
 
 
 def step_time(times: Sequence[Times], num_microbatches: int) -> float:
@@ -79,7 +80,7 @@ def test_instantiation_is_the_best_of_all_sets() -> None:
     assert solved > 1000
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(job=random_jobs(), scarce=st.booleans())
 def test_templates_are_instantiated_best(job: tuple[ModelProfile, PlannerSettings], scarce: bool) -> None:
     profile, planner = job
@@ -109,7 +110,7 @@ def test_templates_are_instantiated_best(job: tuple[ModelProfile, PlannerSetting
     assert step_time(expanded(times, counts), total) == best
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(job=random_jobs())
 def test_step_times_are_the_templates(job: tuple[ModelProfile, PlannerSettings]) -> None:
     profile, planner = job
@@ -155,7 +156,7 @@ def test_pipelines_that_stay_count_as_replicas() -> None:
     assert instantiate(templates, 4, planner) == (2, 0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(job=random_jobs())
 def test_a_first_plan_is_valid_and_uses_every_node(job: tuple[ModelProfile, PlannerSettings]) -> None:
     profile, planner = job

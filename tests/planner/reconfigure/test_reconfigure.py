@@ -24,6 +24,7 @@ from planaria.planner.reconfigure.reconfigure import Change, Reconfiguration, bo
 from planaria.planner.templates.templates import make_templates
 from tests.plan.machine import Machine
 from tests.plan.profiles import random_jobs, uniform_profile
+from tests.proof import examples
 
 PROFILE = uniform_profile(8)
 
@@ -156,7 +157,7 @@ def test_no_replica() -> None:
     assert info.value.group == 0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     alive=st.lists(st.integers(0, 7), min_size=1, max_size=5),
     spares=st.integers(0, 3),
@@ -241,7 +242,7 @@ def test_the_paper_takes_the_first_that_applies_for_each_pipeline() -> None:
     assert (sizes_of(result), result.how) == ([3, 2, 2], How.MERGE)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     sizes=st.lists(st.integers(2, 5), min_size=2, max_size=4),
     data=st.data(),
@@ -340,7 +341,7 @@ def test_a_full_search_groups_slow_nodes() -> None:
     assert found.how is How.INSTANTIATE
 
 
-@settings(max_examples=37, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(job=random_jobs(), data=st.data())
 def test_every_number_of_nodes_down_to_the_fewest(
     job: tuple[ModelProfile, PlannerSettings], data: st.DataObject
@@ -393,7 +394,7 @@ def uneven_devices(template: Template, devices_per_node: int) -> Template:
     return dataclasses.replace(template, stages=tuple(stages))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(job=random_jobs(), spare_devices=st.integers(0, 2), data=st.data())
 def test_losses_and_joins_in_any_order(
     job: tuple[ModelProfile, PlannerSettings], spare_devices: int, data: st.DataObject

@@ -21,6 +21,7 @@ from planaria.planner.templates.splits import Split
 from planaria.planner.templates.templates import make_templates, stage_chain
 from tests.plan.instances import all_splits, instances
 from tests.plan.profiles import random_jobs, random_profiles, uniform_profile
+from tests.proof import examples
 
 
 def settings_of(**changes: int) -> PlannerSettings:
@@ -32,7 +33,7 @@ def splits(num_layers: int, num_stages: int) -> list[list[tuple[int, int]]]:
     return [list(pairwise((0, *cuts, num_layers))) for cuts in combinations(range(1, num_layers), num_stages - 1)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(profile=random_profiles(min_layers=3), share=st.integers(1, 8), tight=st.booleans())
 def test_each_template_is_the_best_of_all_splits(profile: ModelProfile, share: int, tight: bool) -> None:
     costs = StageCosts(profile)
