@@ -20,26 +20,6 @@ class Computed(dict[tuple[int, float, Op, int, int, tuple[int, ...]], float]):
 
     def __init__(self, profile: ModelProfile) -> None:
         self._times = {count: [layer.on(count) for layer in profile.layers] for count in profile.device_counts}
-        self._pieces: dict[tuple[int, float, int, int, tuple[int, ...]], tuple[list[float], list[int]]] = {}
-
-    def pieces_of(
-        self, devices: int, speed: float, first: int, end: int, counted: tuple[int, ...]
-    ) -> tuple[list[float], list[int]]:
-        """Returns the pieces of a backward that is cut into layers, from the top one down to the lowest that anybody
-        counts: seconds, and the layer, or -1 where it does not count."""
-        key = devices, speed, first, end, counted
-        found = self._pieces.get(key)
-        if found is None:
-            if len(self._pieces) >= MOST_COMPUTED:
-                self._pieces.clear()
-            layers = [layer if layer in counted else -1 for layer in reversed(range(max(first, counted[0]), end))]
-            ends = range(end, end - len(layers), -1)
-            seconds = [
-                self[devices, speed, Op.BACKWARD, then - 1, then, (layer,) if layer >= 0 else ()]
-                for then, layer in zip(ends, layers, strict=True)
-            ]
-            found = self._pieces[key] = seconds, layers
-        return found
 
     def __missing__(self, key: tuple[int, float, Op, int, int, tuple[int, ...]]) -> float:
         if len(self) >= MOST_COMPUTED:
