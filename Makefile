@@ -14,7 +14,8 @@ BIN := $(VENV)/bin
 CPU_TORCH := torch==2.13.0
 # Processes that tests run in; many tests wait for others to die or be found, so a core has more than one.
 PYTEST_WORKERS ?= 3
-# Of `make chaos`; SECONDS is a variable of bash itself, so what the environment has of it is not taken.
+# Of random searches: the same ones every time, other ones with another SEED. SECONDS is of `make chaos`; it is a
+# variable of bash itself, so what the environment has of it is not taken.
 ifneq ($(origin SECONDS),command line)
 SECONDS := 300
 endif
@@ -23,9 +24,12 @@ SEED ?= 0
 SEEDS ?= 1000
 FIRST ?= 0
 
+# Tests start many processes: what they import is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test proof lint format docs bench papers chaos dst clean
+.PHONY: help demo test proof lint style format docs bench papers chaos dst clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,18 +37,25 @@ help: ## this list
 demo: $(VENV)/.installed ## train the demo job while killing nodes, and compare with one process training alone
 	@$(BIN)/python scripts/demo.py
 
-test: lint ## linters, types, import rules and tests: a few minutes
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
+test: style ## linters, types, import rules and tests: a few minutes
+	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
+	$(BIN)/mypy > "$$said" 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed=$(SEED); tests=$$?; \
+	wait $$types; types=$$?; cat "$$said"; exit $$((types | tests))
 
 proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, simulators against each other, chaos
-	PLANARIA_PROOF=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m "proof or hypothesis"
+	PLANARIA_PROOF=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed=$(SEED) \
+	  -m "proof or hypothesis"
 	$(MAKE) dst SEEDS=1000 FIRST=200000
 	$(MAKE) chaos SECONDS=60
 
-lint: $(VENV)/.installed-dev ## linters, types and import rules
+lint: style ## linters, types and import rules
+	$(BIN)/mypy
+
+# What takes seconds; types take half a minute the first time, so tests run beside them.
+style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(VENV)/.installed-dev ## let ruff rewrite the code
@@ -54,6 +65,7 @@ format: $(VENV)/.installed-dev ## let ruff rewrite the code
 docs: $(VENV)/.installed-dev ## build the site in docs/_build/html, strictly; its generated parts are written again first
 	$(BIN)/python scripts/job_file_reference.py
 	$(BIN)/python scripts/cli_reference.py
+	$(BIN)/python scripts/thresholds_reference.py
 	$(BIN)/python scripts/state_diagram.py
 	$(BIN)/sphinx-build -q -W --keep-going -n docs docs/_build/html
 	@echo "docs/_build/html/index.html"

@@ -26,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -106,8 +107,8 @@ class NoLayers:
 class OverWire(Transport):
     """As between nodes, which have no memory in common."""
 
-    def is_on_this_host(self, peer: WorkerId) -> bool:
-        return False
+    def host_of(self, worker: WorkerId) -> WorkerId:
+        return worker
 
 
 class Member:
@@ -190,23 +191,10 @@ class Member:
         for group in mine:
             sync.start(group, plan.sync_epochs[group], rounds[group])
             if not together:
-                self._until_done(sync, 1)
-        if together:
-            self._until_done(sync, len(mine))
-        assert sync.is_whole()
+                self.mailbox.wait_until(partial(sync.is_summed, group), sync.progress)
+        self.mailbox.wait_until(sync.is_whole, sync.progress)
         self.pace.drain()
         return time.monotonic()
-
-    def _until_done(self, sync: Sync, num_sums: int) -> None:
-        done = 0
-
-        def progress() -> bool:
-            nonlocal done
-            did = sync.progress()
-            done += did
-            return did
-
-        self.mailbox.wait_until(lambda: done == num_sums, progress)
 
     def fill_gradients(self, plan: Plan) -> None:
         self.holdings.begin_step((0,) * len(plan.groups))

@@ -37,7 +37,7 @@ from tests.testkit.schedules.weather import Weather
 
 from planaria.api import plan_for
 from planaria.job.errors import UserError
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, ScheduleKind
 from planaria.plan.settings import PlannerSettings

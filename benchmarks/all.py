@@ -8,7 +8,7 @@ from pathlib import Path
 
 from figures import note
 
-BENCHMARKS = ("overhead", "recovery", "memory", "transport", "planner", "closed_forms", "fidelity")
+BENCHMARKS = ("overhead", "recovery", "memory", "transport", "wire", "planner", "closed_forms", "fidelity")
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from figures import note, report
 from rich.console import Console
 from rich.table import Table
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.settings import PlannerSettings
 from planaria.profile.presets.presets import preset

@@ -8,6 +8,7 @@ Prints the median time of a frame, and the ratio.
 from __future__ import annotations
 
 import argparse
+import select
 import socket
 import statistics
 import threading
@@ -27,7 +28,9 @@ def one_way(sender: socket.socket, receiver: socket.socket, tensor: torch.Tensor
     took: list[float] = []
 
     def read() -> None:
-        frames.read_data(receiver, 1 << 30)
+        reader = frames.FrameReader(receiver, 1 << 30)
+        while not list(reader.read()):
+            select.select([receiver], [], [])
         took.append(time.perf_counter())
 
     thread = threading.Thread(target=read)
@@ -47,13 +50,13 @@ def main() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sender = socket.create_connection(listener.getsockname())
         receiver, _ = listener.accept()
-    with_sums, without = (frames._sum, frames._read_and_sum), (lambda views: 0, read_only)
+    sums = {"with": frames.xxhash, "without": NoSums}
     for name, size in SIZES.items():
         tensor = torch.randn(size // 4)
         times: dict[str, list[float]] = {"with": [], "without": []}
         for _ in range(repeats):
-            for way, (summed, read) in {"with": with_sums, "without": without}.items():
-                frames._sum, frames._read_and_sum = summed, read  # type: ignore[assignment]
+            for way, module in sums.items():
+                frames.xxhash = module  # type: ignore[assignment]
                 times[way].append(one_way(sender, receiver, tensor))
         medians = {way: statistics.median(seconds) for way, seconds in times.items()}
         for way, seconds in medians.items():
@@ -61,11 +64,18 @@ def main() -> None:
         print(f"checksums.one-way.{name}.ratio {medians['with'] / medians['without']:.3f}")
 
 
-def read_only(sock: socket.socket, views: list[memoryview]) -> int:
-    """As before there were checksums: each tensor at once."""
-    for view in views:
-        frames.read_into(sock, view)
-    return 0
+class NoSums:
+    """In place of the module of checksums: as before there were any."""
+
+    @staticmethod
+    def xxh3_64_intdigest(data: bytes) -> int:
+        return 0
+
+    class xxh3_64:  # noqa: N801
+        def update(self, data: memoryview) -> None: ...
+
+        def intdigest(self) -> int:
+            return 0
 
 
 if __name__ == "__main__":

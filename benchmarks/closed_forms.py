@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 import msgspec
 from figures import note, report
+from papers import formulas as forms
 
-from planaria.estimate import closed_forms as forms
 from planaria.estimate.conditions import AS_PROFILED
 from planaria.estimate.durations import Durations
 from planaria.estimate.lower_bound import lower_bound_s
-from planaria.estimate.simulation import run_programs
+from planaria.estimate.simulation.simulation import run_programs
 from planaria.estimate.step_time import step_time_s
 from planaria.plan.costs.model_profile import (
     DeviceKind,

@@ -159,6 +159,7 @@ def _work(address: str, worker: WorkerId) -> bytes:
             is_settled=True,
             ledger=Ledger.empty(NUM_LAYERS),
             held=(),
+            given=(),
             serial=0,
             commit=None,
             vote=None,

@@ -31,7 +31,7 @@ from interleave import QUIET
 from interleave import _machine_s as machine_s
 from sides import make_job, planaria_side
 
-from planaria.job.settings import Job, PipelineSchedule
+from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import (
     DeviceKind,
     LayerCost,
@@ -42,6 +42,7 @@ from planaria.plan.costs.model_profile import (
     StepCosts,
 )
 from planaria.plan.plan import Group
+from planaria.plan.schedule_kind import ScheduleKind
 from planaria.protocol.messages.records import PlanMeasured, PlanTaken
 from planaria.runtime.run_folder.recorder import read_events
 
@@ -92,7 +93,7 @@ UNEVEN = (2.0, 5.0, 5.0, 5.0, 8.0, 5.0, 5.0, 3.0, 5.0, 5.0, 5.0, 9.0)
 
 
 def cases() -> Iterator[Case]:
-    for schedule in PipelineSchedule:
+    for schedule in ScheduleKind:
         order = f"cluster.schedule={schedule.value}"
         yield Case(name=f"4 nodes, {schedule.value}", nodes=4, layers=EVEN, overrides=[order, *f_n0(0, 4)])
         yield Case(

@@ -21,7 +21,8 @@ from figures import SCRATCH, note, report
 from sides import make_job
 
 from planaria.job.parse import EMULATED_MODEL
-from planaria.job.settings import Job, PolicyName
+from planaria.job.registry import PolicyName
+from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.protocol.messages.records import NodeJoined, NodeLost, RunStatus
 from planaria.runtime.component_settings import planner_settings

@@ -12,6 +12,7 @@ import os
 import signal
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -130,22 +131,23 @@ def process_tree(roots: Sequence[int]) -> list[int]:
     return found
 
 
-def interleave(sides: Sequence[Side], *, turns: int, steps: int, warm_up: int) -> int:
+def interleave(sides: Sequence[Side], *, turns: int, steps: int, warm_up: int, patience: int = PATIENCE) -> int:
     """Fill `turns` of every side: in each round every side runs `steps` steps that count. Kills them all afterwards.
 
-    A round in which other programs took more than QUIET of the machine in any turn is run again, up to PATIENCE
+    A round in which other programs took more than QUIET of the machine in any turn is run again, up to `patience`
     rounds a turn; then the quietest are taken.
 
     Returns:
         How many of the rounds taken were disturbed.
     """
     rounds: list[tuple[float, list[list[float]]]] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was started is killed first
     try:
         for side in sides:
             side.start()
             side.steps(warm_up)
             side.stop()
-        for number in range(turns * PATIENCE):
+        for number in range(turns * patience):
             if sum(foreign <= QUIET for foreign, _ in rounds) == turns:
                 break
             found: dict[str, list[float]] = {}

@@ -31,6 +31,7 @@ from planaria.estimate.memory import memory_use
 from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, WorkerId
+from planaria.protocol.messages.journal import JournalPlan, decode_entry
 from planaria.runtime.component_settings import job_profile
 from planaria.runtime.measure.memory import own_bytes
 
@@ -198,8 +199,8 @@ def measure_worker(title: str, job: Job, watch_s: float) -> None:
 
 def _plan(folder: Path) -> Plan:
     with sqlite3.connect(folder / "journal.sqlite") as journal:
-        (plan,) = journal.execute("SELECT plan FROM plans ORDER BY rowid DESC LIMIT 1").fetchone()
-    return Plan.from_json(plan)
+        entries = [decode_entry(body) for (body,) in journal.execute("SELECT entry FROM entries ORDER BY number")]
+    return next(entry.message.plan for entry in reversed(entries) if isinstance(entry, JournalPlan))
 
 
 def compare(title: str, first: dict[str, Usage], last: dict[str, Usage]) -> None:

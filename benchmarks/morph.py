@@ -24,7 +24,7 @@ from figures import SCRATCH, note, report
 from sides import make_job, planaria_side
 
 from planaria.job.settings import Device, Job
-from planaria.policy.forecast import CHANGE_S
+from planaria.plan.thresholds import CHANGE_S
 from planaria.protocol.messages.records import AnyRecord, NodeLost, PlanTaken, Recovered, Restored, StepCommitted
 from planaria.protocol.step.time_accounting import Split, TimeAccount
 from planaria.runtime.run_folder.recorder import read_events

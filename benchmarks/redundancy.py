@@ -27,7 +27,7 @@ from figures import SCRATCH, note, report
 from sides import make_job, planaria_side
 
 from planaria.estimate.step_time import step_time_s
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.costs.model_profile import (
     DeviceKind,
     LayerCost,

@@ -26,13 +26,13 @@ from fidelity import _own_s as own_s
 from figures import SCRATCH, note, report
 from interleave import QUIET
 from interleave import _machine_s as machine_s
+from papers.formulas import failures_s
 from sides import make_job, planaria_side
 
 from planaria.api import plan_for
-from planaria.estimate.closed_forms import failures_s
 from planaria.estimate.step_time import step_time_s
 from planaria.estimate.transfer_time import transfer_time
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.plan import Pipeline, Plan, PlanError, ScheduleKind, Stage, WorkerId

@@ -11,7 +11,7 @@ from pathlib import Path
 from figures import SCRATCH
 from interleave import Side
 
-from planaria.data.tokens import prepare_tokens
+from planaria.data.tokens import prepare
 from planaria.job.parse import job_json, parse_job
 from planaria.job.settings import Job
 from planaria.protocol.messages.records import PlanTaken
@@ -51,7 +51,7 @@ def torch_side(name: str, script: str, job: Job, ranks: int, arguments: Sequence
     """A baseline script, one process a rank."""
     data = SCRATCH / "data"
     data.mkdir(parents=True, exist_ok=True)
-    prepare_tokens(job.data, data)
+    prepare(job, data)
     run = f"{name}-{secrets.token_hex(4)}"
     job_file = SCRATCH / f"{run}.json"
     job_file.write_bytes(job_json(job))

@@ -18,7 +18,7 @@ from tests.testkit.schedules.faults import Fault, FaultKind
 from tests.testkit.schedules.schedule import Schedule
 from tests.testkit.schedules.weather import Weather
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import ScheduleKind
 

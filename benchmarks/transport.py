@@ -2,7 +2,8 @@
 
 one-way: half a round trip of one message.
 sum: 42 MB of float32 gradients, in 8 groups, summed by both. Ours over TCP, and in shared memory as workers of one
-host do; gloo's is one all_reduce a group. Ours ends with the sum in a second buffer, so the parts stay intact.
+host do; gloo's is a copy and one all_reduce a group. Ours ends with the sum in a second buffer, so the parts stay
+intact.
 """
 
 from __future__ import annotations
@@ -20,15 +21,22 @@ import torch
 import torch.distributed as dist
 from figures import report
 
-from planaria.plan.plan import WorkerId
-from planaria.runtime.worker.compute.accumulator import total_gradient
-from planaria.runtime.worker.compute.shared_memory import SharedReader, SharedVector
+from planaria.job.settings import Numerics, TrainSection
+from planaria.model.model import GroupSpec, ParameterSpec
+from planaria.plan.plan import Group, Pipeline, Plan, Route, Stage, WorkerId
+from planaria.runtime.worker.compute.accumulator import grid_step
+from planaria.runtime.worker.compute.device_clock import OwnPace
+from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
+from planaria.runtime.worker.transport.sync import Sync
 from planaria.runtime.worker.transport.transport import Transport
 
 SIZES = {"4KB": 4 << 10, "64KB": 64 << 10, "1MB": 1 << 20, "4MB": 4 << 20, "16MB": 16 << 20}
 NUM_GROUPS = 8
 GROUP_FLOATS = 42_000_000 // 4 // NUM_GROUPS
+EXPONENT = -3
+SCALE = 2.0**-14
+"""Of gradients whose group has that exponent: a norm of 2^-3 over a million of them."""
 
 
 class Pair:
@@ -44,7 +52,6 @@ class Pair:
         self.transport.set_peers({self.other: str(addresses[self.other])})
         self.sent = 0
         self.taken = 0
-        self.reader = SharedReader()
 
     def send(self, tensor: torch.Tensor, item: int = 0) -> None:
         self.sent += 1
@@ -74,32 +81,94 @@ def ping_gloo(pair: Pair, tensor: torch.Tensor) -> None:
         dist.send(tensor, 0)
 
 
+class Apart(Transport):
+    """A transport of workers that have no memory in common, though they share a host."""
+
+    def host_of(self, worker: WorkerId) -> WorkerId:
+        return worker
+
+
 class Sums:
     """42 MB in groups, and the ways to sum them."""
 
-    def __init__(self, pair: Pair, dtype: torch.dtype) -> None:
-        self.pair = pair
-        self.shared = [SharedVector(GROUP_FLOATS, dtype) for _ in range(NUM_GROUPS)]
-        self.outputs = [torch.zeros(GROUP_FLOATS) for _ in range(NUM_GROUPS)]
+    def __init__(self, numerics: Numerics) -> None:
+        rank = dist.get_rank()
+        train = TrainSection(steps=1, global_batch=2, microbatch=1, sequence_length=1, numerics=numerics)
+        self._plan = plan_of_two()
+        self._step = 0
+        self._holdings = Holdings(FlatModel(), train, torch.device("cpu"), lambda count: NoLayers())  # type: ignore[arg-type, return-value]
+        self._holdings.begin_step((EXPONENT,) * NUM_GROUPS)
+        for group in range(NUM_GROUPS):
+            self._holdings.put(group, self._holdings.new_replica(group))
+            counted = self._holdings.accumulator(group)
+            counted.total.normal_(generator=torch.Generator().manual_seed(rank)).mul_(SCALE)
+            if numerics is Numerics.EXACT:
+                counted.total.div_(grid_step(EXPONENT)).round_().mul_(grid_step(EXPONENT))
+            counted.is_empty = False
+        self._syncs = {kind: self._sync(WorkerId(rank), kind) for kind in (Apart, Transport)}
+
+    def _sync(self, worker: WorkerId, kind: type[Transport]) -> tuple[Sync, Mailbox]:
+        mailbox = Mailbox()
+        transport = kind(worker, "token", mailbox)
+        addresses: list[str] = ["", ""]
+        dist.all_gather_object(addresses, transport.start())
+        transport.set_peers({WorkerId(1 - worker): addresses[1 - worker]})
+        return Sync(worker, self._holdings, transport, mailbox, OwnPace()), mailbox
 
     def gloo(self) -> None:
-        works = [dist.all_reduce(vector.tensor, async_op=True) for vector in self.shared]
-        for work in works:
+        totals = [self._holdings.accumulator(group).total for group in range(NUM_GROUPS)]
+        for work in [dist.all_reduce(total.clone(), async_op=True) for total in totals]:
             work.wait()
 
     def tcp(self) -> None:
-        for item, vector in enumerate(self.shared):
-            self.pair.send(vector.tensor, item)
-        for item, (vector, output) in enumerate(zip(self.shared, self.outputs, strict=True)):
-            total_gradient([vector.tensor, self.pair.take(item)], output, with_norm=item % 2 == self.pair.rank)
+        self._sum_up(*self._syncs[Apart])
 
     def in_place(self) -> None:
-        for item, vector in enumerate(self.shared):
-            self.pair.send(vector.address(), item)
-        for item, (vector, output) in enumerate(zip(self.shared, self.outputs, strict=True)):
-            part = self.pair.reader.read(self.pair.other, item, self.pair.take(item), vector.tensor.dtype)
-            assert part is not None
-            total_gradient([vector.tensor, part], output, with_norm=item % 2 == self.pair.rank)
+        self._sum_up(*self._syncs[Transport])
+
+    def _sum_up(self, sync: Sync, mailbox: Mailbox) -> None:
+        self._step += 1
+        sync.begin_step(self._plan, self._step)
+        for group in range(NUM_GROUPS):
+            sync.start(group, 1, group)
+        mailbox.wait_until(sync.is_whole, sync.progress)
+
+
+def plan_of_two() -> Plan:
+    """Returns a plan of two replicas of one stage."""
+    stages = [Stage(worker=WorkerId(rank), first_layer=0, end_layer=NUM_GROUPS) for rank in range(2)]
+    everything = tuple(range(NUM_GROUPS))
+    return Plan(
+        generation=1,
+        num_layers=NUM_GROUPS,
+        num_microbatches=2,
+        devices_per_node=1,
+        groups=tuple(Group(layers=(layer,), size_bytes=4 * GROUP_FLOATS) for layer in everything),
+        pipelines=tuple(Pipeline(stages=(stage,)) for stage in stages),
+        routes=tuple(
+            Route(hops=(stage,), microbatches=(rank,), born=1, counted=everything) for rank, stage in enumerate(stages)
+        ),
+        sync_epochs=(1,) * NUM_GROUPS,
+    )
+
+
+class FlatModel:
+    """A model of vectors; nothing is computed."""
+
+    layer_names = tuple(map(str, range(NUM_GROUPS)))
+    groups = tuple(
+        GroupSpec(
+            layers=(layer,),
+            parameters=(ParameterSpec(name="w", shape=(GROUP_FLOATS,), decays=True, uses=((layer, "w"),)),),
+        )
+        for layer in range(NUM_GROUPS)
+    )
+
+
+class NoLayers:
+    """What holds no modules."""
+
+    layers: tuple[int, ...] = ()
 
 
 def times_in_turn(ways: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
@@ -130,12 +199,12 @@ def member(repeats: int) -> None:
         if first:
             for way, seconds in times.items():
                 report(f"transport.one-way.{name}.{way}", statistics.median(seconds) / 2 * 1e3, "ms")
-    for dtype in (torch.float32, torch.float64):
-        sums = Sums(pair, dtype)
+    for numerics in (Numerics.FAST, Numerics.EXACT):
+        sums = Sums(numerics)
         ways = {"gloo": sums.gloo, "ours-tcp": sums.tcp, "ours-shared": sums.in_place}
         times = times_in_turn(ways, repeats)
         if first:
-            kind = str(dtype).removeprefix("torch.")
+            kind = numerics.value
             medians = {way: statistics.median(seconds) for way, seconds in times.items()}
             for way, seconds in medians.items():
                 report(f"transport.sum-10.5M.{kind}.{way}", seconds * 1e3, "ms")

@@ -12,7 +12,7 @@ import typing
 import msgspec
 from generated import ROOT, wrapped, write
 
-from planaria.job.settings import Job
+from planaria.job.settings import OPTIMIZER_FIELDS, Job, Section, TrainSection
 
 SCRIPT = "scripts/job_file_reference.py"
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
@@ -24,15 +24,30 @@ def reference() -> str:
 
 
 def _section(name: str, section: type, required: bool) -> str:
+    head = [f"## [{name}]", "", "Required." if required else "May be left out.", ""]
+    return "\n".join([*head, *_fields(section)])
+
+
+def _fields(section: type) -> list[str]:
+    """Returns a line or more for each field of a table."""
     described = _descriptions(section)
     hints = typing.get_type_hints(section)
-    lines = [f"## [{name}]", "", "Required." if required else "May be left out.", ""]
+    lines: list[str] = []
     for field in msgspec.structs.fields(section):
-        given = "required" if field.required else _toml(field)
+        default = OPTIMIZER_FIELDS.get(field.name) if section is TrainSection else None
+        given = "required" if field.required else _toml(_default(field) if default is None else default)
         kind = _kind(hints[field.name])
         about = ", ".join(part for part in (kind, given) if part)
         lines += wrapped(f"**`{field.name}`** ({about}): {described[field.name]}", "- ")
-    return "\n".join(lines)
+        if entries := _entries(hints[field.name]):
+            lines += [f"  {line}" for line in _fields(entries)]
+    return lines
+
+
+def _entries(hint: object) -> type | None:
+    """Returns the table that a field is, or is a list of."""
+    first = next(iter(typing.get_args(hint)), None)
+    return first if isinstance(first, type) and issubclass(first, Section) else None
 
 
 def _descriptions(section: type) -> dict[str, str]:
@@ -55,6 +70,8 @@ def _kind(hint: object) -> str:
         return "one of " + ", ".join(f'`"{member.value}"`' for member in hint)
     if isinstance(hint, type) and hint in WORDS:
         return WORDS[hint]
+    if _entries(hint):
+        return "list of tables" if typing.get_origin(hint) is tuple else "table"
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return _kind(next(part for part in arguments if part is not types.NoneType))
@@ -63,9 +80,12 @@ def _kind(hint: object) -> str:
     return f"{len(arguments)} numbers" if typing.get_origin(hint) is tuple else "table"
 
 
-def _toml(field: msgspec.structs.FieldInfo) -> str:
+def _default(field: msgspec.structs.FieldInfo) -> object:
+    return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+
+
+def _toml(default: object) -> str:
     """Returns a default as one would write it in the job file."""
-    default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     match default:
         case None:
             return "no default"

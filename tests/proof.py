@@ -18,6 +18,12 @@ def rest_in_proof(values: Iterable[Any], kept: int = 1) -> list[ParameterSet]:
     ]
 
 
+def batches(seeds: range, size: int, kept: int) -> list[ParameterSet]:
+    """Returns a test's seeds: the first `kept` in one batch, the others left to `make proof`, `size` a batch."""
+    rest = seeds[kept:]
+    return rest_in_proof([seeds[:kept], *(rest[at : at + size] for at in range(0, len(rest), size))])
+
+
 def examples(full: int) -> int:
     """Returns how many examples a property is tried with: all in `make proof`, a quarter, but at least 25, else."""
     return full if os.environ.get("PLANARIA_PROOF") else min(full, max(25, full // 4))

@@ -106,6 +106,9 @@ OVER_VARUNA: Final = {0.10: (2.5, 1.67), 0.16: (2.7, 1.64)}
 RECONFIGURATION_SHARE: Final = 0.07
 """Of the time, on average over the runs of Table 2 at 10% (section 6.1)."""
 
+TABLE_5: Final = {"BERT": (148.923, 151.124), "VGG19": (160.12, 165.77)}
+"""Throughput with nodes of all zones, and with nodes of one (section 6.5)."""
+
 TABLE_6: Final = {
     "ResNet": {
         "Demand": ((24.51,) * 3, (24.48,) * 3, (1.01,) * 3),

@@ -8,13 +8,14 @@ from pathlib import Path
 from bamboo_data import FIGURE_3_BAMBOO, FIGURE_3_NODES, FIGURE_3_USEFUL
 from bamboo_models import bamboo
 from grids import Grids
-from ours import Ours, scaled
+from ours import OWN, PUBLISHED, Ours, scaled
 from pictures import shares
 from replay import Checkpoints, Outcome, replay
 from section import Comparison, Plot, Row, Section, run
 from systems import Varuna
 from traces import described, recorded_p3, with_interval
 
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import PlannerSettings
 from planaria.profile.presets.presets import LINK_SHARE, preset
@@ -31,9 +32,17 @@ DEMAND = 30.0
 CAUSES = {"training": "progress", "redone": "wasted", "restart": "restarting", "idle": "too few nodes"}
 
 
+def profile_of(numerics: str) -> ModelProfile:
+    """GPT-2 on V100s."""
+    network_gbit_s = LINK_SHARE * 10
+    return preset(
+        "gpt2-1.5b", "v100", microbatch_size=MICROBATCH, network_gbit_s=network_gbit_s, numerics=numerics
+    ).recomputed()
+
+
 def grids() -> Grids:
-    """GPT-2 on V100s, at the speed of the paper's on-demand run."""
-    profile = preset("gpt2-1.5b", "v100", microbatch_size=MICROBATCH, network_gbit_s=LINK_SHARE * 10).recomputed()
+    """At the speed of the paper's on-demand run."""
+    profile = profile_of(PUBLISHED)
     settings = PlannerSettings(
         num_microbatches=1024 // MICROBATCH,
         fault_tolerance=0,
@@ -53,9 +62,9 @@ def checkpointing(trace: Trace, grid: Grids, restart_s: float) -> Outcome:
 
 
 def ours(trace: Trace, grid: Grids) -> Ours:
-    """Our templates on the same costs, with f = 1."""
+    """Our templates on the same times of layers, with f = 1."""
     settings = replace(grid.settings, fault_tolerance=1, schedule=ScheduleKind.EAGER_ONE_F_ONE_B)
-    return Ours.run("templates", scaled(grid.profile, grid.factor), settings, [trace])
+    return Ours.run("templates", scaled(profile_of(OWN), grid.factor), settings, [trace])
 
 
 def section(traces: Path | None = None) -> Section:

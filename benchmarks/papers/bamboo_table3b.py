@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from bamboo_data import DEPTH_H, MODELS, SPOT_PER_HOUR, TABLE_3B
-from bamboo_models import MEAN_BULK, Spot, bamboo, to_completion
+from bamboo_models import MEAN_BULK, Spot, bamboo, bert_profile, to_completion
+from ours import PUBLISHED
 from section import Comparison, Row, Section, run
 
-from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.pipeline_time import step_times
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.templates.templates import make_templates
-from planaria.profile.presets.presets import LINK_SHARE, preset
 
 SEEDS = range(20)
 MICROBATCH = 8
@@ -23,7 +22,7 @@ NUM_LAYERS = 26
 def slower() -> float:
     """How many times longer a microbatch takes on the deepest pipeline than on 12 nodes, per node: a microbatch's
     period with one pipeline of each, by the planner."""
-    profile: ModelProfile = preset("bert-large", "v100", microbatch_size=MICROBATCH, network_gbit_s=LINK_SHARE * 10)
+    profile = bert_profile(PUBLISHED)
     number = 256 // MICROBATCH
     settings = PlannerSettings(num_microbatches=number, fault_tolerance=0, num_nodes=NUM_LAYERS, devices_per_node=1)
     times = {t.num_nodes: float(step_times(t, number)[-1]) for t in make_templates(profile, settings)}

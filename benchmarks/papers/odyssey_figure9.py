@@ -7,15 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
+from formulas import busiest_s
 from odyssey_data import HOURLY, HOURS, NUM_DEVICES, OVER_OOBLECK, OVER_RECYCLE
 from odyssey_models import MATCHED_PAUSE_S, PAUSE_S, grids, interval_s, profile, trace
-from ours import IDEAL, Ours
+from ours import IDEAL, OWN, Ours
 from pictures import lines
 from replay import Outcome, System, replay
 from section import Comparison, Plot, Row, Section, run
 from systems import Odyssey, Oobleck, ReCycle
 
-from planaria.estimate.closed_forms import busiest_s
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import Objective
 from planaria.simulate.traces.trace import HOUR_S
@@ -39,12 +39,12 @@ def published() -> dict[str, Callable[[], System]]:
 
 
 def ours(policy: str, schedule: ScheduleKind = ScheduleKind.EAGER_ONE_F_ONE_B) -> Ours:
-    """Under a schedule of the project, on the same costs and traces."""
+    """Under a schedule of the project, on the same times and traces."""
     settings = dataclasses.replace(grids(Objective.STEP_TIME).settings, schedule=schedule)
     traces = [trace(seed) for seed in SEEDS]
     return Ours.run(
         policy,
-        profile(),
+        profile(OWN),
         settings,
         traces,
         start_s=0.0,
@@ -101,8 +101,8 @@ def section(traces: Path | None = None) -> Section:
             f"A reconfiguration takes Oobleck {PAUSE_S:.1f} s and Odyssey {MATCHED_PAUSE_S:.1f} s: what Odyssey's "
             "Figure 10 says for 16 layers, the transfer in proportion for 32. ReCycle follows Odyssey's own closed "
             "form (Eq. 13), which adds up the delays of stages that work side by side, and, to be fair to it, what a "
-            "good list schedule reaches. Published systems sum by a ring; ours, which sums directly between owners "
-            "so that bits do not depend on their number, pays more for that. Ours: `planaria.simulate`, under eager "
+            "good list schedule reaches. Published systems sum gradients of 2 bytes; ours, whose bits do not depend on "
+            "the number of owners, sums 4, and its messages are twice as large. Ours: `planaria.simulate`, under eager "
             "1F1B, which adaptive may leave for split backwards; so templates are shown under these, too. Means of "
             f"{len(SEEDS)} seeds."
         ),

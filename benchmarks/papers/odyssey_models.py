@@ -6,6 +6,7 @@ from functools import cache
 
 from grids import Grids
 from odyssey_data import GLOBAL_BATCH, HOURLY, HOURS, LAYERS_OF_RECOVERY, NUM_DEVICES, RECOVERY_S, TRANSFER_CUT
+from ours import PUBLISHED
 
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
@@ -23,9 +24,9 @@ MATCHED_PAUSE_S = RECOVERY_S[0] - _TRANSFER_S + _TRANSFER_S * (1 - TRANSFER_CUT)
 
 
 @cache
-def profile() -> ModelProfile:
+def profile(numerics: str = PUBLISHED) -> ModelProfile:
     """Without tensor parallelism, every NPU on its own; links as between nodes."""
-    return preset("llama2-7b", "ascend-910b", microbatch_size=1)
+    return preset("llama2-7b", "ascend-910b", microbatch_size=1, numerics=numerics)
 
 
 @cache

@@ -19,7 +19,7 @@ from oobleck_data import (
     TABLE_2,
     TABLE_4_FREE,
 )
-from ours import Ours, scaled
+from ours import OWN, PUBLISHED, Ours, scaled
 from replay import Checkpoints, Outcome, replay
 from systems import Oobleck, Varuna
 
@@ -35,10 +35,12 @@ FAULT_TOLERANCE = 2
 
 
 @cache
-def profile_of(model: str) -> ModelProfile:
+def profile_of(model: str, numerics: str = PUBLISHED) -> ModelProfile:
     """With activation checkpointing, as Oobleck and Varuna run."""
+    network_gbit_s = LINK_SHARE * NETWORK_GBIT_S
+    named, microbatch_size = MODELS[model], MICROBATCH[model]
     return preset(
-        MODELS[model], "a40", microbatch_size=MICROBATCH[model], network_gbit_s=LINK_SHARE * NETWORK_GBIT_S
+        named, "a40", microbatch_size=microbatch_size, network_gbit_s=network_gbit_s, numerics=numerics
     ).recomputed()
 
 
@@ -91,10 +93,10 @@ def implied_pause() -> tuple[float, float]:
 
 
 def own_terms(model: str) -> tuple[ModelProfile, PlannerSettings]:
-    """For this project's policies: the same costs, and schedule and objective of its own."""
+    """For this project's policies: the same times of layers, and bytes, schedule and objective of its own."""
     grid = grids(model)
     settings = replace(grid.settings, schedule=ScheduleKind.EAGER_ONE_F_ONE_B, objective=Objective.STEP_TIME)
-    return scaled(grid.profile, grid.factor), settings
+    return scaled(profile_of(model, OWN), grid.factor), settings
 
 
 def own(policy: str, model: str) -> dict[str, Ours]:

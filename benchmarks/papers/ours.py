@@ -1,4 +1,7 @@
-"""This project's policies in its simulation, on the same costs and traces as the published systems."""
+"""This project's policies in its simulation, on the same times of layers and traces as the published systems.
+
+Bytes are each one's own: published systems have those of mixed precision, ours what its workers hold and send.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from statistics import fmean
 
 import msgspec
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.costs.model_profile import LayerCost, ModelProfile
 from planaria.plan.settings import PlannerSettings
 from planaria.simulate.baselines import IDEAL
@@ -20,7 +23,10 @@ from planaria.simulate.traces.trace import Trace
 KEEP_SAMPLES = (PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.ADAPTIVE)
 """Policies that are run here."""
 
-__all__ = ["IDEAL", "KEEP_SAMPLES", "Ours", "scaled"]
+OWN, PUBLISHED = "exact", "mixed"
+"""Numerics of this project's policies, and of published systems."""
+
+__all__ = ["IDEAL", "KEEP_SAMPLES", "OWN", "PUBLISHED", "Ours", "scaled"]
 
 
 def scaled(profile: ModelProfile, factor: float) -> ModelProfile:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from formulas import busiest_s, failures_s
 from grids import Grids
 from replay import Answer, Changes, Checkpoints, Mode, Node
 
-from planaria.estimate.closed_forms import busiest_s, failures_s
 from planaria.plan.plan import PlanError
 from planaria.planner.reconfigure.pipeline_sizes import Situation, reinstantiate
 

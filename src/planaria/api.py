@@ -18,12 +18,13 @@ from planaria.estimate.restore_time import Storage
 from planaria.job.errors import UserError as UserError
 from planaria.job.faults import Fault, check_faults, parse_fault
 from planaria.job.parse import load_job, validated
+from planaria.job.registry import PolicyName
 from planaria.job.settings import Job as Job
-from planaria.job.settings import PolicyName
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
-from planaria.policy.forecast import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S, FailureForecast
+from planaria.plan.thresholds import MEAN_TIME_BETWEEN_FAILURES_S
+from planaria.policy.forecast import FailureForecast
 from planaria.protocol.messages.records import AnyRecord
 from planaria.runtime.launch.training.folder import JobFolder, job_folder
 from planaria.runtime.launch.training.result import TrainResult
@@ -164,26 +165,28 @@ def reference(
         observers: called with each record of the run.
         progress: show the run's progress on standard error.
         import_path: folder in which a model given as "module:function" is looked for.
-        replay: folder of a run; the samples that it left out are left out here too, and where it was made longer, the
-            learning rate follows the same schedules.
+        replay: folder of a run; its samples come in its order, those that it left out are left out here too, and where
+            it was made longer, the learning rate follows the same schedules.
 
     Raises:
         UserError: the job, the name or the folder cannot be used; no run folder is left behind.
     """
     from planaria.runtime.launch.reference import train_reference
-    from planaria.runtime.launch.training.resumption import schedule_of
+    from planaria.runtime.launch.training.resumption import history_of
     from planaria.runtime.run_folder.recorder import read_drops
 
     job = validated(job)
     run = None if replay is None else RunFolder.open(replay)
     drops = {} if run is None else read_drops(run.events)
-    ends = () if run is None else schedule_of(run, job)
+    history = () if run is None else history_of(run, job)
     name = name or free_name(job.run.folder, f"{job.run.name or 'run'}-reference")
     with (
         job_folder(job, name, resume=False) as own,
         _shown(own, observers, progress=progress) as shown,
     ):
-        return train_reference(own.job, own.folder, observers=shown, import_path=import_path, drops=drops, ends=ends)
+        return train_reference(
+            own.job, own.folder, observers=shown, import_path=import_path, drops=drops, history=history
+        )
 
 
 def plan(
@@ -194,7 +197,7 @@ def plan(
     search: Mapping[str, Any] | None = None,
     losses: Sequence[Collection[int]] = (),
 ) -> PlanReport:
-    """The plan that a job would start with, or have after losses of nodes; nothing is trained.
+    """Returns the plan that a job would start with, or have after losses of nodes; nothing is trained.
 
     Args:
         job: what to plan.
@@ -209,7 +212,7 @@ def plan(
     from planaria.planner.instantiation.microbatch_shares import batches_told_by
     from planaria.runtime.component_settings import check_size, checkpoint_interval_s, job_profile, planner_settings
     from planaria.runtime.launch.expected_losses import expected_losses
-    from planaria.runtime.oversubscription import shared_cores
+    from planaria.runtime.machine_limits import shared_cores
 
     job = validated(job)
     check_size(job)
@@ -245,7 +248,7 @@ def plan_for(
     settings: PlannerSettings,
     *,
     policy: PolicyName = PolicyName.ADAPTIVE,
-    mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S,
+    mean_time_between_failures_s: float = MEAN_TIME_BETWEEN_FAILURES_S,
     nodes_together: float = 1.0,
     checkpoint_every: int = 0,
     checkpoint_every_s: float = 0.0,
@@ -253,7 +256,7 @@ def plan_for(
     losses: Sequence[Collection[int]] = (),
     zones: Mapping[int, str] | None = None,
 ) -> PlanReport:
-    """The plan that a job with these costs and settings would start with. Needs neither a job file nor torch.
+    """Returns the plan that a job with these costs and settings would start with. Needs neither a job file nor torch.
 
     Args:
         profile: costs as the job would run, see `ModelProfile.recomputed`.
@@ -308,7 +311,7 @@ def plan_for(
 
 
 def _after_losses(policy: Policy, first: Candidate, losses: Sequence[Collection[int]]) -> tuple[Candidate, ...]:
-    """What the policy proposes after each loss, between two steps."""
+    """Returns what the policy proposes after each loss, between two steps."""
     from planaria.policy.interface import ReplanRequest
 
     proposals: list[Candidate] = []
@@ -330,7 +333,7 @@ def _after_losses(policy: Policy, first: Candidate, losses: Sequence[Collection[
 
 
 def read_profile(path: Path) -> ModelProfile:
-    """A `ModelProfile` from its JSON file; see docs/reference/profile-format.md.
+    """Reads a `ModelProfile` from its JSON file; see docs/reference/profile-format.md.
 
     Raises:
         UserError: there is none in it, or one that makes no sense; names the layer, the field and the value.
@@ -345,7 +348,7 @@ def read_profile(path: Path) -> ModelProfile:
 
 @contextlib.contextmanager
 def _shown(own: JobFolder, observers: Sequence[Observer], *, progress: bool) -> Iterator[tuple[Observer, ...]]:
-    """The observers, with the progress display among them if wanted."""
+    """Returns the observers, with the progress display among them if wanted."""
     if not progress:
         yield tuple(observers)
         return

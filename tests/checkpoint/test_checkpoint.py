@@ -11,6 +11,7 @@ import torch
 
 from planaria.checkpoint.manifest import (
     MANIFEST,
+    PARAMETER,
     newest,
     read_manifest,
     retain,
@@ -23,13 +24,14 @@ from planaria.job.errors import UserError
 
 LAYERS = ((0,), (1,), (0, 2))
 JOB = "a job's fingerprint"
+KINDS = (PARAMETER, "exp_avg", "exp_avg_sq")
 
 
 def state_of(group: int, step: int = 1) -> GroupState:
     generator = torch.Generator().manual_seed(100 * step + group)
     names = {f"layer.{group}.weight": (3, 4), f"layer.{group}.bias": (4,), f"layer.{group}.scale": ()}
     parts = [{name: torch.randn(shape, generator=generator) for name, shape in names.items()} for _ in range(3)]
-    return parts[0], parts[1], parts[2]
+    return dict(zip(KINDS, parts, strict=True))
 
 
 def checkpoint(root: Path, step: int, *, writer: int = 0, job: str = JOB) -> Path:
@@ -48,15 +50,17 @@ def flip(path: Path, seed: int = 0) -> Path:
     return path
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, 7)
     manifest = read_manifest(folder, JOB)
     assert (manifest.step, manifest.exponents) == (7, (1, -2, 3))
     assert tuple(entry.layers for entry in manifest.groups) == LAYERS
     for group in range(len(LAYERS)):
-        for written, got in zip(state_of(group, 7), read_group(folder, manifest, group), strict=True):
-            assert written.keys() == got.keys()
-            assert all(torch.equal(written[name], got[name]) for name in written)
+        state, found = state_of(group, 7), read_group(folder, manifest, group)
+        assert {kind: part.keys() for kind, part in state.items()} == {
+            kind: part.keys() for kind, part in found.items()
+        }
+        assert all(torch.equal(state[kind][name], found[kind][name]) for kind in state for name in state[kind])
     assert set(read_parameters(folder, manifest)) == {
         f"layer.{group}.{name}" for group in range(len(LAYERS)) for name in ("weight", "bias", "scale")
     }
@@ -65,10 +69,10 @@ def test_round_trip(tmp_path: Path) -> None:
 def test_views_of_larger_memory_are_written_alone(tmp_path: Path) -> None:
     large = torch.arange(1000.0)
     view = {"w": large[16:20].view(2, 2)}
-    saved = write_group(tmp_path / "c", 0, "0", (view, view, view))
+    saved = write_group(tmp_path / "c", 0, "0", dict.fromkeys(KINDS, view))
     assert saved.size_bytes < 1000
     write_manifest(tmp_path / "c", step=1, job_fingerprint="", exponents=(), saved=(saved,), layers=((0,),))
-    assert torch.equal(read_group(tmp_path / "c", read_manifest(tmp_path / "c"), 0)[0]["w"], view["w"])
+    assert torch.equal(read_group(tmp_path / "c", read_manifest(tmp_path / "c"), 0)[PARAMETER]["w"], view["w"])
 
 
 def test_the_hash_of_the_weights_does_not_depend_on_who_wrote_them(tmp_path: Path) -> None:
@@ -146,7 +150,7 @@ def names(root: Path) -> list[int]:
     return sorted(int(folder.name.removeprefix("step-")) for folder in root.iterdir())
 
 
-def test_the_oldest_go(tmp_path: Path) -> None:
+def test_the_oldest_checkpoints_are_removed(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         last = checkpoint(tmp_path, step)
     (step_folder(tmp_path, 3) / MANIFEST).unlink()

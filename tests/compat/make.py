@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from planaria import load_job, train
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.protocol.messages.journal import JournalEnd, JournalPolicy, JournalStop
 from planaria.runtime.coordinator.journal import Journal
 

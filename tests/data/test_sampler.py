@@ -13,10 +13,11 @@ import pytest
 import torch
 from token_files import tokens_of, train_of
 
-from planaria.data.sampler import Sampler
+from planaria.data.sampler import Sampler, open_sampler
 from planaria.data.sources import DataError
 from planaria.data.tokenizer import MASK_ID
-from planaria.data.tokens import TokenSet
+from planaria.data.tokens import TokenSet, data_hash, prepare
+from planaria.job.settings import ClusterSection, DataSection, EvalSection, Job, ModelSection
 
 TEXT = bytes(random.Random(0).randrange(32, 127) for _ in range(1000))
 
@@ -118,7 +119,7 @@ def test_at_least_one_token_is_masked(tokens: TokenSet) -> None:
         assert int((sampler.microbatch(step, 0)["labels"] != -100).sum()) == 1
 
 
-def test_refusals_teach(tmp_path: Path, tokens: TokenSet) -> None:
+def test_refusals_name_the_value_and_the_remedy(tmp_path: Path, tokens: TokenSet) -> None:
     with pytest.raises(DataError, match=r"1001 tokens, fewer than the 2001 .*\.sequence_length to 1000"):
         Sampler(tokens, train_of(sequence_length=2000), 0.15, False)
     with pytest.raises(DataError, match="mask_probability = 0"):
@@ -126,3 +127,68 @@ def test_refusals_teach(tmp_path: Path, tokens: TokenSet) -> None:
     maskless = TokenSet(msgspec.structs.replace(tokens.about, mask_token_id=None), tokens.ids)
     with pytest.raises(DataError, match="no mask token"):
         Sampler(maskless, train_of(), 0.15, True)
+
+
+@pytest.mark.parametrize("microbatch", [1, 2, 4])
+def test_what_is_held_out_is_never_trained_on(tokens: TokenSet, microbatch: int) -> None:
+    sampler = Sampler(tokens, train_of(microbatch=microbatch), 0.15, False, eval_share=0.1)
+    held_out = np.concatenate([sampler.held_out(index) for index in range(sampler.num_eval_microbatches)])
+    assert 0.1 * 62 <= len(held_out) < 0.1 * 62 + microbatch
+    assert len(set(held_out.tolist())) == len(held_out)
+    assert sampler.num_windows == 62 - len(held_out)
+    steps = 2 * sampler.num_windows // 8 + 1
+    dealt = np.concatenate([sampler.windows(step, index) for step in range(steps) for index in range(8 // microbatch)])
+    for epoch in dealt[: 2 * sampler.num_windows].reshape(2, -1):
+        assert sorted([*epoch.tolist(), *held_out.tolist()]) == list(range(62))
+
+
+@pytest.mark.parametrize("masked_lm", [False, True])
+def test_what_is_held_out_is_the_same_in_every_run(tokens: TokenSet, masked_lm: bool) -> None:
+    one = Sampler(tokens, train_of(seed=1), 0.15, masked_lm, eval_share=0.1)
+    other = Sampler(tokens, train_of(seed=2), 0.15, masked_lm, eval_share=0.1)
+    for index in range(one.num_eval_microbatches):
+        batch, again = one.eval_microbatch(index), other.eval_microbatch(index)
+        assert batch["input_ids"].shape == (2, 16)
+        assert all(torch.equal(batch[name], again[name]) for name in batch)
+    more = Sampler(tokens, train_of(), 0.15, masked_lm, eval_share=0.3)
+    assert {*one.held_out(0)} <= {number for n in range(more.num_eval_microbatches) for number in more.held_out(n)}
+
+
+def test_a_source_of_its_own_is_evaluated_on_in_order(tmp_path: Path, tokens: TokenSet) -> None:
+    (tmp_path / "other").mkdir()
+    validation = tokens_of(tmp_path / "other", TEXT[::-1][:90])
+    sampler = Sampler(tokens, train_of(), 0.15, False, validation=validation)
+    plain = Sampler(tokens, train_of(), 0.15, False)
+    assert (sampler.num_eval_microbatches, plain.num_eval_microbatches) == (2, 0)
+    seen = [row for index in range(2) for row in sampler.eval_microbatch(index)["input_ids"].tolist()]
+    assert b"".join(map(bytes, seen)) == TEXT[::-1][:64]
+    assert sampler.windows(3, 1).tolist() == plain.windows(3, 1).tolist()
+
+
+def test_a_job_prepares_what_it_is_evaluated_on(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_bytes(TEXT)
+    (tmp_path / "eval.txt").write_bytes(TEXT[:200])
+    job = Job(
+        model=ModelSection(type="gpt2"), train=train_of(), cluster=ClusterSection(nodes=1),
+        data=DataSection(source=str(tmp_path / "train.txt")), eval=EvalSection(source=str(tmp_path / "eval.txt")),
+    )  # fmt: skip
+    prepare(job, tmp_path / "data")
+    with_eval = data_hash(tmp_path / "data")
+    sampler = open_sampler(job, tmp_path / "data", masked_lm=False)
+    assert sampler.num_eval_microbatches == 12 // 2
+    prepare(msgspec.structs.replace(job, eval=EvalSection()), tmp_path / "data")
+    assert with_eval.startswith(data_hash(tmp_path / "data"))
+    assert len(with_eval) > len(data_hash(tmp_path / "data"))
+    with pytest.raises(DataError, match=r"eval.source = '/no/file': .*does not exist"):
+        prepare(msgspec.structs.replace(job, eval=EvalSection(source="/no/file")), tmp_path / "data")
+
+
+def test_refusals_of_what_to_evaluate_on(tmp_path: Path, tokens: TokenSet) -> None:
+    (tmp_path / "other").mkdir()
+    short = tokens_of(tmp_path / "other", TEXT[:20])
+    with pytest.raises(DataError, match=r"eval.share = 0.999 holds out all of the 62 windows"):
+        Sampler(tokens, train_of(), 0.15, False, eval_share=0.999)
+    with pytest.raises(DataError, match=r"eval.source = .* has 21 tokens, fewer than the 31"):
+        Sampler(tokens, train_of(sequence_length=30), 0.15, False, validation=short)
+    with pytest.raises(DataError, match=r"eval.source = .* fewer windows of 16 tokens than one microbatch of 2"):
+        Sampler(tokens, train_of(), 0.15, False, validation=short)

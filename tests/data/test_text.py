@@ -24,13 +24,13 @@ TEXT = "Würmer wachsen nach. 虫は再生する。 Черви отрастаю�
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("noise.parquet", NOISE, "is Parquet"),
+        ("noise.parquet", NOISE, "is not Parquet"),
         ("noise.txt", NOISE, "binary data"),
         ("noise", NOISE, "binary data"),
         ("table.dat", b"PAR1" + NOISE, "is Parquet"),
-        ("lines.jsonl", LINES, "is JSON Lines"),
-        ("LINES.JSONL", LINES, "is JSON Lines"),
-        ("text.txt.gz", gzip.compress(TEXT), "compressed .gzip.. Unpack"),
+        ("lines.json", LINES, "is JSON, not plain text"),
+        ("LINES.CSV", LINES, "is a table"),
+        ("text.txt.zst", gzip.compress(TEXT), "not compressed by zstd"),
         ("text.txt", TEXT.decode().encode("utf-16"), "UTF-16"),
         ("text.md", TEXT.decode().encode("utf-16-le"), "binary data"),
         ("latin.txt", "Größe wächst über Füße\n".encode("latin-1") * 100, "not UTF-8"),
@@ -65,7 +65,7 @@ def test_token_ids_that_look_like_nothing_are_taken(tmp_path: Path) -> None:
     assert len(prepare_tokens(DataSection(source=str(tmp_path / "ids.bin")), tmp_path / "run")) == 250
 
 
-def test_the_command_says_so_in_one_line(tmp_path: Path) -> None:
+def test_the_command_refuses_what_is_no_text_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "noise.parquet").write_bytes(NOISE)
     (tmp_path / "job.toml").write_text(
         '[model]\ntype = "gpt2"\n[data]\nsource = "noise.parquet"\n[train]\nsteps = 1\nglobal_batch = 2\n'

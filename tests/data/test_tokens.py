@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from token_files import tokens_of
 
-from planaria.data.sources import DataError, find_text_files
+from planaria.data.sources import DataError, find_files
 from planaria.data.tokenizer import MASK_ID, PAD_ID, SEPARATOR_ID
 from planaria.data.tokens import open_tokens, prepare_tokens
 from planaria.job.settings import DataSection
 
 
-def test_bytes_of_a_text_file(tmp_path: Path) -> None:
+def test_a_text_files_bytes_are_its_tokens(tmp_path: Path) -> None:
     tokens = tokens_of(tmp_path, b"worm\xff")
     assert tokens.ids.tolist() == [*b"worm\xff", SEPARATOR_ID]
     assert tokens.ids.dtype == np.dtype("<u2")
@@ -44,11 +44,11 @@ def test_folders_and_globs_are_read_in_name_order(tmp_path: Path) -> None:
 
 
 def test_the_standard_library_is_there_without_its_tests() -> None:
-    files = find_text_files("python-stdlib")
+    files = [file.path for file in find_files("python-stdlib")]
     names = {"/".join(file.parts[-2:]) for file in files}
     assert any(name.endswith("/argparse.py") for name in names)
     assert not any("test" in file.parts or "site-packages" in file.parts for file in files)
-    assert list(files) == sorted(files, key=lambda file: file.as_posix())
+    assert files == sorted(files, key=lambda file: file.as_posix())
     assert sum(file.stat().st_size for file in files) > 5_000_000
 
 
@@ -104,7 +104,7 @@ def test_a_tokenizer_file_gives_ids_and_vocabulary(tmp_path: Path) -> None:
     assert (tokens.vocab_size, tokens.mask_token_id, tokens.pad_token_id) == (5, 4, None)
 
 
-def test_refusals_teach(tmp_path: Path) -> None:
+def test_refusals_name_the_value_and_the_remedy(tmp_path: Path) -> None:
     def refusal(source: str, tokenizer: str = "bytes") -> str:
         with pytest.raises(DataError) as caught:
             prepare_tokens(DataSection(source=source, tokenizer=tokenizer), tmp_path / "run")
@@ -120,11 +120,11 @@ def test_refusals_teach(tmp_path: Path) -> None:
     assert "'/no/file.txt'" in (text := refusal("/no/file.txt"))
     assert "does not exist" in text
     assert "matches nothing" in refusal("/no/*.txt")
-    assert "no text files" in refusal(str(tmp_path / "hollow"))
+    assert "no files of a kind that is read" in refusal(str(tmp_path / "hollow"))
     assert "is empty" in refusal(str(tmp_path / "empty.txt"))
     assert "is empty" in refusal(str(tmp_path / "empty.bin"))
     assert "cannot map" in refusal(str(tmp_path / "odd.bin"))
-    assert "cannot open" in refusal("/no/ids.bin")
+    assert "does not exist" in refusal("/no/ids.bin")
     assert "(2, 2)" in refusal(str(tmp_path / "square.npy"))
     assert "ids from 1 to 300" in (text := refusal(str(tmp_path / "high.npy")))
     assert "259 tokens" in text

@@ -7,15 +7,31 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+
+from tests.e2e.jobs import profile
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "howto" / "extending.md").read_text()
+HOSTS = """
+[train]
+steps = 2
+global_batch = 4
+microbatch = 1
+sequence_length = 16
+[cluster]
+nodes = 2
+launcher = "slurm"
+device = "emulated"
+profile = "profile.json"
+[resilience]
+min_nodes_per_pipeline = 1
+"""
 TRAIN = [sys.executable, "-m", "planaria.ui.cli.main"]
 
 
@@ -36,14 +52,13 @@ def apply(block: str, root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a copy of the code, extended, a job and the launcher."""
+    """A folder with a copy of the code, extended, and a job."""
     root = tmp_path_factory.mktemp("extended")
     shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for path, text in re.findall(r"`(src/[\w/]+\.py)`:\n\n```python\n(.*?)```", PAGE, re.DOTALL):
         (root / path).write_text(text)
     for block in blocks("diff"):
         apply(block, root)
-    (root / "launch.py").write_text(blocks("python")[-1])
     (job,) = blocks("toml")
     (root / "extended.toml").write_text(job)
     return root
@@ -79,41 +94,48 @@ def test_a_job_trains_with_a_policy_a_model_data_and_a_schedule_of_ones_own(exte
 
 
 @pytest.mark.timeout(180)
-def test_a_script_of_ones_own_starts_nodes(extended: Path) -> None:
-    """`ssh HOST COMMAND` runs the command here."""
+def test_a_launcher_of_ones_own_starts_nodes(extended: Path) -> None:
+    """`srun --nodes=N ... COMMAND` runs the command N times here."""
     (extended / "bin").mkdir()
     for name, script in (
-        ("ssh", 'shift; exec "$@"'),
+        ("srun", 'nodes=${1#--nodes=}; shift 2; for _ in $(seq "$nodes"); do "$@" & done; wait'),
         ("planaria", f'exec {sys.executable} -m planaria.ui.cli.main "$@" --give-up 120'),
     ):
         (extended / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
         (extended / "bin" / name).chmod(0o755)
-    (extended / "secret").write_text("known-to-both-sides")
-    (extended / "secret").chmod(0o600)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    changes = ["cluster.launcher=agents", f"cluster.port={port}", "cluster.nodes=2", "train.steps=2"]
-    changes.append("resilience.min_nodes_per_pipeline=1")
-    settings = [part for change in changes for part in ("--set", change)]
-    train = subprocess.Popen(
-        [*TRAIN, "train", "extended.toml", "--name", "hosts", "--token-file", "secret", *settings],
-        cwd=extended,
-        env=environment(extended),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    launched = subprocess.run(
-        [sys.executable, "launch.py", f"127.0.0.1:{port}", "secret", "here", "there"],
+    (extended / "profile.json").write_bytes(msgspec.json.encode(profile()))
+    (extended / "hosts.toml").write_text(HOSTS)
+    done = subprocess.run(
+        [*TRAIN, "train", "hosts.toml"],
         cwd=extended,
         env=environment(extended),
         capture_output=True,
         text=True,
         check=False,
     )
-    if launched.returncode != 0:
-        train.kill()
-    said, _ = train.communicate()
-    assert train.returncode == 0, said + launched.stderr
-    assert launched.returncode == 0, launched.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "slurm runs on each: planaria agent" in done.stderr
     assert summary(extended, "hosts")["live_nodes"] == 2
+
+
+def test_the_names_are_known_to_whoever_lists_them(extended: Path) -> None:
+    """In the options of `planaria plan`, and in what refuses another name."""
+
+    def said(*arguments: str) -> str:
+        done = subprocess.run(
+            [*TRAIN, *arguments], cwd=extended, env=environment(extended), capture_output=True, text=True, check=False
+        )
+        return done.stdout + done.stderr
+
+    options = said("plan", "--help")
+    assert "adaptive|patient" in options
+    assert "gpipe|eager-3" in options
+    for field, known in (
+        ("resilience.policy", "patient"),
+        ("cluster.schedule", "eager-3"),
+        ("cluster.launcher", "slurm"),
+        ("model.type", "mistral"),
+    ):
+        refused = said("train", "extended.toml", "--name", "refused", "--set", f"{field}=other")
+        assert f"{field} = 'other'" in refused
+        assert known in refused

@@ -31,7 +31,7 @@ def imported(folder: Path, pattern: str) -> set[str]:
                     found.add(module.partition(".")[0])
                 case _:
                     pass
-    ours = {"planaria", "scripts", "tests"} | {file.stem for file in folder.glob("*.py")}
+    ours = {"planaria", "scripts", "tests"} | {path.stem for path in folder.iterdir()}
     return found - set(sys.stdlib_module_names) - ours
 
 

@@ -6,16 +6,15 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from planaria.runtime.run_folder.run_folder import RunFolder
-from tests.e2e.test_command import DEADLINE_S, descendants, wait_until
-from tests.e2e.test_emulated import profile
+from tests.e2e.commands import DEADLINE_S, descendants, wait_until
+from tests.e2e.incubator import Incubator, Started
+from tests.e2e.jobs import profile
 
 NUM_NODES = 4
 
@@ -23,8 +22,9 @@ NUM_NODES = 4
 class Hosts:
     """One job, its agents, and what happened. All of it runs in the job's folder."""
 
-    def __init__(self, folder: Path, steps: int = 100_000, **resilience: object) -> None:
+    def __init__(self, folder: Path, incubator: Incubator, steps: int = 100_000, **resilience: object) -> None:
         self.folder = folder
+        self.incubator = incubator
         self.run = RunFolder(folder / "runs" / "job")
         (folder / "profile.json").write_bytes(msgspec.json.encode(profile()))
         (folder / "token").write_text("0123456789abcdef")
@@ -55,14 +55,9 @@ heartbeat_timeout_s = 2.0
         )
         self.agents: list[Agent] = []
 
-    def train(self, *arguments: str) -> subprocess.Popen[bytes]:
-        with (self.folder / "train.log").open("ab") as log:
-            return subprocess.Popen(
-                [*PLANARIA, "train", "job.toml", "--token-file", "token", *arguments],
-                cwd=self.folder,
-                stderr=log,
-                start_new_session=True,
-            )
+    def train(self, *arguments: str) -> Started:
+        log = self.folder / "train.log"
+        return self.incubator.start(self.folder, "train", "job.toml", "--token-file", "token", *arguments, log=log)
 
     def start_agent(self) -> Agent:
         self.agents.append(Agent(self, len(self.agents)))
@@ -97,13 +92,8 @@ class Agent:
 
     def __init__(self, hosts: Hosts, number: int) -> None:
         self._log = hosts.folder / f"agent-{number}.log"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*PLANARIA, "agent", "--coordinator", hosts.address, "--token-file", "token"],
-                cwd=hosts.folder,
-                stderr=log,
-                start_new_session=True,
-            )
+        arguments = ("agent", "--coordinator", hosts.address, "--token-file", "token")
+        self.process = hosts.incubator.start(hosts.folder, *arguments, log=self._log)
 
     @property
     def said(self) -> str:
@@ -129,9 +119,6 @@ class Agent:
 
     def wait(self) -> int:
         return self.process.wait(DEADLINE_S)
-
-
-PLANARIA = [sys.executable, "-m", "planaria.ui.cli.main"]
 
 
 def family(ancestor: int) -> list[int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
@@ -15,27 +17,30 @@ from planaria.api import Observer
 from planaria.job.faults import parse_fault
 from planaria.job.parse import job_json
 from planaria.job.settings import Job
+from planaria.runtime.component_settings import is_emulated
 from planaria.runtime.launch.reference import train_reference
 from planaria.runtime.launch.session import train_job
 from planaria.runtime.launch.training.request import TrainRequest
+from planaria.runtime.measure.measure import fingerprint
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.run_folder.run_folder import RunFolder
-from tests.e2e.jobs import Outcome
+from tests.e2e.commands import Command, descendants
+from tests.e2e.incubator import Incubator
+from tests.e2e.jobs import Outcome, profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def hangs_up() -> Iterator[None]:
-    """What these tests start heeds SIGHUP, also where they themselves run under nohup."""
-    before = signal.signal(signal.SIGHUP, lambda number, frame: None)
-    yield
-    signal.signal(signal.SIGHUP, before)
+@pytest.fixture(autouse=True)
+def _forked(forked_forkservers: None) -> None:
+    """All tests here share what one process has imported; those that start a command anew say so."""
 
 
 @pytest.fixture(scope="session")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNodes]:
-    with LocalNodes(tmp_path_factory.mktemp("forkserver") / "log", "gpt2") as local:
+def nodes(incubator: Incubator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNodes]:
+    local = LocalNodes(tmp_path_factory.mktemp("forkserver") / "log", "gpt2")
+    incubator.start_forkserver(local)
+    with closing(local):
         yield local
 
 
@@ -44,6 +49,21 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "text.txt"
     path.write_text("".join(f"{n} bottles of beer on the wall, {n * n} of milk in the hall.\n" for n in range(200)))
     return path
+
+
+@pytest.fixture(scope="session")
+def slow_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile with which a step of seven emulated nodes takes half a second: time for a user to act."""
+    path = tmp_path_factory.mktemp("profile") / "profile.json"
+    path.write_bytes(msgspec.json.encode(profile(layer_s=0.01)))
+    return path
+
+
+@pytest.fixture
+def command(tmp_path: Path, incubator: Incubator) -> Iterator[Command]:
+    yield Command(tmp_path, incubator)
+    for pid in descendants(tmp_path):
+        os.kill(pid, signal.SIGKILL)
 
 
 class Run(Protocol):
@@ -59,9 +79,18 @@ class Run(Protocol):
     ) -> Outcome: ...
 
 
+@pytest.fixture(scope="session")
+def profiles() -> dict[str, bytes]:
+    """What was measured, by what it depends on."""
+    return {}
+
+
 @pytest.fixture
-def run(nodes: LocalNodes, tmp_path: Path) -> Run:
-    """Train a job, with kills on order; `resume` is the folder of an earlier run."""
+def run(nodes: LocalNodes, tmp_path: Path, profiles: dict[str, bytes]) -> Run:
+    """Train a job, with kills on order; `resume` is the folder of an earlier run.
+
+    A run folder begins with the profile that an earlier one has of the same layers: they are not measured again.
+    """
     names = itertools.count()
 
     def train(
@@ -75,6 +104,9 @@ def run(nodes: LocalNodes, tmp_path: Path) -> Run:
     ) -> Outcome:
         folder = RunFolder.reopen(resume) if resume else RunFolder.create(tmp_path, f"run-{next(names)}")
         folder.job.write_bytes(job_json(job))
+        layers = fingerprint(job)
+        if layers in profiles and not resume:
+            folder.profile.write_bytes(profiles[layers])
         request = TrainRequest(
             job=job,
             folder=folder,
@@ -85,7 +117,10 @@ def run(nodes: LocalNodes, tmp_path: Path) -> Run:
             metadata_url=metadata_url,
             accept_changed_data=accept_changed_data,
         )
-        return Outcome(train_job(request, nodes))
+        outcome = Outcome(train_job(request, nodes))
+        if not is_emulated(job) and job.cluster.profile is None and folder.profile.exists():
+            profiles[layers] = folder.profile.read_bytes()
+        return outcome
 
     return train
 
@@ -96,7 +131,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Job], Outco
     known: dict[bytes, Outcome] = {}
 
     def train(job: Job) -> Outcome:
-        key = msgspec.json.encode((job.model, job.data, job.train))
+        key = msgspec.json.encode((job.model, job.data, job.train, job.eval))
         if key not in known:
             folder = RunFolder.create(tmp_path_factory.mktemp("reference"), "run")
             known[key] = Outcome(train_reference(job, folder, import_path=EXAMPLES))

@@ -1,26 +1,206 @@
-"""Starts `planaria` commands on hosts that are network namespaces: forked, so that nothing is imported twice.
+"""Starts `planaria`, scripts and forkservers: forked, so that nothing is imported twice. All else is what ships.
 
-`python -m tests.e2e.incubator FD` takes orders as JSON lines from the socket FD, and tells of pids and exits. A
-command's forkserver is forked as well, in place of a new interpreter; all else is what ships.
+`python -m tests.e2e.incubator FD` takes orders, each with its descriptors, from the socket FD. Over the first of those
+it tells the pid, and then the exit status. `Incubator` is the other side.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
+import gc
+import itertools
 import json
 import os
+import runpy
 import selectors
 import signal
 import socket
+import subprocess
 import sys
+import time
 import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
 
-from planaria.model.load import load_family
+from planaria.runtime.interrupts import deaf
 from planaria.runtime.nodes import forkserver
 from planaria.runtime.nodes.local_nodes import LocalNodes
-from planaria.ui.cli.main import cli
 
+ROOT = Path(__file__).parents[2]
 CLONE_NEWNET = 0x40000000
+MAX_DESCRIPTORS = 3
+MAX_ORDER_BYTES = 1 << 16
+
+
+class Started:
+    """A process that the incubator forked, with the part of subprocess.Popen that is used of one."""
+
+    def __init__(self, news: socket.socket, output: Sequence[IO[str] | None] = (None, None)) -> None:
+        self._news = news
+        self.stdout, self.stderr = output
+        self.returncode: int | None = None
+        self.pid = int(news.recv(100))
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._news.settimeout(timeout)
+            try:
+                self.returncode = int(self._news.recv(100))
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0) from None
+            self._news.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it may have ended since
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Returns what it says on standard output and on standard error until both are closed, and waits for it."""
+        said: dict[IO[str], bytes] = {}
+        end = None if timeout is None else time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            for stream in (self.stdout, self.stderr):
+                if stream is not None:
+                    said[stream] = b""
+                    selector.register(stream, selectors.EVENT_READ)
+            while selector.get_map():
+                ready = selector.select(None if end is None else max(0.0, end - time.monotonic()))
+                if not ready:
+                    raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0, output=repr(said))
+                for key, _ in ready:
+                    data = os.read(key.fd, 1 << 16)
+                    said[key.fileobj] += data  # type: ignore[index]
+                    if not data:
+                        selector.unregister(key.fileobj)
+        self.wait(None if end is None else max(0.0, end - time.monotonic()))
+        out, error = (said.get(stream, b"").decode() if stream else "" for stream in (self.stdout, self.stderr))
+        return out, error
+
+
+class Incubator:
+    """Starts what is forked from one process that has imported everything.
+
+    Args:
+        prefix: of the command that starts that process.
+    """
+
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "tests.e2e.incubator", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+                start_new_session=True,
+            )
+
+    def start(
+        self,
+        folder: Path,
+        *arguments: str,
+        log: Path | None = None,
+        netns: int | None = None,
+        script: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Started:
+        """Runs `planaria`, or a Python script, with these arguments in a folder and a session of its own.
+
+        Args:
+            folder: where it runs.
+            arguments: of the command.
+            log: what it says goes there. None: into pipes.
+            netns: pid of a process in whose network namespace it runs.
+            script: what is run. None: `planaria`.
+            environment: variables that it has beside those of this process.
+        """
+        order = {
+            "arguments": arguments,
+            "folder": str(folder),
+            "netns": netns,
+            "script": None if script is None else str(script),
+            "environment": environment or {},
+        }
+        if log is not None:
+            with log.open("ab") as file:
+                return Started(self._order(order, file.fileno(), file.fileno()))
+        pipes = [os.pipe(), os.pipe()]
+        news = self._order(order, *(write for _, write in pipes))
+        for _, write in pipes:
+            os.close(write)
+        return Started(news, [open(read) for read, _ in pipes])
+
+    def start_forkserver(self, nodes: LocalNodes) -> None:
+        """In place of `LocalNodes.start`."""
+        ours, theirs = socket.socketpair()
+        with theirs, open(nodes._log or os.devnull, "ab") as log:
+            news = self._order({"forkserver": nodes._model_type, "folder": os.getcwd()}, log.fileno(), theirs.fileno())
+        nodes._socket = ours
+        nodes._process = Started(news)  # type: ignore[assignment]
+
+    def _order(self, order: dict[str, Any], *descriptors: int) -> socket.socket:
+        """Returns where the incubator tells of what it forked."""
+        news, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            socket.send_fds(self._ours, [json.dumps(order).encode()], [theirs.fileno(), *descriptors])
+        return news
+
+    def close(self) -> None:
+        """Whatever runs still dies with it."""
+        self._ours.close()
+        self._process.kill()
+        self._process.wait()
+
+
+# The incubator's side
+
+
+def fork(child: functools.partial[int], kept: Sequence[int], folder: str = ".") -> int:
+    """Runs `child` in a process of its own, in a folder and with no other descriptors; returns its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        limits = [2, *sorted(kept), 1 << 16]
+        for before, after in itertools.pairwise(limits):
+            os.closerange(before + 1, after)
+        forkserver.die_with_parent()
+        os.setsid()
+        os.chdir(folder)
+        status = child()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def fork_forkserver(nodes: LocalNodes) -> None:
+    """In place of `LocalNodes.start` in a command."""
+    ours, theirs = socket.socketpair()
+    log = os.open(nodes._log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with deaf():
+        pid = fork(functools.partial(run_forkserver, nodes._model_type, log, theirs.fileno()), [log, theirs.fileno()])
+    theirs.close()
+    os.close(log)
+    nodes._socket = ours
+    nodes._process = Forked(pid)  # type: ignore[assignment]
 
 
 class Forked:
@@ -36,76 +216,77 @@ class Forked:
         os.waitpid(self._pid, 0)
 
 
-def fork_forkserver(nodes: LocalNodes) -> None:
-    """In place of `LocalNodes.start`."""
-    ours, theirs = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            ours.close()
-            if nodes._log is not None:
-                forkserver._print_into(str(nodes._log))
-            os.setsid()
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            forkserver.main(theirs.detach(), nodes._model_type)
-        finally:
-            os._exit(0)
-    theirs.close()
-    nodes._socket = ours
-    nodes._process = Forked(pid)  # type: ignore[assignment]
+def run_forkserver(model_type: str, log: int, sock: int) -> int:
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    forkserver.main(sock, model_type)
+    return 0
 
 
-def run(order: dict[str, object]) -> int:
-    """In a child: the command."""
-    with open(f"/proc/{order['netns']}/ns/net") as namespace:
-        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), "setns")
-    forkserver._print_into(str(order["log"]))
-    os.chdir(str(order["folder"]))
+def run_command(order: dict[str, Any], out: int, error: int) -> int:
+    from planaria.ui.cli.main import cli
+
+    if order["netns"] is not None:
+        with open(f"/proc/{order['netns']}/ns/net") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+    os.dup2(out, 1)
+    os.dup2(error, 2)
+    os.closerange(3, 1 << 16)
     LocalNodes.start = fork_forkserver  # type: ignore[method-assign]
+    os.environ.update(order["environment"])
     try:
-        cli(order["arguments"], prog_name="planaria")
+        if order["script"] is None:
+            cli(order["arguments"], prog_name="planaria")
+        else:
+            sys.argv = [order["script"], *order["arguments"]]
+            sys.path.insert(0, os.path.dirname(order["script"]))
+            runpy.run_path(order["script"], run_name="__main__")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     return 0
 
 
+def import_everything() -> None:
+    for model_type in ("gpt2", "bert", "llama"):
+        forkserver._import_what_workers_need(model_type)
+    forkserver._import_what_coordinators_need()
+    forkserver._compile_for_workers()
+    gc.collect()
+    gc.freeze()
+
+
 def main(descriptor: int) -> None:
     forkserver.die_with_parent()
-    load_family("gpt2")
+    import_everything()
     sock = socket.socket(fileno=descriptor)
     selector = selectors.DefaultSelector()
     selector.register(sock, selectors.EVENT_READ)
-    buffer = b""
     while True:
         for key, _ in selector.select():
             if key.fileobj is sock:
-                data = sock.recv(1 << 16)
+                data, descriptors, _, _ = socket.recv_fds(sock, MAX_ORDER_BYTES, MAX_DESCRIPTORS)
                 if not data:
                     return
-                *lines, buffer = (buffer + data).split(b"\n")
-                for line in lines:
-                    pid = os.fork()
-                    if pid == 0:
-                        sock.close()
-                        status = 1
-                        try:
-                            forkserver.die_with_parent()
-                            status = run(json.loads(line))
-                        except BaseException:
-                            traceback.print_exc()
-                        finally:
-                            sys.stdout.flush()
-                            sys.stderr.flush()
-                            os._exit(status)
-                    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
-                    sock.sendall(json.dumps({"started": pid}).encode() + b"\n")
+                order, (news, *given) = json.loads(data), descriptors
+                if "forkserver" in order:
+                    child = functools.partial(run_forkserver, order["forkserver"], *given)
+                else:
+                    child = functools.partial(run_command, order, *given)
+                pid = fork(child, given, order["folder"])
+                for passed in given:
+                    os.close(passed)
+                os.write(news, str(pid).encode())
+                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, news))
             else:
-                _, status = os.waitpid(key.data, 0)
+                pid, news = key.data
+                _, status = os.waitpid(pid, 0)
                 selector.unregister(key.fileobj)
                 os.close(key.fd)
-                ended = {"ended": key.data, "status": os.waitstatus_to_exitcode(status)}
-                sock.sendall(json.dumps(ended).encode() + b"\n")
+                with contextlib.suppress(OSError):
+                    os.write(news, str(os.waitstatus_to_exitcode(status)).encode())
+                os.close(news)
 
 
 if __name__ == "__main__":

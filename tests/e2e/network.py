@@ -7,19 +7,18 @@ own network is touched, and everything goes away with the processes that hold th
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-DEADLINE_S = 60.0
+from tests.e2e.commands import DEADLINE_S
+from tests.e2e.incubator import ROOT, Incubator, Started
+
 NOWHERE = "02:00:00:00:00:01"
 """A link address that nobody has: what is sent there is lost without a word."""
 
@@ -40,7 +39,9 @@ class Host:
 class Network:
     """Hosts 10.77.0.1 and so on; two switches, of which the second has nobody at first."""
 
-    def __init__(self, num_hosts: int) -> None:
+    def __init__(self, num_hosts: int, delay_s: float = 0.0) -> None:
+        """`delay_s`: that what hosts send takes longer than a cable of this machine; each frame costs some time of a
+        core then."""
         if any(shutil.which(tool) is None for tool in ("ip", "unshare", "nsenter")):
             raise NoNamespaces("ip, unshare and nsenter are needed")
         self._holders: list[subprocess.Popen[str]] = []
@@ -49,7 +50,13 @@ class Network:
             self.switch = self._hold(None)
             self._ip(self.switch, *(f"link add {name} type bridge" for name in ("switch", "other")))
             self._ip(self.switch, *(f"link set {name} up" for name in ("switch", "other")))
-            self.hosts = [self._add_host(number) for number in range(num_hosts)]
+            self.hosts = [
+                Host(f"host{number}", f"10.77.0.{number + 1}", self._hold(self.switch)) for number in range(num_hosts)
+            ]
+            self._lay_long_cables(delay_s) if delay_s else self._lay_cables()
+            for host in self.hosts:
+                self._ip(self.switch, f"link set {host.name} master switch up")
+                self._ip(host.pid, "link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up")
         except BaseException:
             self.close()
             raise
@@ -62,41 +69,72 @@ class Network:
         """A process with a network namespace of its own; returns its pid."""
         prefix = [] if switch is None else self.user_prefix()
         options = "-Urn" if switch is None and self._own_user else "-n"
-        holder = subprocess.Popen(
-            [*prefix, "unshare", options, "sh", "-c", "echo ready; exec sleep infinity"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return self._start([*prefix, "unshare", options, "sh", "-c", "echo ready; exec sleep infinity"])
+
+    def _start(self, command: list[str]) -> int:
+        """A process that lives as long as the network and says when it is ready; returns its pid."""
+        holder = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
         self._holders.append(holder)
         assert holder.stdout is not None
         assert holder.stderr is not None
         if holder.stdout.readline() != "ready\n":
-            raise NoNamespaces(f"unshare: {holder.stderr.read().strip()}")
+            raise NoNamespaces(f"{command[0]}: {holder.stderr.read().strip()}")
         return holder.pid
 
-    def _add_host(self, number: int) -> Host:
-        host = Host(f"host{number}", f"10.77.0.{number + 1}", self._hold(self.switch))
-        self._ip(
-            self.switch,
-            f"link add {host.name} type veth peer name eth0 netns {host.pid}",
-            f"link set {host.name} master switch up",
-        )
-        self._ip(host.pid, "link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up")
-        return host
+    def _lay_cables(self) -> None:
+        for host in self.hosts:
+            self._ip(self.switch, f"link add {host.name} type veth peer name eth0 netns {host.pid}")
+
+    def _lay_long_cables(self, delay_s: float) -> None:
+        ends = [f"{host.pid}={host.name}" for host in self.hosts]
+        module = [sys.executable, "-m", "tests.e2e.long_cables"]
+        self._start([*self.user_prefix(), *module, str(delay_s), str(self.switch), *ends])
 
     def _ip(self, pid: int, *commands: str) -> None:
+        self._batch("ip", pid, *commands)
+
+    def _batch(self, tool: str, pid: int, *commands: str) -> None:
+        self.ask(pid, [tool, "-batch", "-"], "\n".join(commands))
+
+    def ask(self, pid: int, command: list[str], text: str = "") -> str:
+        """What a command in a namespace says."""
         done = subprocess.run(
-            [*self.user_prefix(), "nsenter", "-t", str(pid), "-n", "ip", "-batch", "-"],
-            input="\n".join(commands),
+            [*self.user_prefix(), "nsenter", "-t", str(pid), "-n", *command],
+            input=text,
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
         )
         if done.returncode != 0:
-            raise NoNamespaces(f"ip {'; '.join(commands)}: {done.stderr.strip()}")
+            raise NoNamespaces(f"{' '.join(command)}: {text or ''} {done.stderr.strip()}")
+        return done.stdout
 
     # Cables
+
+    def limit(self, bits_per_s: float, *hosts: Host) -> None:
+        """Let each of these hosts, or each of all, send and receive so much at most."""
+        limited = hosts or self.hosts
+        shape = self._shape(bits_per_s)
+        self._batch("tc", self.switch, *(f"qdisc replace dev {host.name} {shape}" for host in limited))
+        for host in limited:
+            self._batch("tc", host.pid, f"qdisc replace dev eth0 {shape}")
+
+    @staticmethod
+    def _shape(bits_per_s: float) -> str:
+        burst = max(32_000, int(bits_per_s / 8 * 1e-3))
+        waiting = max(1_000_000, int(bits_per_s / 8 * 20e-3))
+        return f"root tbf rate {bits_per_s:.0f}bit burst {burst} limit {waiting}"
+
+    def join_switches(self, bits_per_s: float) -> None:
+        """Lay one cable between the two switches, which lets so much through at most: each is a zone then."""
+        self._ip(
+            self.switch,
+            "link add trunk type veth peer name far-trunk",
+            "link set trunk master switch up",
+            "link set far-trunk master other up",
+        )
+        shape = self._shape(bits_per_s)
+        self._batch("tc", self.switch, *(f"qdisc replace dev {end} {shape}" for end in ("trunk", "far-trunk")))
 
     def pull(self, *hosts: Host) -> None:
         """Take the cables out: no packet comes or goes, and nobody is told."""
@@ -137,96 +175,76 @@ class Network:
 class Command:
     """`planaria` with some arguments, running on a host."""
 
-    pid: int
+    process: Started
     log: Path
-    farm: Farm = field(repr=False)
 
     @property
     def said(self) -> str:
         return self.log.read_text()
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.returncode
+
+    def poll(self) -> int | None:
+        """Its exit status, or minus the signal; None while it runs."""
+        return self.process.poll()
+
+    def is_over(self) -> bool:
+        return self.poll() is not None
+
     def wait(self) -> int:
         """Its exit status, or minus the signal."""
-        self.farm.wait_until(lambda: self.pid in self.farm.statuses)
-        return self.farm.statuses[self.pid]
+        return self.process.wait(DEADLINE_S)
 
     def signal(self, number: signal.Signals) -> None:
-        if self.pid not in self.farm.statuses:
-            os.kill(self.pid, number)
+        self.process.send_signal(number)
 
 
 class Farm:
-    """Starts commands on hosts, forked from one process that has imported everything."""
+    """Starts commands on hosts."""
 
-    def __init__(self, network: Network, folder: Path) -> None:
+    def __init__(self, network: Network, incubator: Incubator, folder: Path) -> None:
         self.network = network
+        self._incubator = incubator
         self._folder = folder
-        self._ours, theirs = socket.socketpair()
-        self.statuses: dict[int, int] = {}
-        self._started: list[int] = []
-        self._buffer = b""
-        self._process = subprocess.Popen(
-            [*network.user_prefix(), sys.executable, "-m", "tests.e2e.incubator", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        )
-        theirs.close()
+        self._started: list[Command] = []
 
-    def start(self, host: Host, folder: Path, *arguments: str) -> Command:
-        """Run `planaria` with these arguments on a host, in a folder."""
+    def start(
+        self,
+        host: Host,
+        folder: Path,
+        *arguments: str,
+        script: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Command:
+        """Run `planaria`, or a Python script, with these arguments on a host, in a folder."""
         log = self._folder / f"{host.name}-{len(self._started)}.log"
-        log.touch()
-        order = {"netns": host.pid, "folder": str(folder), "arguments": arguments, "log": str(log)}
-        self._ours.sendall(json.dumps(order).encode() + b"\n")
-        before = len(self._started)
-        self.wait_until(lambda: len(self._started) > before)
-        return Command(self._started[-1], log, self)
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait with a deadline for a condition, hearing of commands that end."""
-        end = time.monotonic() + DEADLINE_S
-        self._ours.settimeout(0.005)
-        while not condition():
-            assert time.monotonic() < end
-            try:
-                data = self._ours.recv(1 << 16)
-            except TimeoutError:
-                continue
-            assert data, "the process that starts commands is gone"
-            *lines, self._buffer = (self._buffer + data).split(b"\n")
-            for line in lines:
-                news = json.loads(line)
-                if "started" in news:
-                    self._started.append(news["started"])
-                else:
-                    self.statuses[news["ended"]] = news["status"]
+        process = self._incubator.start(
+            folder, *arguments, log=log, netns=host.pid, script=script, environment=environment
+        )
+        self._started.append(Command(process, log))
+        return self._started[-1]
 
     def kill_all(self) -> None:
         """What runs still is killed; waits until it is gone."""
-        for pid in self._started:
-            if pid not in self.statuses:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        self.wait_until(lambda: self.statuses.keys() >= set(self._started))
-
-    def close(self) -> None:
-        with contextlib.suppress(AssertionError, OSError):
-            self.kill_all()
-        self._ours.close()
-        self._process.kill()
-        self._process.wait()
+        for command in self._started:
+            command.process.kill()
+        for command in self._started:
+            command.wait()
 
 
 @contextlib.contextmanager
-def farm(num_hosts: int, folder: Path) -> Iterator[Farm]:
-    """Raises NoNamespaces."""
-    network = Network(num_hosts)
-    try:
-        made = Farm(network, folder)
-        try:
-            yield made
-        finally:
-            made.close()
-    finally:
-        network.close()
+def farm(num_hosts: int, folder: Path, incubator: Incubator | None = None, *, delay_s: float = 0.0) -> Iterator[Farm]:
+    """Raises NoNamespaces. Without an incubator, or where the namespaces are another user's, there is an own one."""
+    with contextlib.closing(Network(num_hosts, delay_s)) as network, contextlib.ExitStack() as own:
+        prefix = network.user_prefix()
+        if incubator is None or prefix:
+            incubator = own.enter_context(contextlib.closing(Incubator(prefix)))
+        made = Farm(network, incubator, folder)
+        yield made
+        made.kill_all()

@@ -12,7 +12,7 @@ from tests.e2e.jobs import Outcome, make_job
 Reference = Callable[[Job], Outcome]
 
 
-def test_losses_and_what_is_made_of_them(text: Path, run: Run, reference: Reference) -> None:
+def test_each_loss_is_answered_with_the_best_of_its_candidates(text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text, resilience__policy="adaptive", cluster__nodes=8, train__steps=6)
     outcome = run(job, "kill:node=1,step=2,at=backward", "kill:node=2,step=3,at=recv", "kill:node=4,step=4,at=sync")
     outcome.assert_same_bits(reference(job))

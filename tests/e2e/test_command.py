@@ -5,116 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import pytest
 from click.testing import CliRunner
 
 from planaria.ui.cli.main import cli
-from tests.e2e.jobs import MODELS
-from tests.e2e.test_emulated import profile
+from tests.e2e.commands import DEADLINE_S, Command, descendants, summary, wait_until
 from tests.proof import rest_in_proof
-
-DEADLINE_S = 60.0
-
-
-@dataclass
-class Command:
-    """`planaria` as a process of its own, in a folder of its own."""
-
-    folder: Path
-
-    def write_job(self, text: Path, model: str = MODELS["gpt2"], steps: int = 5) -> None:
-        (self.folder / "job.toml").write_text(
-            f"""
-[model]
-{model}
-[data]
-source = {str(text)!r}
-[train]
-steps = {steps}
-global_batch = 8
-microbatch = 1
-sequence_length = 16
-[cluster]
-nodes = 4
-"""
-        )
-
-    def write_emulated_job(self, steps: int) -> None:
-        """Four workers that compute nothing: it starts quickly, and a step takes a tenth of a second."""
-        (self.folder / "profile.json").write_bytes(msgspec.json.encode(profile()))
-        (self.folder / "job.toml").write_text(
-            f"""
-[train]
-steps = {steps}
-global_batch = 8
-microbatch = 1
-sequence_length = 16
-[cluster]
-nodes = 4
-device = "emulated"
-profile = "profile.json"
-"""
-        )
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "planaria.ui.cli.main", *arguments],
-            cwd=self.folder,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def run(self, *arguments: str) -> tuple[int, str]:
-        """Exit status and what it said on standard error; nothing of it may run afterwards."""
-        process = self.start(*arguments)
-        _, said = process.communicate(timeout=DEADLINE_S)
-        assert wait_until(lambda: not descendants(self.folder)), descendants(self.folder)
-        return process.returncode, said
-
-    def wait_for_step(self, step: int) -> None:
-        metrics = self.folder / "runs" / "job" / "metrics.jsonl"
-        assert wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= step)
-
-
-def wait_until(condition: object, deadline_s: float = DEADLINE_S) -> bool:
-    """Ask until it holds; False after the deadline."""
-    assert callable(condition)
-    end = time.monotonic() + deadline_s
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def descendants(folder: Path) -> list[int]:
-    """Processes whose working directory is the test's own folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if Path(os.readlink(entry / "cwd")) == folder and "State:\tZ" not in (entry / "status").read_text():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> Iterator[Command]:
-    yield Command(tmp_path)
-    for pid in descendants(tmp_path):
-        os.kill(pid, signal.SIGKILL)
 
 
 def test_every_process_writes_of_its_life(command: Command) -> None:
@@ -134,15 +32,10 @@ def test_every_process_writes_of_its_life(command: Command) -> None:
         assert ("ends: completed" in log) == (worker != 2)
 
 
-def summary(command: Command) -> dict[str, object]:
-    loaded: dict[str, object] = json.loads((command.folder / "runs" / "job" / "summary.json").read_text())
-    return loaded
-
-
 def test_interrupt_saves_and_resume_ends_with_the_references_bits(command: Command) -> None:
-    command.write_emulated_job(steps=40)
-    process = command.start("train", "job.toml")
-    command.wait_for_step(3)
+    command.write_emulated_job(steps=12, layer_s=0.01)
+    process = command.start_anew("train", "job.toml")
+    command.wait_for_step(2)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
@@ -151,7 +44,7 @@ def test_interrupt_saves_and_resume_ends_with_the_references_bits(command: Comma
     assert interrupted["status"] == "interrupted"
     steps = interrupted["steps"]
     assert isinstance(steps, int)
-    assert 3 <= steps < 40
+    assert 2 <= steps < 12
     assert command.run("train", "job.toml", "--resume")[0] == 0
     assert summary(command)["status"] == "completed"
     assert command.run("train", "job.toml", "--reference", "--name", "alone")[0] == 0
@@ -241,7 +134,7 @@ def test_bad_input_is_one_line(
     assert not (command.folder / "runs" / "job").exists(), "the name stays free"
 
 
-def test_a_port_in_use(command: Command, text: Path) -> None:
+def test_a_port_in_use_is_refused_in_one_line(command: Command, text: Path) -> None:
     import socket
 
     command.write_job(text)
@@ -253,7 +146,7 @@ def test_a_port_in_use(command: Command, text: Path) -> None:
     assert said.count("\n") == 1
 
 
-def test_existing_run_folder_and_corrupt_checkpoint(command: Command, text: Path) -> None:
+def test_an_existing_run_folder_and_a_corrupt_checkpoint_are_refused(command: Command, text: Path) -> None:
     command.write_job(text)
     assert command.run("train", "job.toml", "--set=run.checkpoint_every=2", "--fail=kill:node=0,step=5,at=vote")[0] == 0
     status, said = command.run("train", "job.toml")
@@ -344,7 +237,7 @@ def layers():
     assert summary(command)["status"] == "failed"
 
 
-def test_a_model_that_cannot_be_cut(command: Command, text: Path) -> None:
+def test_a_model_that_cannot_be_cut_is_refused_in_one_line(command: Command, text: Path) -> None:
     (command.folder / "mine.py").write_text(
         "from torch import nn\n\ndef layers():\n    return [nn.Embedding(259, 8), nn.Linear(9, 259)]\n"
     )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,8 @@ from click.testing import CliRunner
 from planaria.api import read_profile
 from planaria.job.errors import UserError
 from planaria.job.parse import load_job
-from planaria.job.settings import Device, Job, PolicyName
+from planaria.job.registry import PolicyName
+from planaria.job.settings import Device, Job
 from planaria.protocol.messages.records import NodeJoined, Restored, RunStatus
 from planaria.runtime.launch.rehearsal.comparison import ComparisonFolder, run_policy
 from planaria.runtime.launch.rehearsal.rehearsal import (
@@ -37,18 +36,21 @@ from planaria.simulate.traces.script_format import read_script, write_script
 from planaria.simulate.traces.scripts import Clock, Script, ScriptName, announced, busiest
 from planaria.simulate.traces.trace import HOUR_S, Change, Trace, TraceEvent
 from planaria.ui.cli.main import cli
-from tests.e2e.test_command import DEADLINE_S, Command, descendants, wait_until
-from tests.e2e.test_emulated import profile
+from tests.e2e.commands import DEADLINE_S, Command, descendants, wait_until
+from tests.e2e.jobs import profile
+from tests.proof import rest_in_proof
 
 SPOT = Path(__file__).parents[3] / "shared" / "traces" / "p3-trace.csv"
 
 needs_spot = pytest.mark.skipif(not SPOT.exists(), reason=f"{SPOT} is not there")
 
+COSTS = profile(layer_s=0.004)
+
 
 @pytest.fixture
 def job_file(tmp_path: Path) -> Path:
-    """Eight layers of 6 ms on eight emulated nodes, f = 1, n0 = 2, under templates."""
-    (tmp_path / "profile.json").write_bytes(msgspec.json.encode(profile()))
+    """Eight layers of 12 ms on eight emulated nodes, f = 1, n0 = 2, under templates."""
+    (tmp_path / "profile.json").write_bytes(msgspec.json.encode(COSTS))
     path = tmp_path / "job.toml"
     path.write_text(f"""
 [train]
@@ -103,7 +105,7 @@ def assert_played(job: Job, ended: Rehearsed, script: Script, said: list[str]) -
 
 
 @needs_spot
-def test_half_an_hour_of_a_spot_trace(job_file: Path, nodes: LocalNodes) -> None:
+def test_half_an_hour_of_a_spot_trace_is_survived(job_file: Path, nodes: LocalNodes) -> None:
     """Bamboo's, on some of its instances, 360 times as fast; every loss is announced two minutes before."""
     found = read_trace(SPOT.read_text(), SPOT.name).trace
     script, told = fitted(Script(trace=busiest(found, HOUR_S / 2)), 8)
@@ -114,7 +116,8 @@ def test_half_an_hour_of_a_spot_trace(job_file: Path, nodes: LocalNodes) -> None
     assert_played(job, ended, script, said)
 
 
-def test_a_trace_of_losses_that_nobody_announced(job_file: Path, nodes: LocalNodes) -> None:
+@pytest.mark.proof
+def test_losses_of_a_trace_come_unannounced(job_file: Path, nodes: LocalNodes) -> None:
     population = Population(nodes=8, arrival_s=200.0)
     made = generate(ConstantRate(hourly=2.0, mean_bulk=1.5), population, HOUR_S, seed=4, name="made")
     script = Script(trace=and_a_second(made.compressed(1200.0)))
@@ -126,14 +129,15 @@ def test_a_trace_of_losses_that_nobody_announced(job_file: Path, nodes: LocalNod
     assert ended.tally.window_s == pytest.approx(4.0)
 
 
-@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("is_told", rest_in_proof([True, False]))
 def test_nodes_are_in_the_zones_of_the_trace(job_file: Path, nodes: LocalNodes, is_told: bool) -> None:
     """A zone goes at once. Told of zones, the job goes on from a replica elsewhere; else it begins again."""
+    (job_file.parent / "profile.json").write_bytes(msgspec.json.encode(profile(layer_s=0.01)))  # time for all to go
     zones = ["ab"[node % 2] if is_told else "" for node in range(8)]
     events = [TraceEvent(at_s=0.0, change=Change.ADD, node=f"n{at}", zone=zone) for at, zone in enumerate(zones)]
     events += [TraceEvent(at_s=3.5, change=Change.REMOVE, node=f"n{node}") for node in range(0, 8, 2)]
     events += [TraceEvent(at_s=5.0, change=Change.ADD, node="late", zone="c" if is_told else "")]
-    script = Script(trace=Trace(name="outage", horizon_s=12.0, events=tuple(events)), clock=Clock.STEPS)
+    script = Script(trace=Trace(name="outage", horizon_s=8.0, events=tuple(events)), clock=Clock.STEPS)
     job, ended, said = play(job_file, script, nodes)
     assert_played(job, ended, script, said)
     told = [record for record, _ in read_events(RunFolder(Path(ended.folder)).events)]
@@ -158,7 +162,7 @@ def test_a_script_by_steps_strikes_in_the_middle_of_a_step(job_file: Path, nodes
 def test_a_job_that_ends_before_its_script_is_measured_over_all_of_it(job_file: Path, nodes: LocalNodes) -> None:
     job_file.write_text(job_file.read_text().replace("nodes = 8", "nodes = 4").replace('"wait"', '"exit"'))
     job = load_job(job_file)
-    script = script_for(ScriptName.SINGLE, job, profile(), 2.0)
+    script = script_for(ScriptName.SINGLE, job, COSTS, 2.0)
     _, ended, _ = play(job_file, script, nodes)
     assert ended.status is RunStatus.EXHAUSTED
     assert not ended.is_played
@@ -171,9 +175,9 @@ def test_a_job_that_ends_before_its_script_is_measured_over_all_of_it(job_file: 
 
 def test_a_policy_that_fails_is_a_row(job_file: Path, tmp_path: Path) -> None:
     job = load_job(job_file)
-    script = script_for(ScriptName.SINGLE, job, profile(), 2.0)
+    script = script_for(ScriptName.SINGLE, job, COSTS, 2.0)
     folder = ComparisonFolder(tmp_path, "compared")
-    folder.begin(msgspec.structs.replace(profile(), microbatch_size=2), script)
+    folder.begin(msgspec.structs.replace(COSTS, microbatch_size=2), script)
     row = run_policy(job, PolicyName.REROUTE, folder, script, observers=(), say=lambda line: None)
     assert row.rehearsed is None
     assert "has the times of microbatches of 2" in row.reason
@@ -185,6 +189,8 @@ def test_a_policy_that_fails_is_a_row(job_file: Path, tmp_path: Path) -> None:
 
 def invoke(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(cli, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
     return result.exit_code, result.output
 
 
@@ -260,7 +266,7 @@ def test_a_comparison_is_a_table_and_a_picture(job_file: Path) -> None:
     assert [row[0] for row in rows if "%" in row[2]] == ["reroute", "templates"]
     for name in ("compare.png", "compare.svg"):
         assert (folder / name).stat().st_size > 1000
-    assert read_profile(folder / "profile.json") == profile()
+    assert read_profile(folder / "profile.json") == COSTS
 
 
 @pytest.mark.parametrize(
@@ -282,7 +288,7 @@ def test_a_comparison_is_a_table_and_a_picture(job_file: Path) -> None:
         (["--trace", "single", "--length", "0.001"], "single would be over in 1 ms; .*Give a greater --length"),
     ],
 )
-def test_mistakes(
+def test_mistakes_are_one_line(
     arguments: list[str], message: str, job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -300,16 +306,14 @@ def test_unknown_policies_are_refused(job_file: Path) -> None:
     assert "there is no policy 'best'" in said
 
 
-@pytest.fixture
-def command(tmp_path: Path) -> Iterator[Command]:
-    yield Command(tmp_path)
-    for pid in descendants(tmp_path):
-        os.kill(pid, signal.SIGKILL)
-
-
 @pytest.mark.parametrize(
     ("arguments", "run"),
-    [(("drill", "--trace"), "runs/job-drill"), (("compare", "--script"), "runs/job-compare/templates")],
+    rest_in_proof(
+        [
+            pytest.param(("compare", "--script"), "runs/job-compare/templates"),
+            pytest.param(("drill", "--trace"), "runs/job-drill"),
+        ]
+    ),
 )
 def test_interrupt_leaves_no_process(arguments: tuple[str, str], run: str, job_file: Path, command: Command) -> None:
     name, option = arguments
@@ -324,7 +328,7 @@ def test_interrupt_leaves_no_process(arguments: tuple[str, str], run: str, job_f
 
 
 def test_a_faster_trace_is_one_of_which_more_losses_are_expected(job_file: Path) -> None:
-    script = script_for(ScriptName.SINGLE, load_job(job_file), profile(), 20.0)
+    script = script_for(ScriptName.SINGLE, load_job(job_file), COSTS, 20.0)
     path = job_file.parent / "single.jsonl"
     path.write_text(write_script(announced(script, 8.0)))
     code, said = invoke("drill", str(job_file), "--trace", str(path), "--speed", "20", "--hours", str(16 / 3600))

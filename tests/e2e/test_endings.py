@@ -7,7 +7,6 @@ import fcntl
 import os
 import signal
 import subprocess
-import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +16,9 @@ import pytest
 
 from planaria.checkpoint.manifest import read_manifest
 from tests.e2e.agents import NUM_NODES, Hosts, end_all, family
-from tests.e2e.test_command import DEADLINE_S, Command, command, descendants, summary, wait_until
+from tests.e2e.commands import DEADLINE_S, PLANARIA, Command, descendants, summary, wait_until
+from tests.e2e.incubator import Incubator
 from tests.proof import rest_in_proof
-
-__all__ = ["command"]
 
 ENDLESS = 100_000
 """Steps: nothing but what is sent to it ends the run."""
@@ -75,12 +73,12 @@ def test_a_signal_before_anything_was_recorded_leaves_the_name_free(
     assert not (command.folder / "runs" / "job").exists()
 
 
-def test_a_terminal_that_closes(command: Command) -> None:
+def test_a_terminal_that_closes_ends_the_run_with_its_state_saved(command: Command) -> None:
     """Its processes get SIGHUP, and what they write there is refused."""
     command.write_emulated_job(ENDLESS)
     master, slave = os.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "planaria.ui.cli.main", "train", "job.toml"],
+        [*PLANARIA, "train", "job.toml"],
         cwd=command.folder,
         stdin=slave,
         stdout=slave,
@@ -103,7 +101,7 @@ def test_a_terminal_that_closes(command: Command) -> None:
     assert_saved(command)
 
 
-def test_a_pipe_that_closes(command: Command) -> None:
+def test_a_pipe_that_closes_ends_the_run_with_its_state_saved(command: Command) -> None:
     command.write_emulated_job(ENDLESS)
     process = command.start("train", "job.toml")
     command.wait_for_step(2)
@@ -115,11 +113,11 @@ def test_a_pipe_that_closes(command: Command) -> None:
     assert_saved(command)
 
 
-def test_a_run_that_was_told_to_ignore_hangups(command: Command) -> None:
+def test_a_run_that_was_told_to_ignore_hangups_goes_on(command: Command) -> None:
     """As nohup does."""
     command.write_emulated_job(ENDLESS)
     process = subprocess.Popen(
-        [sys.executable, "-m", "planaria.ui.cli.main", "train", "job.toml"],
+        [*PLANARIA, "train", "job.toml"],
         cwd=command.folder,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -146,12 +144,12 @@ def test_a_run_that_is_stopped_ends_well(command: Command) -> None:
 
 
 @pytest.mark.parametrize("arguments", rest_in_proof([["plan", "--help"], ["train", "--help"], ["--help"]]))
-def test_a_command_whose_output_nobody_reads(command: Command, arguments: list[str]) -> None:
+def test_a_command_whose_output_nobody_reads_ends_quietly(command: Command, arguments: list[str]) -> None:
     """As with `planaria plan ... | head -1`."""
     reader, writer = os.pipe()
     os.close(reader)
     process = subprocess.Popen(
-        [sys.executable, "-m", "planaria.ui.cli.main", *arguments],
+        [*PLANARIA, *arguments],
         cwd=command.folder,
         stdout=writer,
         stderr=subprocess.PIPE,
@@ -167,7 +165,7 @@ def test_a_command_whose_output_nobody_reads(command: Command, arguments: list[s
 
 
 @pytest.mark.parametrize("number", rest_in_proof([Signals.SIGTERM, Signals.SIGHUP, Signals.SIGINT]))
-def test_a_signal_to_every_process_of_a_run(command: Command, number: Signals) -> None:
+def test_a_signal_to_every_process_of_a_run_saves_its_state(command: Command, number: Signals) -> None:
     """As systemd sends it to a service, SLURM to a job, a terminal to whoever is in the foreground."""
     command.write_emulated_job(ENDLESS)
     process = command.start("train", "job.toml")
@@ -183,10 +181,10 @@ def test_a_signal_to_every_process_of_a_run(command: Command, number: Signals) -
     assert "the coordinator is gone" not in events
 
 
-def test_a_signal_to_every_process_while_they_are_started(command: Command) -> None:
+def test_a_signal_to_every_process_while_they_are_started_ends_none(command: Command) -> None:
     """The process that starts others is itself one that starts."""
     command.write_emulated_job(ENDLESS)
-    process = command.start("train", "job.toml")
+    process = command.start_anew("train", "job.toml")
     assert wait_until(lambda: len(family(process.pid)) > 1)
     for pid in family(process.pid)[1:]:
         os.kill(pid, signal.SIGTERM)
@@ -198,8 +196,8 @@ def test_a_signal_to_every_process_while_they_are_started(command: Command) -> N
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    yield Hosts(tmp_path, min_nodes_per_pipeline=1)
+def hosts(tmp_path: Path, incubator: Incubator) -> Iterator[Hosts]:
+    yield Hosts(tmp_path, incubator, min_nodes_per_pipeline=1)
     end_all(tmp_path)
 
 

@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from planaria.job.errors import UserError
+from planaria.job.history import schedule_ends
 from planaria.job.settings import Job
-from planaria.protocol.step.commit import learning_rate
+from planaria.protocol.step.schedule import learning_rate
 from planaria.runtime.launch.reference import train_reference
-from planaria.runtime.launch.training.resumption import schedule_of
+from planaria.runtime.launch.training.resumption import history_of
 from planaria.runtime.run_folder.run_folder import RunFolder
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
@@ -39,9 +40,9 @@ def test_steps_are_raised_and_the_reference_repeats_it(run: Run, text: Path, tmp
          for step in steps]
     )  # fmt: skip
     assert any("train.steps was 7; from step 8 on" in note["text"] for note in third.events("note"))
-    ends = schedule_of(RunFolder.open(folder), longer(job, 9))
-    assert ends == ((0, 4), (4, 7), (7, 9))
-    alone = Outcome(train_reference(longer(job, 9), RunFolder.create(tmp_path, "alone"), ends=ends))
+    history = history_of(RunFolder.open(folder), longer(job, 9))
+    assert schedule_ends(history) == ((0, 4), (4, 7), (7, 9))
+    alone = Outcome(train_reference(longer(job, 9), RunFolder.create(tmp_path, "alone"), history=history))
     third.assert_same_bits(alone)
     unlike = train_reference(longer(job, 9), RunFolder.create(tmp_path, "unlike"))
     assert unlike.weights_sha256 != third.result.weights_sha256

@@ -15,7 +15,7 @@ from planaria.protocol.messages.records import AnyRecord, StepCommitted, Waiting
 from planaria.runtime.launch.training.result import RunStatus
 from planaria.ui.cli import live
 from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.jobs import Outcome, make_emulated_job, make_job
 
 Reference = Callable[[Job], Outcome]
 
@@ -72,8 +72,8 @@ def test_a_job_waits_for_nodes_and_goes_on_with_the_one_that_is_added(
     assert not folder.joinpath("coordinator.json").exists()
 
 
-def test_a_node_is_drained(folder: Path, text: Path, run: Run, reference: Reference) -> None:
-    job = make_job(text, cluster__nodes=5, train__steps=25)
+def test_a_node_is_drained(folder: Path, slow_layers: Path, run: Run, reference: Reference) -> None:
+    job = make_emulated_job(slow_layers, cluster__nodes=5, train__steps=8)
     user = User(folder, StepCommitted, lambda run_folder: live.drain(run_folder, 1, 0.0))
     outcome = run(job, observers=[user])
     assert user.answer == "node 1 hands over its work and ends after the next steps"
@@ -90,14 +90,14 @@ def test_a_run_is_stopped(folder: Path, text: Path, run: Run) -> None:
     assert outcome.result.weights_sha256 is not None
 
 
-def test_what_cannot_be_done_is_said(folder: Path, text: Path, run: Run) -> None:
+def test_what_cannot_be_done_is_said(folder: Path, slow_layers: Path, run: Run) -> None:
     user = User(folder, StepCommitted, lambda run_folder: live.drain(run_folder, 77, 0.0))
-    run(make_job(text, train__steps=20), observers=[user])
+    run(make_emulated_job(slow_layers, train__steps=4), observers=[user])
     assert isinstance(user.answer, UserError)
     assert "node 77 is not there. The nodes are 0, 1, 2, 3, 4, 5, 6" in str(user.answer)
     with pytest.raises(UserError, match="does not run now"):
         live.drain(folder, 1, 0.0)
-    assert live.status(folder, as_json=False).startswith(f"{folder}: completed: 20 of 20 steps, loss ")
+    assert live.status(folder, as_json=False).startswith(f"{folder}: completed: 4 of 4 steps, loss ")
     assert msgspec.json.decode(live.status(folder, as_json=True))["phase"] == "ended"
 
 

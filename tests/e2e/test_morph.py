@@ -35,8 +35,8 @@ def assert_went_back(outcome: Outcome, times: int) -> None:
         assert len(cuts) == 1
 
 
-@pytest.mark.parametrize("at", ["backward", "apply"])
-def test_a_kill_at_each_kind_of_instruction(at: str, text: Path, run: Run, reference: Reference) -> None:
+@pytest.mark.parametrize("at", rest_in_proof(["backward", "apply"]))
+def test_a_kill_at_each_kind_of_instruction_changes_no_bit(at: str, text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text, resilience__policy="morph", run__checkpoint_every=2, train__steps=8)
     outcome = run(job, f"kill:node=1,step=6,at={at}")
     outcome.assert_same_bits(reference(job))
@@ -61,7 +61,7 @@ class KillAt:
 
 
 @pytest.mark.parametrize("place", rest_in_proof([3, 0]))
-def test_a_kill_during_the_restore(
+def test_a_kill_during_the_restore_changes_no_bit(
     place: int, text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
 ) -> None:
     job = make_job(text, resilience__policy="morph", run__checkpoint_every=2, train__steps=8)
@@ -73,7 +73,7 @@ def test_a_kill_during_the_restore(
     assert len({node for recovery in outcome.summary["recoveries"] for node in recovery["lost_nodes"]}) == 2
 
 
-def test_kills_while_every_step_is_saved_and_one_before_the_first_checkpoint(
+def test_kills_change_no_bit_while_every_step_is_saved_or_before_the_first_is(
     text: Path, run: Run, reference: Reference
 ) -> None:
     """The checkpoint under way is given up, or is whole in time; the first loss begins the job anew."""

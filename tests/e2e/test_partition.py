@@ -14,9 +14,10 @@ import pytest
 
 from planaria.job.parse import load_job
 from planaria.job.settings import Job
-from tests.e2e.jobs import MODELS, Outcome
+from tests.e2e.commands import wait_until
+from tests.e2e.incubator import Incubator
+from tests.e2e.jobs import MODELS, Outcome, profile
 from tests.e2e.network import Command, Farm, Host, NoNamespaces, farm
-from tests.e2e.test_emulated import profile
 
 Reference = Callable[[Job], Outcome]
 
@@ -37,9 +38,9 @@ source = "text.txt"
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+def hosts(incubator: Incubator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
     try:
-        with farm(NUM_HOSTS, tmp_path_factory.mktemp("farm")) as made:
+        with farm(NUM_HOSTS, tmp_path_factory.mktemp("farm"), incubator) as made:
             yield made
     except NoNamespaces as reason:
         pytest.skip(f"network namespaces cannot be made here: {reason}")
@@ -79,7 +80,7 @@ heartbeat_timeout_s = 2.0
 
     def start(self) -> Cluster:
         self.train = self._farm.start(self.coordinator, self._folder, "train", "job.toml")
-        self._farm.wait_until(lambda: "run on each:" in self.train.said)
+        assert wait_until(lambda: "run on each:" in self.train.said)
         line = next(line for line in self.train.said.splitlines() if "run on each:" in line)
         self._agent = shlex.split(line.partition("run on each: planaria ")[2])
         for host in self.nodes:
@@ -112,24 +113,21 @@ heartbeat_timeout_s = 2.0
         found = [json.loads(line) for line in lines if line.endswith("\n")]
         return [event for event in found if event["event"] == kind]
 
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        self._farm.wait_until(condition)
-
     def wait_for(self, kind: str, number: int = 1) -> list[dict[str, Any]]:
         """All events of a kind, once there are so many."""
-        self._farm.wait_until(lambda: self.is_over() or len(self.events(kind)) >= number)
+        assert wait_until(lambda: self.is_over() or len(self.events(kind)) >= number)
         assert len(self.events(kind)) >= number, self.train.said
         return self.events(kind)
 
     def wait_for_steps(self, count: int) -> int:
         """So many more are committed; returns the last."""
         target = self.last_step + count
-        self._farm.wait_until(lambda: self.is_over() or self.last_step >= target)
+        assert wait_until(lambda: self.is_over() or self.last_step >= target)
         assert self.last_step >= target, self.train.said
         return self.last_step
 
     def is_over(self) -> bool:
-        return self.train.pid in self._farm.statuses
+        return self.train.is_over()
 
     @property
     def last_step(self) -> int:
@@ -146,7 +144,7 @@ heartbeat_timeout_s = 2.0
 
     def wait_for_plan_of(self, count: int) -> None:
         """A plan with so many nodes, and a step with it."""
-        self._farm.wait_until(lambda: self.is_over() or len(self.nodes_in_plan()) == count)
+        assert wait_until(lambda: self.is_over() or len(self.nodes_in_plan()) == count)
         assert len(self.nodes_in_plan()) == count, self.train.said
         self.wait_for_steps(2)
 
@@ -184,7 +182,9 @@ def cluster(hosts: Farm, tmp_path: Path, text: Path) -> Iterator[Callable[..., C
     hosts.network.heal()
 
 
-def test_a_host_is_gone_without_a_closing_packet(cluster: Callable[..., Cluster], reference: Reference) -> None:
+def test_a_host_that_is_gone_without_a_closing_packet_is_lost(
+    cluster: Callable[..., Cluster], reference: Reference
+) -> None:
     job = cluster()
     gone = job.host_of(3)
     job.network.pull(gone)
@@ -231,7 +231,9 @@ def test_the_minority_side_never_commits_and_joins_again(cluster: Callable[..., 
     assert len(job.events("node_lost")) == len(minority)
 
 
-def test_two_workers_that_do_not_reach_each_other(cluster: Callable[..., Cluster], reference: Reference) -> None:
+def test_of_two_workers_that_do_not_reach_each_other_one_goes(
+    cluster: Callable[..., Cluster], reference: Reference
+) -> None:
     """Both reach the coordinator. One of the two is fenced; it joins again when the way is there again."""
     job = cluster()
     (taken,) = job.events("plan_taken")
@@ -251,7 +253,9 @@ def test_two_workers_that_do_not_reach_each_other(cluster: Callable[..., Cluster
 
 
 @pytest.mark.proof
-def test_what_is_sent_to_one_worker_vanishes(cluster: Callable[..., Cluster], reference: Reference) -> None:
+def test_a_worker_to_which_everything_sent_vanishes_is_lost(
+    cluster: Callable[..., Cluster], reference: Reference
+) -> None:
     """The coordinator hears the worker, and the worker does not hear the coordinator."""
     job = cluster()
     deaf = job.host_of(2)
@@ -264,13 +268,15 @@ def test_what_is_sent_to_one_worker_vanishes(cluster: Callable[..., Cluster], re
     job.assert_same_bits(reference)
 
 
-def test_the_coordinator_is_cut_off_from_everybody(cluster: Callable[..., Cluster], reference: Reference) -> None:
+def test_a_coordinator_that_is_cut_off_from_everybody_loses_nobody(
+    cluster: Callable[..., Cluster], reference: Reference
+) -> None:
     """Nobody is lost: that would be the worst thing to do, and it may be the coordinator that is out of reach."""
     job = cluster()
     job.network.pull(job.coordinator)
     quiet = job.last_step
     hosts = job.nodes
-    job.wait_until(lambda: all("out of reach" in job.agents[host.name].said for host in hosts))
+    assert wait_until(lambda: all("out of reach" in job.agents[host.name].said for host in hosts))
     assert job.last_step <= quiet + 1, "nothing is committed without the coordinator"
     job.network.plug(job.coordinator)
     job.wait_for_steps(3)
@@ -280,7 +286,7 @@ def test_the_coordinator_is_cut_off_from_everybody(cluster: Callable[..., Cluste
 
 
 @pytest.mark.proof
-def test_a_real_model_on_hosts(cluster: Callable[..., Cluster], reference: Reference) -> None:
+def test_a_real_model_trains_on_hosts(cluster: Callable[..., Cluster], reference: Reference) -> None:
     """State and sums go through the network; one host goes for a while, and one for good after a notice."""
     job = cluster(REAL)
     away, leaving = job.host_of(1), job.host_of(2)
@@ -301,7 +307,7 @@ def test_a_real_model_on_hosts(cluster: Callable[..., Cluster], reference: Refer
 
 
 @pytest.mark.proof
-def test_two_devices_a_node_and_a_drain(cluster: Callable[..., Cluster], reference: Reference) -> None:
+def test_nodes_of_two_devices_are_lost_and_drained_whole(cluster: Callable[..., Cluster], reference: Reference) -> None:
     job = cluster(EMULATED + "devices_per_node = 2\n", 5)
     assert "5 nodes: 0, 1, 2, 3, 4" in job.ask("status", "runs/job")
     assert "Run planaria agent on one more" in job.ask("add", "runs/job")

@@ -16,7 +16,7 @@ from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.ui.cli import live
 from planaria.ui.cli.main import cli
 from tests.e2e.conftest import EXAMPLES, Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.jobs import Outcome, make_emulated_job, make_job
 from tests.e2e.test_live import User
 
 Reference = Callable[[Job], Outcome]
@@ -42,14 +42,14 @@ def test_what_is_dropped_is_what_one_process_leaves_out(text: Path, run: Run, tm
 
 
 def test_a_policy_outlives_the_coordinator_that_was_told_of_it(
-    folder: Path, text: Path, run: Run, reference: Reference
+    folder: Path, slow_layers: Path, run: Run, reference: Reference
 ) -> None:
     def act(run_folder: Path) -> str:
         return live.switch(run_folder, "reroute")
 
-    job = make_job(text, train__steps=30)
+    job = make_emulated_job(slow_layers, train__steps=12)
     user = User(folder, StepCommitted, act)
-    outcome = run(job, "coordinator:step=20,at=commit", "kill:node=1,step=25,at=backward", observers=[user])
+    outcome = run(job, "coordinator:step=7,at=commit", "kill:node=1,step=10,at=backward", observers=[user])
     assert str(user.answer).startswith("policy reroute makes the plans from now on")
     outcome.assert_same_bits(reference(job))
     assert [event["policy"] for event in outcome.events("policy_switched")] == ["reroute"]
@@ -58,14 +58,14 @@ def test_a_policy_outlives_the_coordinator_that_was_told_of_it(
     assert outcome.summary["policy"] == "reroute"
 
 
-def test_samples_count_again_under_another_policy(folder: Path, text: Path, run: Run) -> None:
+def test_samples_count_again_under_another_policy(folder: Path, slow_layers: Path, run: Run) -> None:
     """After the loss every step leaves some out, until the user wants all of them."""
 
     def act(run_folder: Path) -> str:
         answer = live.switch(run_folder, "templates")
         return "\n".join([answer, live.status(run_folder, as_json=False), live.policy(run_folder, as_json=False)])
 
-    job = make_job(text, resilience__policy="drop", train__steps=40)
+    job = make_emulated_job(slow_layers, resilience__policy="drop", train__steps=12)
     user = User(folder, Recovered, act)
     outcome = run(job, "kill:node=1,step=2,at=backward", observers=[user])
     answer = str(user.answer)
@@ -78,7 +78,9 @@ def test_samples_count_again_under_another_policy(folder: Path, text: Path, run:
     assert outcome.summary["policy_switches"][0]["before"] == "drop"
 
 
-def test_what_cannot_be_is_said(folder: Path, text: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_user_cannot_have_is_said(
+    folder: Path, slow_layers: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     def act(run_folder: Path) -> list[object]:
         with pytest.raises(SystemExit) as unknown:
             cli.main(["policy", str(run_folder), "fastest"])
@@ -87,7 +89,7 @@ def test_what_cannot_be_is_said(folder: Path, text: Path, run: Run, capsys: pyte
         return [unknown.value.code, str(forbidden.value), live.switch(run_folder, "templates")]
 
     user = User(folder, StepCommitted, act)
-    run(make_job(text, train__steps=25), observers=[user])
+    run(make_emulated_job(slow_layers, train__steps=5), observers=[user])
     code, forbidden, same = user.answer  # type: ignore[misc]
     assert code == 2
     assert "policy = 'fastest' is unknown. Choose templates, reroute" in capsys.readouterr().err

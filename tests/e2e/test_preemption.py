@@ -12,7 +12,7 @@ import pytest
 from planaria.job.settings import Job
 from planaria.runtime.launch.training.result import RunStatus
 from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.jobs import Outcome, make_emulated_job, make_job
 
 Reference = Callable[[Job], Outcome]
 
@@ -38,10 +38,10 @@ def assert_one_node_left(outcome: Outcome, reference: Outcome, cause: str) -> No
     outcome.assert_same_bits(reference)
 
 
-def test_a_function_gives_notice(tmp_path: Path, text: Path, run: Run, reference: Reference) -> None:
+def test_a_function_gives_notice(tmp_path: Path, slow_layers: Path, run: Run, reference: Reference) -> None:
     """The first node that asks is the one to go."""
     (tmp_path / "one_of_them.py").write_text(ONE_OF_THEM.format(claim=str(tmp_path / "claim")))
-    job = make_job(text, train__steps=25, resilience__preemption="one_of_them:seconds_left")
+    job = make_emulated_job(slow_layers, train__steps=8, resilience__preemption="one_of_them:seconds_left")
     outcome = run(job, import_path=tmp_path)
     assert_one_node_left(outcome, reference(job), "notice of one_of_them:seconds_left")
 
@@ -70,8 +70,8 @@ def metadata_url() -> Iterator[str]:
         thread.join()
 
 
-def test_a_cloud_gives_notice(metadata_url: str, text: Path, run: Run, reference: Reference) -> None:
-    job = make_job(text, train__steps=25, resilience__preemption="google")
+def test_a_cloud_gives_notice(metadata_url: str, slow_layers: Path, run: Run, reference: Reference) -> None:
+    job = make_emulated_job(slow_layers, train__steps=8, resilience__preemption="google")
     outcome = run(job, metadata_url=metadata_url)
     assert_one_node_left(outcome, reference(job), "Google preemption notice")
 

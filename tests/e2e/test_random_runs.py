@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from planaria.job.faults import FAULT_POINTS
-from planaria.job.settings import Job, PipelineSchedule
+from planaria.job.settings import Job
+from planaria.plan.schedule_kind import ScheduleKind
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.proof import rest_in_proof
 
 
 @pytest.mark.parametrize("seed", rest_in_proof(range(12)))
-def test_random_run(seed: int, text: Path, run: Run, reference: Callable[[Job], Outcome]) -> None:
+def test_a_random_run_keeps_every_promise(seed: int, text: Path, run: Run, reference: Callable[[Job], Outcome]) -> None:
     draw = random.Random(seed)
     model = draw.choice(["gpt2", "bert", "llama", "function"])
     tolerance, smallest = draw.randint(0, 2), draw.randint(1, 2)
@@ -30,10 +31,11 @@ def test_random_run(seed: int, text: Path, run: Run, reference: Callable[[Job], 
         model,
         train__steps=4,
         cluster__nodes=nodes,
-        cluster__schedule=draw.choice(list(PipelineSchedule)).value,
+        cluster__schedule=draw.choice(list(ScheduleKind)).value,
         resilience__fault_tolerance=tolerance,
         resilience__min_nodes_per_pipeline=smallest,
         run__checkpoint_every=draw.choice([0, 2]),
+        train__boundary_dtype=draw.choice(["float32", "bfloat16"]),
     )
     victims = draw.sample(range(nodes), min(nodes - 1, draw.randint(0, 3)))
     faults = [f"kill:node={node},step={draw.randint(1, 4)},at={draw.choice(FAULT_POINTS)}" for node in victims]

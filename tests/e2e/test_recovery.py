@@ -39,34 +39,29 @@ RECOVERY_FIELDS = {
 
 @pytest.mark.parametrize("at", rest_in_proof(["backward", "forward", "sync", "vote"]))
 def test_only_the_broken_pipelines_microbatches_run_again(at: str, text: Path, run: Run) -> None:
-    outcome = run(make_job(text), f"kill:node=0,step=2,at={at}")
-    start = outcome.events("plan_taken")[0]
+    """And the recovery is told in full."""
+    outcome = run(make_job(text), f"kill:node=0,step=3,at={at}")
+    plans = outcome.events("plan_taken")
     share = {
         worker: count
-        for pipeline, count in zip(start["pipelines"], start["microbatches"], strict=True)
+        for pipeline, count in zip(plans[0]["pipelines"], plans[0]["microbatches"], strict=True)
         for worker, _, _ in pipeline
     }
     (recovery,) = outcome.summary["recoveries"]
-    assert recovery["microbatches_per_step"] == 9
-    assert 0 < recovery["microbatches_rerun"] <= share[0]
-
-
-def test_a_recovery_is_told_in_full(text: Path, run: Run) -> None:
-    outcome = run(make_job(text), "kill:node=2,step=3,at=backward")
-    (recovery,) = outcome.summary["recoveries"]
     assert set(recovery) == RECOVERY_FIELDS
     assert recovery["step"] == 3
-    assert recovery["lost_nodes"] == [2]
+    assert recovery["lost_nodes"] == [0]
     assert recovery["policy"] == "templates"
     assert recovery["detect_ms"] >= 0
     assert recovery["resume_ms"] > 0
     assert recovery["reason"].endswith(".")
-    purposes = [event["purpose"] for event in outcome.events("plan_taken")]
-    assert purposes == ["start", "finish step", "reconfigure"]
-    assert recovery["transfer_bytes"] == outcome.events("plan_taken")[-1]["transfer_bytes"]
+    assert recovery["microbatches_per_step"] == 9
+    assert 0 < recovery["microbatches_rerun"] <= share[0]
+    assert [plan["purpose"] for plan in plans] == ["start", "finish step", "reconfigure"]
+    assert recovery["transfer_bytes"] == plans[-1]["transfer_bytes"]
 
 
-def test_all_replicas_lost_with_a_checkpoint(text: Path, run: Run, reference: Reference) -> None:
+def test_with_all_replicas_lost_the_job_goes_back_to_its_checkpoint(text: Path, run: Run, reference: Reference) -> None:
     """All holders of the first layer die at once: back to the checkpoint, and on to the same bits."""
     job = make_job(text, run__checkpoint_every=2)
     holders = first_stages(run, job)
@@ -88,7 +83,7 @@ def make_job_with_one_step(job: Job) -> Job:
     return msgspec.structs.replace(job, train=train)
 
 
-def test_all_replicas_lost_without_a_checkpoint(text: Path, run: Run) -> None:
+def test_with_all_replicas_lost_and_no_checkpoint_the_run_fails_and_says_so(text: Path, run: Run) -> None:
     job = make_job(text, cluster__nodes=4, run__checkpoint_every=0)
     outcome = run(job, *(f"kill:node={node},step=3,at=backward" for node in first_stages(run, job)))
     assert outcome.summary["status"] == "failed"
@@ -109,7 +104,9 @@ class Killer:
             os.kill(self.killed, signal.SIGKILL)
 
 
-def test_a_kill_from_outside(text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]) -> None:
+def test_a_kill_from_outside_changes_no_bit(
+    text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
+) -> None:
     job = make_job(text)
     killer = Killer(lambda record: isinstance(record, StepCommitted) and record.step == 2, worker_pids)
     outcome = run(job, observers=[killer])
@@ -118,7 +115,7 @@ def test_a_kill_from_outside(text: Path, run: Run, reference: Reference, worker_
     assert recovery["detect_ms"] is None, "nobody knows when the node died"
 
 
-def test_a_kill_before_the_first_step(
+def test_a_kill_before_the_first_step_changes_no_bit(
     text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
 ) -> None:
     job = make_job(text)
@@ -126,7 +123,7 @@ def test_a_kill_before_the_first_step(
     run(job, observers=[killer]).assert_same_bits(reference(job))
 
 
-def test_a_kill_while_the_last_checkpoint_is_written(
+def test_a_kill_while_the_last_checkpoint_is_written_changes_no_bit(
     text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
 ) -> None:
     job = make_job(text)
@@ -134,7 +131,7 @@ def test_a_kill_while_the_last_checkpoint_is_written(
     run(job, observers=[killer]).assert_same_bits(reference(job))
 
 
-def test_a_kill_before_all_have_joined(
+def test_a_kill_before_all_have_joined_changes_no_bit(
     text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
 ) -> None:
     job = make_job(text)

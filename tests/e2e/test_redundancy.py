@@ -24,11 +24,10 @@ Reference = Callable[[Job], Outcome]
             pytest.param("lazy-lazy", "llama", {"train__activation_checkpointing": True}),
             pytest.param("eager-eager", "bert", {}),
             pytest.param("eager-lazy", "gpt2", {"resilience__min_nodes_per_pipeline": 1, "cluster__nodes": 4}),
-        ],
-        kept=2,
+        ]
     ),
 )
-def test_predecessors_take_over(
+def test_predecessors_take_over_and_change_no_bit(
     mode: str, model: str, changes: dict[str, Any], text: Path, run: Run, reference: Reference
 ) -> None:
     """The second loss is at a shadow's own instruction, where there is one."""

@@ -25,11 +25,10 @@ Reference = Callable[[Job], Outcome]
                 "bert", {"cluster__devices_per_node": 2, "cluster__nodes": 5, "resilience__min_nodes_per_pipeline": 1}
             ),
             pytest.param("gpt2", {}),
-        ],
-        kept=2,
+        ]
     ),
 )
-def test_one_loss_after_the_other(
+def test_one_loss_after_the_other_is_rerouted(
     model: str, changes: dict[str, Any], text: Path, run: Run, reference: Reference
 ) -> None:
     """The second strikes a step whose routes cross."""

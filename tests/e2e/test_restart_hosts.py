@@ -29,7 +29,7 @@ def coordinators(parent: int) -> list[int]:
     return found
 
 
-def test_the_coordinator_of_hosts_is_killed(cluster: Callable[..., Cluster], reference: Reference) -> None:
+def test_the_coordinator_of_hosts_is_killed_and_replaced(cluster: Callable[..., Cluster], reference: Reference) -> None:
     job = cluster()
     (pid,) = coordinators(job.train.pid)
     os.kill(pid, signal.SIGKILL)

@@ -9,7 +9,8 @@ from signal import Signals
 import pytest
 
 from tests.e2e.agents import NUM_NODES, Hosts, end_all
-from tests.e2e.test_command import DEADLINE_S, wait_until
+from tests.e2e.commands import DEADLINE_S, wait_until
+from tests.e2e.incubator import Incubator
 
 
 @pytest.fixture
@@ -18,9 +19,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     end_all(tmp_path)
 
 
-def test_a_run_is_resumed_at_once(folder: Path) -> None:
+def test_a_run_is_resumed_at_once(folder: Path, incubator: Incubator) -> None:
     """Its agents wait, and so do their workers, who show the token that the run still has."""
-    hosts = Hosts(folder)
+    hosts = Hosts(folder, incubator)
     train = hosts.train()
     for _ in range(NUM_NODES):
         hosts.start_agent()
@@ -30,7 +31,7 @@ def test_a_run_is_resumed_at_once(folder: Path) -> None:
     before = hosts.last_step
     assert all(agent.process.poll() is None for agent in hosts.agents)
     resumed = hosts.train("--resume")
-    assert wait_until(lambda: resumed.poll() is not None or hosts.last_step >= before + 20)
+    assert wait_until(lambda: resumed.poll() is not None or hosts.last_step >= before + 5)
     assert resumed.poll() is None, hosts.said
     assert not hosts.events("node_lost"), "nobody joined who was not started for this"
     assert not hosts.events("run_ended")
@@ -39,8 +40,8 @@ def test_a_run_is_resumed_at_once(folder: Path) -> None:
     assert [agent.wait() for agent in hosts.agents] == [75] * NUM_NODES
 
 
-def test_agents_of_a_run_that_is_over(folder: Path) -> None:
-    hosts = Hosts(folder, steps=30)
+def test_agents_of_a_run_that_is_over_end(folder: Path, incubator: Incubator) -> None:
+    hosts = Hosts(folder, incubator, steps=8)
     train = hosts.train()
     for _ in range(NUM_NODES):
         hosts.start_agent()

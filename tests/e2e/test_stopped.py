@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +15,9 @@ import msgspec
 from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, StepCommitted
 from planaria.runtime.coordinator.nodes import process_state
+from tests.e2e.commands import DEADLINE_S, PLANARIA, Command, descendants, summary, wait_until
 from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
-from tests.e2e.test_command import DEADLINE_S, Command, command, descendants, summary, wait_until  # noqa: F401 (fixture)
-from tests.e2e.test_emulated import make_job as make_emulated_job
-from tests.e2e.test_emulated import profile
+from tests.e2e.jobs import Outcome, make_emulated_job, make_job, profile
 from tests.e2e.test_restart import assert_complete
 
 Reference = Callable[[Job], Outcome]
@@ -61,10 +58,10 @@ def told(outcome: Outcome) -> list[str]:
 
 def test_a_coordinator_that_is_stopped_is_replaced(tmp_path: Path, text: Path, run: Run, reference: Reference) -> None:
     """Together with a node, whose loss the next one hears of; and once more."""
-    job = make_job(text, train__steps=20, run__checkpoint_every=5)
+    job = make_job(text, train__steps=16, run__checkpoint_every=5)
     stop = [("coordinator", signal.SIGSTOP)]
-    stopper = Stopper(tmp_path / "run-0", {8: [*stop], 14: [*stop]})
-    outcome = run(job, "kill:node=2,step=9,at=backward", observers=[stopper])
+    stopper = Stopper(tmp_path / "run-0", {5: [*stop], 11: [*stop]})
+    outcome = run(job, "kill:node=2,step=6,at=backward", observers=[stopper])
     assert_complete(outcome, reference(job), 2)
     assert all("stopped for" in text for text in told(outcome))
     assert [event["node"] for event in outcome.events("node_lost")] == [2]
@@ -85,13 +82,13 @@ def test_a_standby_that_is_stopped_is_replaced_before_it_is_needed(
 ) -> None:
     folder = tmp_path / "run-0"
     path = tmp_path / "profile.json"
-    path.write_bytes(msgspec.json.encode(profile()))
+    path.write_bytes(msgspec.json.encode(profile(layer_s=0.015)))
     stopped: list[int] = []
 
     def act(record: AnyRecord, time_s: float) -> None:
         if not isinstance(record, StepCommitted):
             return
-        if record.step == 3:
+        if record.step == 2:
             assert wait_until(lambda: named(folder, "standby"))
             stopped.extend(named(folder, "standby"))
             os.kill(stopped[0], signal.SIGSTOP)
@@ -100,7 +97,7 @@ def test_a_standby_that_is_stopped_is_replaced_before_it_is_needed(
             stopped.append(standby[0])
             os.kill(named(folder, "coordinator")[0], signal.SIGKILL)
 
-    job = make_emulated_job(path, train__steps=150)
+    job = make_emulated_job(path, train__steps=12)
     outcome = run(job, observers=[act])
     assert_complete(outcome, reference(job), 1)
     assert len(stopped) == 2
@@ -110,19 +107,19 @@ def test_a_standby_that_is_stopped_is_replaced_before_it_is_needed(
 # Whoever stops the command, or everything
 
 
-def suspended(command: Command, suspend: Callable[[subprocess.Popen[str]], None]) -> None:  # noqa: F811
-    """A run that is suspended in between ends as if it had not been. Its steps take a tenth of a second."""
-    command.write_emulated_job(steps=60)
+def suspended(command: Command, suspend: Callable[[subprocess.Popen[str]], None]) -> None:
+    """A run that is suspended in between ends as if it had not been. Its steps take half a second."""
+    command.write_emulated_job(steps=10, layer_s=0.01)
     # In this session, and a process group of its own: what a shell makes of a job.
     process = subprocess.Popen(
-        [sys.executable, "-m", "planaria.ui.cli.main", "train", "job.toml"],
+        [*PLANARIA, "train", "job.toml"],
         cwd=command.folder,
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         text=True,
         process_group=0,
     )
-    command.wait_for_step(3)
+    command.wait_for_step(2)
     suspend(process)
     assert process.wait(timeout=DEADLINE_S) == 0
     assert not descendants(command.folder)
@@ -138,7 +135,7 @@ LONG_S = 3.0
 """Three times as long as anybody may be silent."""
 
 
-def test_ctrl_z_and_fg_kill_nobody(command: Command) -> None:  # noqa: F811
+def test_ctrl_z_and_fg_kill_nobody(command: Command) -> None:
     """Only the command is in the terminal's foreground group. The others train on until nobody takes what they tell."""
 
     def suspend(process: subprocess.Popen[str]) -> None:
@@ -150,7 +147,7 @@ def test_ctrl_z_and_fg_kill_nobody(command: Command) -> None:  # noqa: F811
     suspended(command, suspend)
 
 
-def test_a_job_that_is_suspended_as_a_whole_goes_on(command: Command) -> None:  # noqa: F811
+def test_a_job_that_is_suspended_as_a_whole_goes_on(command: Command) -> None:
     """The coordinator first and the command last; and the other way round when it goes on, half a second apart."""
 
     def suspend(process: subprocess.Popen[str]) -> None:

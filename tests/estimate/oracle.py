@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from itertools import count, pairwise
 
 from planaria.estimate.conditions import Conditions
@@ -16,6 +16,10 @@ from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
 from planaria.plan.program.programs import program
+from planaria.plan.sum_slices import Slices, slices_of
+
+VECTOR = 16 * 27720
+"""Floats of a vector that all numbers of owners up to 12 divide into slices."""
 
 
 class Signal:
@@ -105,8 +109,7 @@ class Oracle:
         for route in self.plan.routes:
             for upper, lower in pairwise(route.hops):
                 if upper.worker != lower.worker:
-                    same = self.plan.node_of(upper.worker) == self.plan.node_of(lower.worker)
-                    link = self.profile.links.within_node if same else self.profile.links.between_nodes
+                    link = self._link(upper.worker, lower.worker)
                     size = self.profile.layers[upper.end_layer - 1].output_bytes
                     seconds += 2 * len(route.microbatches) * (link.latency_s + size / link.bandwidth_bytes_per_s)
         return seconds
@@ -120,8 +123,19 @@ class Oracle:
         return self.conditions.node_speeds.get(self.plan.node_of(worker), 1.0)
 
     def _link(self, one: WorkerId, other: WorkerId) -> LinkCost:
-        links = self.profile.links
-        return links.within_node if self.plan.node_of(one) == self.plan.node_of(other) else links.between_nodes
+        links, here, there = self.profile.links, self.plan.node_of(one), self.plan.node_of(other)
+        if here == there:
+            return links.within_node
+        if self.conditions.network is None:
+            return links.between_nodes
+        zones, hosts, pairs = (getattr(self.conditions.network, name) for name in ("zones", "hosts", "pairs"))
+        if hosts and hosts[here] == hosts[there]:
+            return links.within_node
+        for pair, far in pairs.items():
+            if {hosts[here], hosts[there]} == set(pair):
+                return far
+        across = zones.get(here, "") != zones.get(there, "")
+        return links.across_zones if across and links.across_zones else links.between_nodes
 
     def _compute_s(self, worker: WorkerId, instruction: Instruction) -> float:
         seconds = 0.0
@@ -199,13 +213,65 @@ class Oracle:
                 continue
             group = min(whole, key=lambda g: (self.rounds[g], g))
             left.remove(group)
-            share = self.plan.groups[group].size_bytes / self._devices(worker)
-            for owner in self.plan.owners_of[group]:
-                if owner != worker:
-                    link = self._link(owner, worker)
-                    yield link.latency_s + share / link.bandwidth_bytes_per_s
-            self.read[worker].append(group)
-            self.kernel.fire(self.added[worker])
+            a_device = 1 / self._devices(worker)
+            for owner, size_bytes in self._reads(worker, group):
+                yield size_bytes * a_device / self._link(owner, worker).bandwidth_bytes_per_s
+            self.kernel.spawn(self._arrival(worker, group))
+
+    def _arrival(self, worker: WorkerId, group: int) -> Process:
+        """Passes the latencies of what was read: there and back, within the node and between nodes."""
+        slices = self._slices(group)
+        near = [owner for owner in slices.on_host_of(worker) if owner != worker]
+        far = [*slices.carriers(worker), *slices.carried_by(worker)]
+        for owners in (near, far):
+            yield 2 * max((self._link(owner, worker).latency_s for owner in owners), default=0.0)
+        self.read[worker].append(group)
+        self.kernel.fire(self.added[worker])
+
+    def _others(self, worker: WorkerId, group: int) -> list[WorkerId]:
+        return [owner for owner in self.plan.owners_of[group] if owner != worker]
+
+    def _reads(self, worker: WorkerId, group: int) -> Iterator[tuple[WorkerId, float]]:
+        """Yields (owner, bytes) for each piece of the group's vector that the worker reads of another owner."""
+        slices = self._slices(group)
+        sent = self.plan.groups[group].size_bytes
+        carried = slices.carried_by(worker)
+        for owner in self._others(worker, group):
+            if owner in slices.on_host_of(worker):
+                yield owner, self._counted(group) * sum(self._share(group, part) for part in (worker, *carried))
+                yield owner, sent * sum(self._share(group, part) for part in (owner, *slices.carried_by(owner)))
+        for carrier in slices.carriers(worker):
+            yield carrier, sent * self._share(group, worker)
+        for owner in carried:
+            yield owner, sent * self._share(group, owner)
+
+    def _counted(self, group: int) -> float:
+        """Returns the bytes of what an owner counts of the group: what gradients take beside the sum."""
+        layer = self.profile.layers[self.plan.groups[group].layers[0]]
+        size = self.plan.groups[group].size_bytes
+        if not size:
+            return 0.0
+        beside = layer.gradient_bytes / layer.parameter_bytes - 1
+        return size * (beside or 1)
+
+    def _slices(self, group: int) -> Slices:
+        owners = self.plan.owners_of[group]
+        if not self.profile.device.is_host:
+            return slices_of(owners, owners)
+        hosts = self.conditions.network.hosts if self.conditions.network is not None else {}
+        nodes = [self.plan.node_of(owner) for owner in owners]
+        return slices_of(owners, [hosts.get(node) or node for node in nodes])
+
+    def _share(self, group: int, owner: WorkerId) -> float:
+        begin, end = self._slices(group).bounds(owner, VECTOR)
+        return (end - begin) / VECTOR
+
+    def _num_added(self, worker: WorkerId, group: int) -> float:
+        """Returns how much the worker adds to something else, in vectors of the group."""
+        slices = self._slices(group)
+        mates = len(slices.on_host_of(worker)) - 1
+        own = self._share(group, worker) * (mates + len(slices.hosts) - 1)
+        return own + sum(mates * self._share(group, owner) for owner in slices.carried_by(worker))
 
     def _adder(self, worker: WorkerId) -> Process:
         yield self.computed[worker]
@@ -214,9 +280,9 @@ class Oracle:
                 self.added[worker].fired = False
                 yield self.added[worker]
             group = self.read[worker].popleft()
-            others = len(self.plan.owners_of[group]) - 1
             share = self.plan.groups[group].size_bytes / self._devices(worker)
-            seconds = others * share * self.profile.step.sum_s_per_byte / self._speed(worker)
+            added = self._num_added(worker, group)
+            seconds = added * share * self.profile.step.sum_s_per_byte / self._speed(worker)
             self.busy += seconds
             yield seconds
         self.voted[worker] = self.kernel.now

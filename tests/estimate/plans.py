@@ -21,6 +21,7 @@ from planaria.plan.costs.model_profile import (
     ModelProfile,
     StepCosts,
 )
+from planaria.plan.costs.network import Network
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Redundancy, Route, ScheduleKind, Stage, WorkerId
 from tests.plan.shadowed import ring_plan
 
@@ -40,8 +41,11 @@ def profiles(draw: st.DrawFn, num_layers: int, *, exact: bool = True) -> ModelPr
         return draw(st.floats(low * 1e-3, high * 1e-3))
 
     layers = []
+    tied = (0, num_layers - 1) if num_layers > 1 and draw(st.booleans()) else ()
+    counted = draw(st.integers(0, 2))
+    own = [draw(st.integers(0, 3)) * 1024 for _ in range(num_layers)]
     for number in range(num_layers):
-        parameter_bytes = draw(st.integers(0, 3)) * 1024
+        parameter_bytes = own[number] + (4096 if number in tied else 0)
         layers.append(
             LayerCost(
                 name=f"layer.{number}",
@@ -55,23 +59,25 @@ def profiles(draw: st.DrawFn, num_layers: int, *, exact: bool = True) -> ModelPr
                     for devices in _DEVICES
                 ),
                 parameter_bytes=parameter_bytes,
-                gradient_bytes=parameter_bytes,
+                gradient_bytes=(1 + counted) * parameter_bytes,
                 optimizer_bytes=2 * parameter_bytes,
                 activation_bytes=1,
                 recompute_activation_bytes=1,
                 output_bytes=draw(st.integers(0, 4)) * 256,
             )
         )
-    groups = [Group(layers=(n,), size_bytes=layer.parameter_bytes) for n, layer in enumerate(layers)]
-    if num_layers > 1 and draw(st.booleans()):
-        groups.append(Group(layers=(0, num_layers - 1), size_bytes=4096))
-    links = [LinkCost(latency_s=time_s(0, 6), bandwidth_bytes_per_s=2.0 ** draw(st.integers(15, 20))) for _ in range(2)]
+    groups = [Group(layers=(n,), size_bytes=size_bytes) for n, size_bytes in enumerate(own)]
+    if tied:
+        groups.append(Group(layers=tied, size_bytes=4096))
+    links = [LinkCost(latency_s=time_s(0, 6), bandwidth_bytes_per_s=2.0 ** draw(st.integers(15, 20))) for _ in range(3)]
     costs = st.sampled_from([0.0, 2.0**-20, 2.0**-17])
     return ModelProfile(
         layers=tuple(layers),
         groups=tuple(groups),
-        links=Links(within_node=links[0], between_nodes=links[1]),
-        device=DeviceKind(name="random"),
+        links=Links(
+            within_node=links[0], between_nodes=links[1], across_zones=links[2] if draw(st.booleans()) else None
+        ),
+        device=DeviceKind(name="random", is_host=draw(st.booleans())),
         step=StepCosts(vote_s=time_s(0, 3), apply_s_per_byte=draw(costs), sum_s_per_byte=draw(costs) if exact else 0.0),
     )
 
@@ -176,8 +182,21 @@ def cases(
         overlap=draw(st.booleans()),
         node_speeds={NodeId(node): speed for node, speed in speeds.items()},
         num_cores=draw(st.sampled_from([None, None, 1, 2, 4])),
+        network=draw(networks(plan, profile)),
     )
     return plan, profile, conditions
+
+
+@st.composite
+def networks(draw: st.DrawFn, plan: Plan, profile: ModelProfile) -> Network | None:
+    """Two zones, a host for some nodes together, a pair that is far off; or links that are alike."""
+    if draw(st.booleans()):
+        return None
+    zones = {node: draw(st.sampled_from(["a", "b"])) for node in plan.nodes if draw(st.booleans())}
+    hosts = {node: draw(st.sampled_from(["x", "y", "z"])) for node in plan.nodes} if draw(st.booleans()) else {}
+    slow = LinkCost(latency_s=4 * _TICK_S, bandwidth_bytes_per_s=2.0**13)
+    network = Network(zones=zones, hosts=hosts, pairs={("x", "y"): slow} if hosts and draw(st.booleans()) else {})
+    return None if network.is_even(profile.links) else network
 
 
 @st.composite

@@ -25,6 +25,6 @@ def test_a_step_takes_at_least_the_bound(case: Case) -> None:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(case=cases(exact=False, irregular=False))
-def test_so_it_does_with_times_that_round(case: Case) -> None:
+def test_the_bound_holds_with_times_that_round(case: Case) -> None:
     plan, profile, conditions = case
     assert lower_bound_s(plan, profile, conditions) <= step_time_s(plan, profile, conditions)

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.memory import MemoryUse, fullest_device_bytes, memory_use, worker_memory_bytes
-from planaria.estimate.memory_walk import fullest_moment
+from planaria.estimate.memory_walk import Walk
+from planaria.plan.costs.byte_counts import held_bytes
 from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
+from planaria.plan.costs.stage_costs import stage_costs
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId
-from planaria.plan.program.instructions import Instruction, Op
+from planaria.plan.program.instructions import Instruction, Op, Program
 from planaria.plan.program.programs import program
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.instantiation.instantiate import initial_plan
@@ -23,7 +25,17 @@ from tests.estimate.plans import cases, rings
 from tests.plan.profiles import random_jobs
 from tests.proof import examples
 
+Case = tuple[Plan, ModelProfile, Conditions]
+
 PARAMETERS, GRADIENTS, OPTIMIZER, KEPT, RECOMPUTED, OUTPUT, WORKSPACE = 100, 300, 200, 70, 10, 10, 40
+
+
+def fullest_moment(profile: ModelProfile, instructions: Program) -> tuple[int, int]:
+    """Bytes of activations, and of workspace, when they are largest together in a program on one device."""
+    walk = Walk(profile)
+    for instruction in instructions:
+        walk.run(instruction)
+    return walk.most
 
 
 def profile_of(*, num_layers: int = 6, overhead: float = 0.0, tied: bool = False) -> ModelProfile:
@@ -145,6 +157,35 @@ def test_a_tied_group_counts_once_on_a_worker_with_both_its_layers() -> None:
     assert [end.parameters for end in ends] == [2 * PARAMETERS + 50] * 2
 
 
+def test_copies_of_weights_count_once_whatever_is_in_flight() -> None:
+    """Of the layers that a worker runs, a shadow's too."""
+    plain = profile_of()
+    copying = msgspec.structs.replace(
+        plain, layers=tuple(msgspec.structs.replace(layer, copy_bytes=7) for layer in plain.layers)
+    )
+    for kind in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE):
+        plan = plan_of(copying, kind)
+        before, after = (memory_use(plan, profile, WorkerId(0)) for profile in (plain, copying))
+        assert after == dataclasses.replace(before, parameters=before.parameters + 2 * 7)
+        assert fullest_device_bytes(plan, copying) == fullest_device_bytes(plan, plain) + 2 * 7
+    more = stage_costs(copying).memory_bytes(1, 4, 2) - stage_costs(plain).memory_bytes(1, 4, 2)
+    assert more == 3 * 7
+
+
+@given(case=rings())
+@settings(max_examples=examples(20), deadline=None)
+def test_a_shadow_has_copies_too(case: Case) -> None:
+    plan, plain, _ = case
+    copying = msgspec.structs.replace(
+        plain, layers=tuple(msgspec.structs.replace(layer, copy_bytes=1 << 20) for layer in plain.layers)
+    )
+    for worker in plan.workers:
+        shadowed = {layer for stage in plan.shadows if stage.worker == worker for layer in stage.layers}
+        num_copies = len(shadowed.union(plan.layers_of[worker]))
+        more = memory_use(plan, copying, worker).parameters - memory_use(plan, plain, worker).parameters
+        assert abs(more - (num_copies << 20) // plan.devices_of[worker]) <= 1
+
+
 def step(op: Op, first: int, end: int, *, keeps: bool = True) -> Instruction:
     return Instruction(op=op, microbatch=0, born=1, first_layer=first, end_layer=end, keeps=keeps)
 
@@ -177,12 +218,9 @@ def test_no_part_is_negative_and_what_runs_is_there(job: tuple[ModelProfile, Pla
     for worker in plan.workers:
         use = memory_use(plan, profile, worker)
         assert min(dataclasses.astuple(use)) >= 0
-        assert use.state == sum(profile.group_state_bytes[group] for group in plan.groups_of[worker])
+        assert use.state == sum(sum(held_bytes(profile, plan.groups[group])) for group in plan.groups_of[worker])
         layers = [profile.layers[layer] for layer in plan.layers_of[worker]]
         assert use.activations >= sum(layer.activation_bytes for layer in layers)
-
-
-Case = tuple[Plan, ModelProfile, Conditions]
 
 
 @given(case=cases() | rings(), data=st.data())

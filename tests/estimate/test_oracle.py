@@ -56,7 +56,7 @@ def test_an_outline_is_what_the_timeline_comes_to(case: Case) -> None:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(case=cases(irregular=True))
-def test_so_it_is_for_routes_that_cross(case: Case) -> None:
+def test_an_outline_of_routes_that_cross_is_what_the_timeline_comes_to(case: Case) -> None:
     plan, profile, conditions = case
     expected = Oracle(plan, profile, conditions).step_time_s()
     assert step_time_s(plan, profile, conditions) == pytest.approx(expected, rel=1e-9, abs=1e-12)
@@ -64,7 +64,7 @@ def test_so_it_is_for_routes_that_cross(case: Case) -> None:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(case=cases(exact=False))
-def test_so_it_is_for_times_that_round(case: Case) -> None:
+def test_an_outline_with_times_that_round_is_what_the_timeline_comes_to(case: Case) -> None:
     plan, profile, conditions = case
     expected = Oracle(plan, profile, conditions).step_time_s()
     assert step_time_s(plan, profile, conditions) == pytest.approx(expected, rel=1e-9, abs=1e-12)

@@ -57,6 +57,6 @@ def test_a_morph_is_load_change_and_what_is_trained_again() -> None:
     "numbers",
     [{"node_bytes_per_s": 0.0}, {"shared_bytes_per_s": math.nan}, {"latency_s": -1.0}, {"latency_s": math.nan}],
 )
-def test_storage_that_cannot_be(numbers: dict[str, float]) -> None:
+def test_storage_that_cannot_be_is_refused(numbers: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(numbers))} is"):
         Storage(**numbers)

@@ -9,9 +9,10 @@ from fractions import Fraction
 import msgspec
 import pytest
 
-from planaria.estimate.transfer_time import transfer_time, wait_s
+from planaria.estimate.conditions import Conditions
+from planaria.estimate.transfer_time import busy_s, transfer_time, wait_s
 from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
-from planaria.plan.plan import Group, Pipeline, Plan, Route, ScheduleKind, Stage, Transfer, WorkerId
+from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, Transfer, WorkerId
 
 LINKS = Links(
     within_node=LinkCost(latency_s=0.25, bandwidth_bytes_per_s=1200.0),
@@ -67,12 +68,12 @@ def naive(plan: Plan) -> Fraction:
     return now
 
 
-def test_nothing_moves() -> None:
+def test_where_nothing_moves_nothing_is_waited_for() -> None:
     time = transfer_time(plan_of([], [1]), LINKS)
     assert (time.time_s, time.bound_s, time.moved_bytes, time.busiest_bytes) == (0.0, 0.0, 0, 0)
 
 
-def test_one_message() -> None:
+def test_one_message_takes_its_latency_and_its_bytes() -> None:
     """Parameters and two moments: 3 x 200 bytes at 300 a second, after half a second."""
     time = transfer_time(plan_of([(0, 1, 2)], [200]), LINKS)
     assert (time.time_s, time.bound_s, time.moved_bytes) == (2.5, 2.5, 600)
@@ -178,3 +179,28 @@ def test_each_receiver_has_his_own_end() -> None:
     found = transfer_time(plan_of([(0, 0, 1), (1, 2, 3)], [100, 300]), LINKS)
     assert found.come_s == {1: pytest.approx(0.5 + 1.0), 3: pytest.approx(0.5 + 3.0)}
     assert found.time_s == pytest.approx(3.5)
+
+
+# What steps leave free of links
+
+
+def test_messages_keep_the_links_of_both_ends_busy() -> None:
+    """Four microbatches; each message takes a second, and as many go back."""
+    plan, profile = staged(3)
+    layers = tuple(msgspec.structs.replace(layer, output_bytes=100) for layer in profile.layers)
+    slow = LinkCost(latency_s=0.0, bandwidth_bytes_per_s=100.0)
+    profile = msgspec.structs.replace(profile, layers=layers, links=Links(within_node=slow, between_nodes=slow))
+    nodes = [NodeId(node) for node in (0, 1, 7)]
+    assert busy_s(plan, profile, nodes) == {0: pytest.approx(4.0), 1: pytest.approx(8.0), 7: 0.0}
+    assert busy_s(plan, profile, nodes[:1], Conditions(stretch=1.5)) == {0: pytest.approx(4.0)}
+
+
+def test_sums_keep_the_links_of_owners_busy() -> None:
+    """Of two owners each reads half of the other's gradients, and the total of the other half."""
+    plan, profile = staged(1)
+    group = Group(layers=(0,), size_bytes=200)
+    other = Pipeline(stages=(Stage(worker=WorkerId(1), first_layer=0, end_layer=1),))
+    plan = msgspec.structs.replace(plan, groups=(group,), pipelines=(*plan.pipelines, other))
+    slow = LinkCost(latency_s=0.5, bandwidth_bytes_per_s=100.0)
+    profile = msgspec.structs.replace(profile, groups=(group,), links=Links(within_node=slow, between_nodes=slow))
+    assert busy_s(plan, profile, plan.nodes) == {0: pytest.approx(2.0), 1: pytest.approx(2.0)}

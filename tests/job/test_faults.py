@@ -78,7 +78,7 @@ def test_order_and_spaces_do_not_matter() -> None:
         ("coordinator:step=1,at=votes", "Did you mean vote?"),
     ],
 )
-def test_refuses(spec: str, part: str) -> None:
+def test_what_is_no_fault_is_refused(spec: str, part: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_fault(spec)
     assert part in str(caught.value)

@@ -9,19 +9,22 @@ from typing import Any
 import pytest
 import torch
 from small_models import (
+    FAMILIES,
     TRAIN,
-    VARIANTS,
+    VOCAB_SIZE,
     filled_layers,
     load_small,
-    random_ids,
+    random_batch,
     run_layers,
+    shaken,
     small_section,
     whole_state,
 )
 
 from planaria.job.settings import ClusterSection, Job, ModelSection
 from planaria.model.export import export
-from planaria.model.load import load_model
+from planaria.model.huggingface import logits
+from planaria.model.load import load_huggingface_model
 from planaria.model.model import ModelError
 
 
@@ -29,27 +32,22 @@ def job_of(section: ModelSection) -> Job:
     return Job(model=section, train=TRAIN, cluster=ClusterSection(nodes=2))
 
 
-@pytest.mark.parametrize(("model_type", "overrides"), VARIANTS)
+@pytest.mark.parametrize(("model_type", "overrides"), FAMILIES)
 def test_from_pretrained_gives_the_same_logits(model_type: str, overrides: dict[str, Any], tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
-
+    """And the folder comes back as the initial weights of a job, by its own type or as "auto"."""
     model = load_small(model_type, **overrides)
-    state = whole_state(model)
-    with torch.no_grad():
-        for value in state.values():
-            value += 0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(8))
+    state = shaken(whole_state(model))
     export(job_of(small_section(model_type, **overrides)), state, tmp_path)
 
-    auto = AutoModelForMaskedLM if model.masked_lm else AutoModelForCausalLM
-    loaded, info = auto.from_pretrained(tmp_path, output_loading_info=True)
+    loaded, info = model.model_class.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
-    ids = random_ids()
+    batch = random_batch(model)
     with torch.no_grad():
-        (logits,) = run_layers([layer.eval() for layer in filled_layers(model, state)], ids)
-        assert torch.equal(loaded.eval()(input_ids=ids).logits, logits)
+        (found,) = run_layers([layer.eval() for layer in filled_layers(model, state)], *batch.values())
+        assert torch.equal(logits(loaded.eval(), batch), found)
 
-    again = load_model(ModelSection(type=model_type, weights=str(tmp_path)), TRAIN, vocab_size=259)
+    again = load_huggingface_model(ModelSection(type="auto", weights=str(tmp_path)), TRAIN, vocab_size=VOCAB_SIZE)
     returned = whole_state(again)
     assert returned.keys() == state.keys()
     assert all(torch.equal(returned[name], state[name]) for name in state)

@@ -194,7 +194,7 @@ def test_a_module_that_raises_is_shown_where_it_does(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(("given", "parts"), REFUSED)
-def test_refusals_teach(given: ModelSection, parts: tuple[str, ...]) -> None:
+def test_refusals_name_the_value_and_the_remedy(given: ModelSection, parts: tuple[str, ...]) -> None:
     with pytest.raises(ModelError) as caught:
         load_model(given, TRAIN, vocab_size=259)
     for part in (given.type, *parts) if given.weights is None else parts:

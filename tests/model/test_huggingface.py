@@ -2,77 +2,87 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from typing import Any
 
 import pytest
 import torch
 from small_models import (
+    CONFIGS,
+    FAMILIES,
     TRAIN,
-    VARIANTS,
-    VOCAB_SIZE,
     filled_layers,
     load_small,
-    random_ids,
+    random_batch,
     run_layers,
+    shaken,
     small_section,
     whole_state,
 )
 
-from planaria.model.load import load_family, load_model
-from planaria.model.model import GroupSpec
+from planaria.model import comparison
+from planaria.model.comparison import compare
+from planaria.model.huggingface import logits
+from planaria.model.load import load_model
+from planaria.model.model import GroupSpec, ModelError
 
-FAMILIES = ("gpt2", "bert", "llama")
-
-
-def whole_model(model: Any, model_type: str, state: dict[str, torch.Tensor]) -> Any:
-    whole = load_family(model_type).model_class(model.config)
-    missing, unexpected = whole.load_state_dict(state, strict=False)
-    assert not unexpected
-    assert set(missing) <= set(whole._tied_weights_keys or ()) | {"cls.predictions.bias"}
-    return whole
+OLDEST = ("gpt2", "bert", "llama")
 
 
-@pytest.mark.parametrize(("model_type", "overrides"), VARIANTS)
-def test_layers_give_the_whole_models_logits(model_type: str, overrides: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("model_type", "overrides"), FAMILIES)
+def test_layers_give_the_whole_models_numbers(model_type: str, overrides: dict[str, Any]) -> None:
+    """Logits, loss and gradients, to the last bit; but T5 adds up the gradients of its embedding's three uses anew."""
     model = load_small(model_type, **overrides)
-    state = whole_state(model)
-    with torch.no_grad():
-        for value in state.values():
-            value += 0.05 * torch.randn(value.shape, generator=torch.Generator().manual_seed(5))
-    whole = whole_model(model, model_type, state).eval()
+    whole = model.model_class(model.config)
+    state = shaken({name: parameter.detach() for name, parameter in whole.named_parameters()})
     layers = [layer.eval() for layer in filled_layers(model, state)]
-    ids = random_ids()
-    with torch.no_grad():
-        (logits,) = run_layers(layers, ids)
-        expected = whole(input_ids=ids).logits
-    assert logits.shape == (2, 16, VOCAB_SIZE)
-    assert torch.equal(logits, expected)
+    batch = random_batch(model)
+    (found,), expected = run_layers(layers, *batch.values()), logits(whole.eval(), batch)
+    assert torch.equal(found, expected)
 
-
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_gradients_of_the_layers_sum_to_the_whole_models(model_type: str) -> None:
-    dropout_off = {"gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"), "llama": ()}
-    names = dropout_off.get(model_type, ("hidden_dropout_prob", "attention_probs_dropout_prob"))
-    model = load_small(model_type, **dict.fromkeys(names, 0.0))
-    state = whole_state(model)
-    whole = whole_model(model, model_type, state).train()
-    layers = filled_layers(model, state)
-    ids = random_ids()
-    labels = torch.where(torch.arange(16) % 3 == 0, random_ids(), -100)
-    batch = {"input_ids": ids, "labels": labels}
-    loss = model.loss(run_layers(layers, ids), batch)
+    labels = torch.where(torch.arange(expected[..., 0].numel()) % 3 == 0, 1, -100).view(expected.shape[:-1])
+    loss, other = (model.loss((one,), {"labels": labels}) for one in (found, expected))
     loss.backward()
-    expected = model.loss((whole(input_ids=ids).logits,), batch)
-    expected.backward()
+    other.backward()
     assert loss.dtype == torch.float32
-    assert torch.equal(loss, expected)
-    gradients = dict(whole.named_parameters())
+    assert torch.equal(loss, other)
     for group in model.groups:
         for spec in group.parameters:
             parts = [layers[layer].get_parameter(local).grad for layer, local in spec.uses]
-            torch.testing.assert_close(sum(parts), gradients[spec.name].grad)
+            gradient = whole.get_parameter(spec.name).grad
+            given = [part for part in parts if part is not None]
+            if len(given) > 2:
+                torch.testing.assert_close(sum(given), gradient)
+            else:
+                assert (gradient is None and not given) or torch.equal(sum(given), gradient), spec.name
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_initial_weights_are_drawn_as_the_family_does(model_type: str) -> None:
+    model = load_small(model_type)
+    mine = whole_state(model)
+    for name, parameter in model.model_class(model.config).named_parameters():
+        expected, found = parameter.detach(), mine[name]
+        assert found.shape == expected.shape
+        scale = float(expected.std(correction=0))
+        if expected.numel() < 200:
+            assert (scale == 0) == (float(found.std(correction=0)) == 0), name
+        else:
+            assert float(found.std()) == pytest.approx(scale, rel=0.15, abs=1e-6), name
+            assert float(found.mean()) == pytest.approx(float(expected.mean()), abs=scale + 1e-6), name
+
+
+def test_a_config_that_the_layers_do_not_follow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_small("llama")
+    compare(model, small_section("llama"), TRAIN)
+    monkeypatch.setattr(comparison, "logits", lambda whole, batch: logits(whole, batch) + 1)
+    with pytest.raises(ModelError, match=r"'llama': cut into 4 layers, it gives other outputs than whole"):
+        compare(model, small_section("llama"), TRAIN)
+
+
+def test_nothing_but_buffers_outside_of_blocks_is_in_memory() -> None:
+    whole = load_small("llama")._whole
+    assert all(parameter.is_meta for parameter in whole.parameters())
+    assert not whole.model.rotary_emb.inv_freq.is_meta
 
 
 def test_a_tied_embedding_is_one_group_of_two_layers() -> None:
@@ -81,7 +91,7 @@ def test_a_tied_embedding_is_one_group_of_two_layers() -> None:
     assert [group.layers for group in model.groups] == [(0,), (1,), (2,), (3,), (0, 3)]
     (tied,) = model.groups[-1].parameters
     assert tied.name == "transformer.wte.weight"
-    assert tied.uses == ((0, "wte.weight"), (3, "lm_head.weight"))
+    assert tied.uses == ((0, "transformer.wte.weight"), (3, "lm_head.weight"))
     assert tied.decays
     assert not next(spec for spec in model.groups[3].parameters if spec.name.endswith("bias")).decays
 
@@ -91,7 +101,7 @@ def test_untied_models_have_own_groups_only() -> None:
         assert [group.layers for group in model.groups] == [(0,), (1,), (2,), (3,)]
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", CONFIGS)
 def test_groups_cover_each_parameter_of_each_layer_once(model_type: str) -> None:
     model = load_small(model_type)
     uses = [use for group in model.groups for spec in group.parameters for use in spec.uses]
@@ -109,7 +119,7 @@ def sorted_by_name(group: GroupSpec) -> bool:
     return names == sorted(names)
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", OLDEST)
 def test_initial_state_is_a_function_of_seed_and_group(model_type: str) -> None:
     first = load_small(model_type)
     forwards = whole_state(first, seed=1)
@@ -124,7 +134,7 @@ def test_initial_state_is_a_function_of_seed_and_group(model_type: str) -> None:
     assert any(not torch.equal(forwards[name], other[name]) for name in forwards)
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", OLDEST)
 def test_building_and_initialising_leave_the_random_numbers_alone(model_type: str) -> None:
     model = load_small(model_type)
     torch.manual_seed(4)
@@ -160,37 +170,6 @@ def test_dropout_follows_torchs_random_numbers() -> None:
     assert not torch.equal(outputs[0], outputs[2])
 
 
-def test_rotary_positions_stay_float32_when_parameters_do_not() -> None:
-    model = load_small("llama")
-    layer = model.build_layer(1)
-    layer(torch.zeros(1, 16, 32))
-    precise = layer._rotary
-    layer.to(torch.bfloat16)
-    layer(torch.zeros(1, 16, 32, dtype=torch.bfloat16))
-    assert torch.equal(layer._rotary[0], precise[0].to(torch.bfloat16))
-    layer(torch.zeros(1, 8, 32, dtype=torch.bfloat16))
-    assert layer._rotary[0].shape[1] == 8
-
-
-def test_rotary_positions_made_in_inference_serve_training() -> None:
-    layer = load_small("llama").build_layer(1)
-    with torch.inference_mode():
-        layer(torch.zeros(1, 16, 32))
-    layer(torch.zeros(1, 16, 32)).sum().backward()
-
-
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_small_layers_are_built_within_ten_milliseconds(model_type: str) -> None:
-    model = load_small(model_type)
-    for index in range(len(model.layer_names)):
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            model.build_layer(index)
-            times.append(time.perf_counter() - start)
-        assert statistics.median(times) < 0.010
-
-
 def test_masked_lm_says_what_the_data_must_do() -> None:
-    masked = {kind: load_model(small_section(kind), TRAIN, vocab_size=259).masked_lm for kind in FAMILIES}
+    masked = {kind: load_model(small_section(kind), TRAIN, vocab_size=259).masked_lm for kind in OLDEST}
     assert masked == {"gpt2": False, "bert": True, "llama": False}

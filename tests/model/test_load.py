@@ -13,7 +13,7 @@ import torch
 from small_models import CONFIGS, TRAIN, VOCAB_SIZE, load_small, small_section, whole_state
 
 from planaria.job.settings import ModelSection, TrainSection
-from planaria.model.load import load_family, load_model
+from planaria.model.load import load_model
 from planaria.model.model import ModelError
 
 
@@ -28,15 +28,21 @@ def refusal(section: ModelSection, *, vocab_size: int | None = VOCAB_SIZE, train
 @pytest.mark.parametrize(
     ("section", "parts"),
     [
-        (ModelSection(type="gtp2"), ("model.type = 'gtp2'", "Did you mean 'gpt2'", "bert, gpt2, llama")),
+        (ModelSection(type="gtp2"), ("model.type = 'gtp2'", "Did you mean 'gpt2'", "gpt2, bert, llama")),
         (ModelSection(type="mixtral-of-none"), ("model.type", "module:function")),
         (small_section("gpt2", n_layers=3), ("model.config.n_layers", "Did you mean 'n_layer'")),
         (small_section("gpt2", n_layer="two"), ("gpt2 config", "n_layer", "two")),
-        (small_section("gpt2", n_head=5), ("transformer.h.0", "num_heads")),
+        (small_section("gpt2", n_head=5), ("[model.config]", "num_heads")),
         (small_section("llama", hidden_size=30), ("hidden size", "30")),
         (small_section("llama", num_key_value_heads=3), ("num_key_value_heads = 3", "divisor")),
         (small_section("bert", is_decoder=True), ("is_decoder = true", "false")),
         (small_section("gpt2", add_cross_attention=True), ("add_cross_attention = true", "false")),
+        (small_section("opt", layerdrop=0.1), ("layerdrop = 0.1", "Set 0")),
+        (small_section("mixtral", output_router_logits=True), ("output_router_logits = true", "false")),
+        (ModelSection(type="auto"), ('"auto"', "model.weights")),
+        (ModelSection(type="albert"), ("albert model cannot be cut", "is called twice in a forward")),
+        (ModelSection(type="sam"), ("'sam'", "as a function")),
+        (ModelSection(type="gpt2", split_at=("transformer.j.*",)), ("transformer.j.*",)),
         (small_section("gpt2", vocab_size=100), ("vocab_size = 100", "259")),
         (small_section("gpt2", n_positions=8), ("sequence_length = 16", "8 positions", "= 16")),
         (ModelSection(type="gpt2", loss="math:sqrt"), ("model.loss = 'math:sqrt'", "own loss")),
@@ -47,7 +53,7 @@ def refusal(section: ModelSection, *, vocab_size: int | None = VOCAB_SIZE, train
         (ModelSection(type="gpt2", weights="/nowhere"), ("model.weights = '/nowhere'", "not a folder")),
     ],
 )
-def test_refusals_teach(section: ModelSection, parts: tuple[str, ...]) -> None:
+def test_refusals_name_the_value_and_the_remedy(section: ModelSection, parts: tuple[str, ...]) -> None:
     message = refusal(section)
     for part in parts:
         assert part in message
@@ -61,7 +67,7 @@ def test_the_tokenizers_vocabulary_is_the_default() -> None:
 
 def write_weights(folder: Path, model_type: str, *, drop: str | None = None, shards: bool = False) -> dict[str, Any]:
     model = load_small(model_type)
-    whole = load_family(model_type).model_class(model.config)
+    whole = model.model_class(model.config)
     with torch.no_grad():
         for parameter in whole.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
@@ -85,7 +91,7 @@ def test_weights_come_from_a_local_folder(model_type: str, shards: bool, tmp_pat
 
 def test_weights_saved_without_the_head_serve_a_tied_model(tmp_path: Path) -> None:
     model = load_small("gpt2")
-    whole = load_family("gpt2").model_class(model.config)
+    whole = model.model_class(model.config)
     whole.transformer.save_pretrained(tmp_path)
     loaded = load_model(ModelSection(type="gpt2", weights=str(tmp_path)), TRAIN, vocab_size=VOCAB_SIZE)
     state = whole_state(loaded)

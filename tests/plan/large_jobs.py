@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.plan import Group, ScheduleKind
 from planaria.plan.settings import PlannerSettings

@@ -7,12 +7,14 @@ import json
 import pytest
 from scripts import golden
 
+from tests.proof import rest_in_proof
+
 KEPT = golden.kept()
-JOBS = (1, 3, 5, 6, 7, 8, 9, 10, 11, 12)
+JOBS = (1, 3, 6, 5, 7, 8, 9, 10, 11, 12)
 EXAMPLES = ["demo.toml", "emulated.toml", "function.toml", "gpu-cluster.toml", "spot.toml"]
 
 
-@pytest.mark.parametrize("name", [*EXAMPLES, *map(str, JOBS)])
+@pytest.mark.parametrize("name", rest_in_proof([*EXAMPLES, *map(str, JOBS)], kept=8))
 def test_outputs_are_the_golden_ones(name: str) -> None:
     (found,) = golden.golden([name])
     assert not list(golden.differences(KEPT[name], json.loads(json.dumps(found))))

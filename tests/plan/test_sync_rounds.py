@@ -145,7 +145,7 @@ def test_rounds_are_in_the_order_of_the_backward() -> None:
         assert colour(plan_of(cuts, [*layers(1, 1, 9, 1, 1, 1), tied])) == rounds
 
 
-def test_workers_with_layers_here_and_there() -> None:
+def test_workers_with_layers_here_and_there_have_proper_rounds() -> None:
     """As after a loss, before the step is finished: still no worker in two sums at once."""
     whole = plan_of([[0, 2, 4, 6]], [*layers(1, 1, 1, 1, 1, 1), Group(layers=(0, 5), size_bytes=1)])
     stages = [

@@ -112,7 +112,7 @@ def test_a_good_plan_passes() -> None:
     validate(with_parts((10, SIZE), (0, 10)))
 
 
-def test_a_group_without_owner() -> None:
+def test_a_group_without_owner_is_refused() -> None:
     stages = (Stage(worker=WorkerId(0), first_layer=0, end_layer=3),)
     with pytest.raises(PlanError, match="group 3 has no owner"):
         validate(replace(PLAN, pipelines=(Pipeline(stages=stages),)))

@@ -9,6 +9,7 @@ from planaria.estimate.step_remainder import PlanInterval, StepProgress
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.thresholds import FINISHING_SPARE
 from planaria.plan.validate import validate
 from planaria.planner.finish_step.salvage import finish_step, to_halt
 from planaria.policy import finishing
@@ -77,7 +78,7 @@ def test_survivors_take_part_where_several_pipelines_are_broken(
     assert proposal.rest_s is not None
     assert proposal.rest_s < 0.7 * usual_rest_s(*ACROSS)
     assert carriers(proposal) >= SURVIVORS
-    assert "survivors of broken pipelines among them" in proposal.reason
+    assert "Survivors of broken pipelines are among them." in proposal.reason
 
 
 def test_what_goes_on_is_kept_and_nothing_moves() -> None:
@@ -120,7 +121,7 @@ def test_the_same_question_has_the_same_answer() -> None:
 
 def test_ways_that_do_not_fit_the_memory_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     roomy = finished(*ACROSS).plan.spare_in_flight
-    assert roomy == finishing.SPARE
+    assert roomy == FINISHING_SPARE
     monkeypatch.setattr(Planner, "fits", lambda self, plan: not plan.spare_in_flight)
     assert finished(*ACROSS).plan.spare_in_flight == 0
     assert carriers(finished(*ACROSS)) >= SURVIVORS
@@ -129,13 +130,13 @@ def test_ways_that_do_not_fit_the_memory_are_not_taken(monkeypatch: pytest.Monke
 
 
 def test_a_large_rest_is_done_in_the_usual_way_and_estimated_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finishing, "BUDGET", 10)
+    monkeypatch.setattr(finishing, "FINISHING_BUDGET", 10)
     proposal = finished(*ACROSS, so_far=(PlanInterval(plan=PLAN, seconds=0.5 * STEP_S),))
     assert carriers(proposal) == set(PLAN.pipelines[3].workers)
     assert proposal.rest_s == pytest.approx(proposal.step_time_s - 0.5 * STEP_S)
 
 
-def test_little_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_simulated_stays_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     original = StepProgress._left
 
@@ -146,6 +147,6 @@ def test_little_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepProgress, "_left", counting)
     for budget in (1_000, 3_000):
         seen.clear()
-        monkeypatch.setattr(finishing, "BUDGET", budget)
+        monkeypatch.setattr(finishing, "FINISHING_BUDGET", budget)
         finished(*ACROSS, so_far=tuple(PlanInterval(plan=PLAN, seconds=0.01) for _ in range(50)))
         assert sum(seen) <= budget

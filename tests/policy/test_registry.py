@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
 from planaria.policy.interface import ReplanRequest
 from planaria.policy.planner import Planner
-from planaria.policy.registry import POLICIES, make_policy
+from planaria.policy.registry import make_policy
 from tests.plan.profiles import uniform_profile
 
 PLANNER = Planner(
     uniform_profile(8),
     PlannerSettings(num_microbatches=12, fault_tolerance=1, num_nodes=8, devices_per_node=1, min_nodes=2),
 )
-
-
-def test_every_name_of_the_job_file_has_a_policy() -> None:
-    assert set(POLICIES) == set(PolicyName)
 
 
 @pytest.mark.parametrize("name", PolicyName)

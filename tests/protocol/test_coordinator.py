@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from planaria.job.settings import PolicyName, TrainSection, WhenNotFinite
+from planaria.job.registry import PolicyName
+from planaria.job.settings import TrainSection, WhenNotFinite
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings

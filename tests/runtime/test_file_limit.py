@@ -12,7 +12,7 @@ import pytest
 from planaria.job.errors import UserError
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.worker import Failed
-from planaria.runtime import oversubscription
+from planaria.runtime import machine_limits
 from planaria.runtime.worker.fatal_errors import last_words
 from tests.runtime.run_folder.happenings import JOB
 
@@ -20,7 +20,7 @@ from tests.runtime.run_folder.happenings import JOB
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
     script = (
         "import resource\n"
-        "from planaria.runtime.oversubscription import raise_file_limit\n"
+        "from planaria.runtime.machine_limits import raise_file_limit\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 512))\n"
         "raise_file_limit()\n"
         "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
@@ -33,12 +33,12 @@ def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
 def test_too_low_a_limit_is_refused_before_anything_starts(
     hard: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oversubscription.resource, "getrlimit", lambda _: (20, hard))
+    monkeypatch.setattr(machine_limits.resource, "getrlimit", lambda _: (20, hard))
     if not is_refused:
-        oversubscription.check_oversubscription(JOB)
+        machine_limits.check_machine_limits(JOB)
         return
     with pytest.raises(UserError, match=r"40 files here \(ulimit -n\).* 3 workers .*ulimit -n 65536"):
-        oversubscription.check_oversubscription(JOB)
+        machine_limits.check_machine_limits(JOB)
 
 
 def test_a_worker_that_meets_the_limit_names_it() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, ScheduleKind
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
@@ -20,7 +20,7 @@ from planaria.simulate.timings import Timings
 from planaria.simulate.trace_events import TraceEvents
 from planaria.simulate.trace_run import TraceRun
 from planaria.simulate.traces.trace import Change, Trace, TraceEvent
-from tests.proof import rest_in_proof
+from tests.proof import batches
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.schedules.faults import Fault, FaultKind
 from tests.testkit.schedules.schedule import Schedule
@@ -144,7 +144,7 @@ def shapes(run: TraceRun) -> Counter[tuple[tuple[int, int], ...]]:
     return layouts([[(s.worker, s.first_layer, s.end_layer) for s in p.stages] for p in plan.pipelines])
 
 
-@pytest.mark.parametrize("seeds", rest_in_proof(range(at, at + 10) for at in range(0, 40, 10)), ids=str)
+@pytest.mark.parametrize("seeds", batches(range(40), size=10, kept=4), ids=str)
 def test_recoveries_and_plans_are_those_of_the_messages(seeds: range) -> None:
     survived = 0
     for seed in seeds:

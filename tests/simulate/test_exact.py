@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.costs.model_profile import (
     DeviceKind,
     LayerCost,
@@ -140,3 +141,22 @@ def test_who_gets_state_beside_a_step_does_his_other_work_meanwhile() -> None:
     assert warm.transfer_bytes
     durations = {record.step: record.duration_s for record in records if isinstance(record, StepCommitted)}
     assert durations[warm.step] <= warm.estimated_step_s
+
+
+def test_state_for_which_one_step_has_no_room_moves_beside_several() -> None:
+    """A node gets a whole replica; no step waits for it, and none of the layers moves twice."""
+    setup = msgspec.structs.replace(setup_of(PolicyName.TEMPLATES, 60 * MB), num_nodes=2, min_nodes=1, steps=8)
+    join = Fault(kind=FaultKind.JOIN, at="JournalCommit", nth=3)
+    weather = Weather(compute_s=0.0, network_s=0.0, control_s=VOTE_S / 2, is_exact=True)
+    cluster = Listening(Schedule(seed=1, setup=setup, weather=weather, faults=(join,)))
+    cluster.run()
+    start, *warming, after = [record for record in cluster.told if isinstance(record, PlanTaken)]
+    assert (start.purpose, after.purpose, after.transfer_bytes) == ("start", "reconfigure", 0)
+    assert {step.purpose for step in warming} == {"warm up"}
+    assert len(warming) > 1
+    assert all(step.reason.startswith("Node 2 joins") for step in warming)
+    moved = [move.group for step in warming for move in cluster.plans[step.generation].transfers]
+    assert sorted(moved) == list(range(LAYERS))
+    durations = {record.step: record.duration_s for record in cluster.told if isinstance(record, StepCommitted)}
+    for step in warming:
+        assert durations[step.step] <= 1.001 * step.estimated_step_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from tests.proof import rest_in_proof
 from tests.testkit.cluster.cluster import Cluster

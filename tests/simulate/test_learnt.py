@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.policy.interface import Policy
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
@@ -72,4 +72,5 @@ def test_a_successor_knows_what_was_known(monkeypatch: pytest.MonkeyPatch) -> No
         if seed % 2:
             which = replace(which, setup=replace(which.setup, policy=PolicyName.ADAPTIVE))
         compared += run(which, monkeypatch, shares_cores=seed % 3 == 0)
-    assert all(compared[name] for name in RunMeasurements.__struct_fields__), compared
+    # Simulated nodes are not hosts that measure links: tests/protocol has these.
+    assert all(compared[name] for name in RunMeasurements.__struct_fields__ if name != "links"), compared

@@ -54,7 +54,6 @@ from tests.testkit.promises.witness import InvariantChecker
 from tests.testkit.schedules.faults import FaultKind
 from tests.testkit.schedules.schedule import Schedule, schedule
 from tests.testkit.schedules.search import error_of, first_line
-from tests.testkit.server import wire
 from tests.testkit.server.server import Server
 from tests.testkit.worker.holdings import Holdings as SimulatedHoldings
 from tests.testkit.worker.interpreter import Interpreter
@@ -217,11 +216,13 @@ def a_takeover_leaves_out_what_nobody_has(patch: Patch) -> None:
 
 
 def an_update_forgets_how_rerouted_work_is_ordered(patch: Patch) -> None:
+    difference = plan_delta.difference
+
     def forgetful(before: PlanMessage, after: PlanMessage) -> Any:
-        update = plan_delta.difference(before, after)
+        update = difference(before, after)
         return None if update is None else msgspec.structs.replace(update, layer_units=None)
 
-    patch.setattr(wire, "difference", forgetful)
+    patch.setattr(plan_delta, "difference", forgetful)
 
 
 def what_is_left_out_stays_in_the_sum(patch: Patch) -> None:

@@ -90,6 +90,7 @@ def test_what_a_scenario_says_reaches_the_experiment() -> None:
         "job.min_nodes_per_pipeline=2",
         "model.microbatch=4",
         "model.recompute=true",
+        'model.numerics="fast"',
         "timings.detection_s=3",
         "prices.zones.b=0.5",
         "cluster.schedule=1f1b",
@@ -102,6 +103,7 @@ def test_what_a_scenario_says_reaches_the_experiment() -> None:
     assert about.profile.links.between_nodes.bandwidth_bytes_per_s == 10e9 / 8
     assert about.profile.links.between_nodes.latency_s == 0.5
     assert about.timings.detection_s == 3
+    assert about.profile.layers[1].gradient_bytes == 2 * about.profile.layers[1].parameter_bytes
     assert about.prices.zones == {"b": 0.5}
     plain = experiment(parsed("model.microbatch=4"), profile_of(parsed("model.microbatch=4"), Path())).profile
     assert about.profile.layers[1].activation_bytes < plain.layers[1].activation_bytes

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from tests.proof import rest_in_proof
+from tests.proof import batches
 from tests.testkit import dst
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.schedules.schedule import Schedule, schedule
@@ -32,14 +32,14 @@ print(hashlib.sha256("\\n".join(lines).encode()).hexdigest(), len(lines))
 """
 
 
-@pytest.mark.parametrize("seeds", rest_in_proof(range(at, at + 100) for at in range(0, 2200, 100)), ids=str)
+@pytest.mark.parametrize("seeds", batches(range(2200), size=100, kept=40), ids=str)
 def test_every_promise_is_kept(seeds: range) -> None:
     found = [failure for seed in seeds if (failure := try_seed(seed)) is not None]
     assert not [f"python -m tests.testkit.dst --replay {failure.seed}: {failure.error}" for failure in found]
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
-def test_what_once_failed(path: Path) -> None:
+def test_schedules_that_once_failed_keep_every_promise(path: Path) -> None:
     error = error_of(msgspec.json.decode(path.read_bytes(), type=Schedule))
     assert error is None, first_line(error)
 
@@ -84,18 +84,18 @@ def test_the_command_keeps_what_fails(tmp_path: Path, monkeypatch: pytest.Monkey
     assert json.loads((tmp_path / "5.json").read_bytes())["seed"] == 5
 
 
-def test_the_command_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_repeats_a_file_of_a_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(dst.dst, ["--replay", str(CORPUS[0])])
     assert result.exit_code == 0, result.output
     assert "every promise was kept" in result.output
-    monkeypatch.setattr("planaria.protocol.coordinator.TRANSITIONS", {})
+    monkeypatch.setattr("planaria.protocol.transitions.TRANSITIONS", {})
     result = CliRunner().invoke(dst.dst, ["--replay", "3"])
     assert result.exit_code == 1
     assert "ProtocolError" in result.output
 
 
 @pytest.mark.parametrize("what", ["no-such-file.json", "Makefile"])
-def test_what_cannot_be_replayed(what: str) -> None:
+def test_what_cannot_be_repeated_is_refused(what: str) -> None:
     result = CliRunner().invoke(dst.dst, ["--replay", what])
     assert result.exit_code == 2
     assert what in result.output

@@ -9,7 +9,7 @@ from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.planning.failure_rate import Failures
-from planaria.protocol.planning.replan_trigger import SecondLook
+from planaria.protocol.planning.plan_validity import SecondLook
 from planaria.simulate.episode.situation import State
 from planaria.simulate.experiment import Experiment
 from planaria.simulate.timings import Timings
@@ -67,7 +67,7 @@ def test_a_plan_is_left_after_quiet_where_that_pays() -> None:
     assert after[1][0] > after[0][0] + EXPECTED_S
     result = run.result()
     assert result.losses == 1
-    assert result.plans["warm up"] == 1
+    assert result.plans["warm up"] >= 1
     assert sum(result.survived.values()) == 1
 
 

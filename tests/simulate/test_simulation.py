@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.costs.model_profile import (
     DeviceKind,
     LayerCost,
@@ -361,7 +361,7 @@ def test_canonical_names_keep_the_plan() -> None:
     assert one.num_microbatches == 24
 
 
-def test_intervals_are_students() -> None:
+def test_intervals_are_those_of_students_t() -> None:
     found = estimate([1.0, 2.0, 3.0, 4.0])
     assert found.mean == 2.5
     assert found.half_width == pytest.approx(3.182 * 1.2910 / 2, rel=1e-3)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import ScheduleKind
 from planaria.policy.interface import Candidate, FinishRequest, Policy

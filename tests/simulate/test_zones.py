@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import ScheduleKind
 from planaria.protocol.messages.records import NodeLost, Restored, RunEnded, RunStatus
 from tests.proof import rest_in_proof

@@ -1,5 +1,6 @@
-"""Checkpoints on disk.
+"""Checkpoints on disk: their files, and whether they are whole. `planaria.protocol.step.cadence` says when one is due.
 
-manifest  which files make a whole checkpoint, with checksums · state: a group's parameters and moments
-numerics  the version of the numbers that a checkpoint goes on with
+- `manifest`: which files make a whole checkpoint, with checksums; finds the last one, removes old ones.
+- `state`: the file of one group's parameters and optimizer state.
+- `numerics`: the version of the numbers that a checkpoint goes on with.
 """

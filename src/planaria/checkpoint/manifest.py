@@ -35,7 +35,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of a checkpoint: the state after `step`.
 
     Attributes:
-        version: of this format.
+        version: the format's version.
         step: the last step applied.
         job_fingerprint: of the sections that determine the numbers; another job's checkpoint is refused.
         exponents: grid exponents for the next step.
@@ -174,7 +174,13 @@ def newest(root: Path, job_fingerprint: str | None = None) -> tuple[Path, Manife
     )
 
 
-def retain(root: Path, keep: int, last: Path) -> None:
+def whole_steps(root: Path, last: int) -> tuple[int, ...]:
+    """Returns the steps up to `last` of the checkpoints that are whole, by what their folders say."""
+    steps = sorted(int(path.parent.name.removeprefix("step-")) for path in root.glob(f"step-*/{MANIFEST}"))
+    return tuple(step for step in steps if step <= last)
+
+
+def retain(root: Path, keep: int, last: Path, best: Path | None = None) -> None:
     """Removes the oldest whole checkpoints beyond `keep`, and what is left of unfinished older ones.
 
     Args:
@@ -182,11 +188,12 @@ def retain(root: Path, keep: int, last: Path) -> None:
         keep: how many stay.
         last: the newest good one. A later one is damaged, or the job would not have gone on from before it: it does
             not count, and stays for whoever wants to look at it until the job comes by again.
+        best: stays whatever is newer.
     """
     folders = [folder for folder in sorted(root.glob("step-*"), reverse=True) if folder.name <= last.name]
     whole = [folder for folder in folders if (folder / MANIFEST).exists()]
     for folder in folders:
-        if folder not in whole[:keep] and folder != last:
+        if folder not in whole[:keep] and folder not in (last, best):
             remove(folder)
 
 
@@ -215,7 +222,7 @@ def weights_sha256(folder: Path, manifest: Manifest) -> str:
     places: list[tuple[int, str, Path]] = []
     for entry in manifest.groups:
         with safe_open(str(folder / entry.file), framework="np") as file:
-            names = [key for key in file.keys() if key.startswith(PARAMETER_PREFIX)]  # noqa: SIM118
+            names = [key for key in file.keys() if key.startswith(f"{PARAMETER}/")]  # noqa: SIM118
         places += [(entry.layers[0], name, folder / entry.file) for name in names]
     digest = hashlib.sha256()
     for _, name, path in sorted(places):
@@ -224,6 +231,5 @@ def weights_sha256(folder: Path, manifest: Manifest) -> str:
     return digest.hexdigest()
 
 
-PARAMETER_PREFIX = "parameter/"
-MOMENT_PREFIX = "exp_avg/"
-MOMENT_SQUARED_PREFIX = "exp_avg_sq/"
+PARAMETER = "parameter"
+"""Kind of value that a group's file has beside the optimizer's; "KIND/NAME" names each of its tensors."""

@@ -1,4 +1,4 @@
-"""Writes and reads a group's state as a safetensors file: parameters and AdamW moments, by parameter name."""
+"""Writes and reads a group's state as a safetensors file: parameters and the optimizer's values, by parameter name."""
 
 from __future__ import annotations
 
@@ -10,27 +10,19 @@ from pathlib import Path
 import torch
 from safetensors.torch import load, save
 
-from planaria.checkpoint.manifest import (
-    MOMENT_PREFIX,
-    MOMENT_SQUARED_PREFIX,
-    PARAMETER_PREFIX,
-    Manifest,
-    read_verified,
-)
+from planaria.checkpoint.manifest import PARAMETER, Manifest, read_verified
 from planaria.protocol.messages.worker import SavedGroup
 
-PREFIXES = (PARAMETER_PREFIX, MOMENT_PREFIX, MOMENT_SQUARED_PREFIX)
-
-GroupState = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
-"""Parameters, first moments, second moments, each by parameter name."""
+GroupState = Mapping[str, Mapping[str, torch.Tensor]]
+"""Values by kind (`PARAMETER`, or a name of `planaria.model.training.optimizer.Optimizer.states`) and parameter."""
 
 
 def write_group(folder: Path, group: int, writer: str, state: GroupState) -> SavedGroup:
     """Writes one group's file, durably. Two writers of one group, by their names, never share a file."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
-        prefix + name: tensor.detach().cpu().contiguous().clone()
-        for prefix, part in zip(PREFIXES, state, strict=True)
+        f"{kind}/{name}": tensor.detach().cpu().contiguous().clone()
+        for kind, part in state.items()
         for name, tensor in part.items()
     }
     data = save(tensors)
@@ -56,15 +48,16 @@ def read_group(folder: Path, manifest: Manifest, group: int) -> GroupState:
     """
     entry = manifest.groups[group]
     tensors = load(read_verified(folder / entry.file, entry))
-    parts = tuple(
-        {key[len(prefix) :]: tensor for key, tensor in tensors.items() if key.startswith(prefix)} for prefix in PREFIXES
-    )
-    return parts[0], parts[1], parts[2]
+    state: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in tensors.items():
+        kind, _, name = key.partition("/")
+        state.setdefault(kind, {})[name] = tensor
+    return state
 
 
 def read_parameters(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
     """Reads every parameter of the checkpoint by name."""
     parameters: dict[str, torch.Tensor] = {}
     for group in range(len(manifest.groups)):
-        parameters.update(read_group(folder, manifest, group)[0])
+        parameters.update(read_group(folder, manifest, group)[PARAMETER])
     return parameters

@@ -1,8 +1,9 @@
-"""From files of text to the tokens of a microbatch, a pure function of (seed, step, microbatch).
+"""From files to a microbatch, a pure function of (seed, step, microbatch).
 
-- `sources`: which files; `text`: whether a file can be trained on; `tokenizer`: text to token ids.
-- `tokens`: a job's tokens on disk, memory-mapped; `sampler`: which tokens a microbatch holds.
+- `sources`: which files, from a path, a folder or a glob; `python_stdlib`: those of a source that has a name.
+- `text`: whether a file is what its name says; `rows`: its documents; `tokenizer`: text to token ids.
+- `encoding`: many documents on all cores, resumed; `token_files`: ids that others made.
+- `tokens`: a job's tokens on disk, memory-mapped, and their hash.
+- `order`: which sample comes when; `sampler`: what a microbatch holds.
 - `export`: a run's tokenizer for Hugging Face.
-
-A new source of samples yields token ids to `tokens`; what a microbatch holds stays `sampler`'s.
 """

@@ -1,4 +1,4 @@
-"""Checks whether a file is text to train on: by its name, by its first bytes, and by samples of what is in it.
+"""Checks whether a file is what its name says: by its first bytes, and text by samples of what is in it.
 
 Only samples are looked at, so that a file of any size is judged in milliseconds.
 """
@@ -8,19 +8,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from planaria.data.sources import DataError
+from planaria.data.rows import open_file
+from planaria.data.sources import DataError, Kind, SourceFile
 
-_RECORDS = {
-    ".jsonl": "JSON Lines",
-    ".ndjson": "JSON Lines",
+_UNREAD = {
     ".json": "JSON",
     ".csv": "a table",
     ".tsv": "a table",
-    ".parquet": "Parquet",
-    ".arrow": "Arrow",
-    ".feather": "Arrow",
     ".tfrecord": "TFRecord",
 }
+_MAGIC = {Kind.PARQUET: (b"PAR1",), Kind.ARROW: (b"ARROW1", b"\xff\xff\xff\xff")}
+_PACKED = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
+_SUFFIXES = {"Parquet": ".parquet", "Arrow": ".arrow", "gzip": ".gz", "Zstandard": ".zst"}
 _FORMATS = (
     (b"PAR1", "Parquet"),
     (b"ARROW1", "Arrow"),
@@ -50,25 +49,50 @@ _CUT_BYTES = 8
 """Most errors that say nothing: characters are cut where a sample begins and ends."""
 
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b\b")) + b"\x7f"
-_REMEDY = "Write its texts to a .txt file, or its token ids to a .npy file."
+_REMEDY = "Write its texts to a .txt or a .jsonl file, or its token ids to a .npy file."
 
 
-def check_text(path: Path, field: str) -> None:
-    """Refuses a file that is not text.
+def check_file(file: SourceFile, field: str) -> None:
+    """Refuses a file that does not hold what its name says.
 
     Args:
-        path: of the file.
+        file: to be read.
         field: how the message begins: the field of the job with its value.
 
     Raises:
-        DataError: the file is not text, or cannot be read; the message says what it is instead.
+        DataError: it does not, or cannot be read; the message says what it is instead.
     """
-    if kind := _RECORDS.get(path.suffix.lower()):
-        raise DataError(f"{field}: {path} is {kind}, not plain text, and is not read yet. {_REMEDY}")
+    path = file.path
+    if file.kind is Kind.TOKENS:
+        return
+    if kind := _UNREAD.get(path.suffix.lower()):
+        raise DataError(f"{field}: {path} is {kind}, not plain text, and is not read. {_REMEDY}")
     samples = _samples(path, field)
-    for problem in (_format(samples[0]), *map(_nonsense, samples)):
+    if file.compression:
+        if not samples[0].startswith(_PACKED[file.compression]):
+            raise DataError(f"{field}: {path} is not compressed by {file.compression}, which its name says. Rename it.")
+        samples = [_unpacked(file, field)]
+    if magic := _MAGIC.get(file.kind):
+        if not samples[0].startswith(magic):
+            raise DataError(
+                f"{field}: {path} is not {file.kind.value}, which its name says. Rename it, or make it again."
+            )
+        return
+    for problem in (_format(samples[0], path), *map(_nonsense, samples)):
         if problem is not None:
             raise DataError(f"{field}: {path} {problem}")
+    if file.kind is Kind.JSON_LINES and samples[0].removeprefix(b"\xef\xbb\xbf").lstrip()[:1] not in (b"{", b""):
+        raise DataError(f"{field}: {path} is not JSON Lines, which its name says: an object in each line. Rename it.")
+
+
+def _unpacked(file: SourceFile, field: str) -> bytes:
+    try:
+        with open_file(file) as opened:
+            return opened.read(_SAMPLE_BYTES)
+    except OSError as error:
+        raise DataError(
+            f"{field}: cannot unpack {file.path} ({' '.join(str(error).split())}). Make it again."
+        ) from error
 
 
 def check_tokens(path: Path, field: str) -> None:
@@ -95,14 +119,16 @@ def _samples(path: Path, field: str) -> list[bytes]:
     return samples
 
 
-def _format(head: bytes) -> str | None:
+def _format(head: bytes, path: Path) -> str | None:
     """Returns what a file is whose first bytes say so, with the remedy."""
     for magic, kind in _FORMATS:
         if head.startswith(magic):
-            return f"is {kind}, not plain text. {_REMEDY}"
+            remedy = f"Name it {path.stem}{_SUFFIXES[kind]}." if kind in _SUFFIXES else _REMEDY
+            return f"is {kind}, not plain text. {remedy}"
     for magic, kind in _COMPRESSED:
         if head.startswith(magic):
-            return f"is compressed ({kind}). Unpack it first."
+            remedy = f"Name it {path.name}{_SUFFIXES[kind]}." if kind in _SUFFIXES else "Unpack it first."
+            return f"is compressed ({kind}). {remedy}"
     return "is UTF-16 text. Save it as UTF-8." if head.startswith(_UTF_16) else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,8 +53,8 @@ class Tokenizer(Protocol):
     @property
     def pad_token_id(self) -> int | None: ...
 
-    def encode(self, text: bytes) -> Ids:
-        """Returns the ids of one document, with a separator after it where the tokenizer has one."""
+    def encode(self, texts: Sequence[bytes]) -> list[Ids]:
+        """Returns the ids of each text, on all cores."""
         ...
 
 
@@ -68,11 +69,8 @@ class ByteTokenizer:
     separator_id: int | None = SEPARATOR_ID
     content: bytes | None = None
 
-    def encode(self, text: bytes) -> Ids:
-        ids = np.empty(len(text) + 1, dtype=np.uint16)
-        ids[:-1] = np.frombuffer(text, dtype=np.uint8)
-        ids[-1] = SEPARATOR_ID
-        return ids
+    def encode(self, texts: Sequence[bytes]) -> list[Ids]:
+        return [np.frombuffer(text, dtype=np.uint8).astype(np.uint16) for text in texts]
 
 
 class FileTokenizer:
@@ -96,12 +94,12 @@ class FileTokenizer:
         self.mask_token_id: int | None = next((ids[name] for name in MASKS if name in ids), None)
         self.pad_token_id: int | None = next((ids[name] for name in PADS if name in ids), None)
         self.separator_id: int | None = next((ids[name] for name in SEPARATORS if name in ids), None)
-        self._separator = [] if self.separator_id is None else [self.separator_id]
         self._dtype = id_dtype(self.vocab_size)
 
-    def encode(self, text: bytes) -> Ids:
-        encoding = self._backend.encode(text.decode(errors="replace"), add_special_tokens=False)
-        return np.array(encoding.ids + self._separator, dtype=self._dtype)
+    def encode(self, texts: Sequence[bytes]) -> list[Ids]:
+        decoded = [text.decode(errors="replace") for text in texts]
+        encodings = self._backend.encode_batch_fast(decoded, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
 
 def id_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:

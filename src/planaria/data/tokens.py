@@ -6,32 +6,41 @@ are). A source that is a token file already is mapped where it lies, and never c
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
-from planaria.data.sources import NAMED_SOURCES, DataError, find_text_files, is_token_file, read_texts
-from planaria.data.text import check_text, check_tokens
+from planaria.data.encoding import Encoding, Progress, Tell
+from planaria.data.sources import DataError, Kind, SourceFile, find_files
+from planaria.data.text import check_file
+from planaria.data.token_files import TokenArray, check_ids, chunks, map_ids, open_token_file
 from planaria.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
-from planaria.job.settings import DataSection
-
-TokenArray = npt.NDArray[np.unsignedinteger[Any]] | npt.NDArray[np.signedinteger[Any]]
+from planaria.job.history import KEYED, SHUFFLED
+from planaria.job.registry import DataSource
+from planaria.job.settings import DataSection, Job
 
 _TOKENS = "tokens.bin"
+_NEW_TOKENS = "tokens.bin.new"
 _ABOUT = "tokens.json"
+_CACHE = ".tokens"
+"""In the folder of runs."""
 TOKENIZER = "tokenizer.json"
 """Copy of the job's tokenizer, if it has one, so that a run's export needs nothing outside of its folder."""
 
 _FORMAT = 2
-_CHUNK_TOKENS = 1 << 22
-_MAX_CHUNKS = 256
+_OPTIONS = ("column", "on_bad_row", "eos", "token_dtype")
+"""Fields of [data] beside source and tokenizer that change the tokens."""
+_COPIED_TOKENS = 1 << 22
+DATA_CACHE_BYTES = 32 << 20
+"""A source of so many bytes takes seconds to encode."""
 _QUICK_BYTES = 1 << 20
 _QUICK_PIECES = 64
 
@@ -51,6 +60,9 @@ class TokensAbout(msgspec.Struct, frozen=True, kw_only=True):
         pad_token_id: of the tokenizer, if it has one.
         fingerprint: SHA-256 of the ids (of evenly spaced chunks, where there are more than 2**30).
         key: of what the tokens were made from: while it is the same, they are not made again.
+        order: in which samples come, see `planaria.data.order`.
+        bad_rows: that were left out.
+        first_bad_row: the first of them, and why.
     """
 
     source: str
@@ -64,6 +76,9 @@ class TokensAbout(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     key: str
     tokenizer_identity: str = ""
+    order: str = SHUFFLED
+    bad_rows: int = 0
+    first_bad_row: str = ""
 
 
 Check = Callable[[TokensAbout], None]
@@ -115,22 +130,61 @@ class TokenSet:
         return digest.hexdigest()
 
 
-def prepare_tokens(section: DataSection, folder: Path, check: Check = lambda about: None) -> TokenSet:
-    """Writes the tokens of a job to a folder, or finds them there already.
+def prepare(
+    job: Job, folder: Path, check: Check = lambda about: None, order: str = KEYED, tell: Tell = lambda text: None
+) -> TokenSet:
+    """Writes the tokens of a job to a folder, and those that it is evaluated on; see `prepare_tokens`."""
+    cache = Path(job.run.folder) / _CACHE
+    tokens = prepare_tokens(job.data, folder, check, order, cache=cache, tell=tell)
+    if job.eval.source:
+        section = msgspec.structs.replace(job.data, source=job.eval.source)
+        prepare_tokens(section, validation_folder(folder), cache=cache, tell=tell, field="eval.source")
+    else:
+        shutil.rmtree(validation_folder(folder), ignore_errors=True)
+    return tokens
+
+
+def validation_folder(folder: Path) -> Path:
+    """Returns where the tokens are that a job is evaluated on, if it has any of their own."""
+    return folder / "validation"
+
+
+def data_hash(folder: Path) -> str:
+    """Hashes what was prepared in a folder, quickly; see `TokenSet.quick_hash`. Raises DataError: nothing was."""
+    found = open_tokens(folder).quick_hash()
+    validation = validation_folder(folder)
+    return found if not validation.exists() else f"{found} {open_tokens(validation).quick_hash()}"
+
+
+def prepare_tokens(
+    section: DataSection,
+    folder: Path,
+    check: Check = lambda about: None,
+    order: str = KEYED,
+    *,
+    cache: Path | None = None,
+    tell: Tell = lambda text: None,
+    field: str = "data.source",
+) -> TokenSet:
+    """Writes the tokens of a source to a folder, or finds them there already.
 
     Args:
         section: the job's [data].
         folder: made if absent.
         check: asked before other tokens in the folder are replaced.
+        order: in which samples come.
+        cache: folder in which the tokens of large sources are kept for other runs, and finished if this is interrupted.
+        tell: is told how far it is.
+        field: of the job, that names the source.
 
     Raises:
         DataError: the source or the tokenizer cannot be read, or there is nothing in it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(section.tokenizer)
-    token_file = is_token_file(section.source)
-    files = (Path(section.source),) if token_file else find_text_files(section.source)
-    key = _key(tokenizer, files, section.source)
+    files = find_files(section.source, field)
+    named = f"{field} = {section.source!r}"
+    key, size_bytes = _key(tokenizer, files, section, named)
     kept = read_about(folder)
     if kept is not None and kept.key == key:
         try:
@@ -139,20 +193,28 @@ def prepare_tokens(section: DataSection, folder: Path, check: Check = lambda abo
             pass  # tokens.bin was removed or cut short: it is made again
         else:
             check(kept)
-            return tokens
-    if token_file:
-        about = _describe_token_file(section, tokenizer, files[0], key)
+            if kept.order == order:
+                return tokens
+            return _map(_write_about(msgspec.structs.replace(kept, order=order), folder), folder)
+    source = Encoding(section=section, tokenizer=tokenizer, files=files, named=named)
+    if files[0].kind is Kind.TOKENS and len(files) == 1:
+        about = _describe_token_file(source, key)
         check(about)
+    elif cache is not None and size_bytes >= DATA_CACHE_BYTES:
+        about = _from_cache(source, cache / key, key, tell)
+        check(about)
+        _link(cache / key / _TOKENS, folder / _TOKENS)
     else:
-        for file in files if section.source not in NAMED_SOURCES else ():
-            check_text(file, f"data.source = {section.source!r}")
-        about = _write_tokens(section, tokenizer, files, folder, key, check)
+        try:
+            about = _made(source, folder / _NEW_TOKENS, key, tell)
+            check(about)
+        except BaseException:
+            (folder / _NEW_TOKENS).unlink(missing_ok=True)
+            raise
+        os.replace(folder / _NEW_TOKENS, folder / _TOKENS)
     if tokenizer.content is not None:
         (folder / TOKENIZER).write_bytes(tokenizer.content)
-    temporary = folder / (_ABOUT + ".new")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=2))
-    os.replace(temporary, folder / _ABOUT)
-    return _map(about, folder)
+    return _map(_write_about(msgspec.structs.replace(about, order=order), folder), folder)
 
 
 def open_tokens(folder: Path) -> TokenSet:
@@ -167,71 +229,107 @@ def open_tokens(folder: Path) -> TokenSet:
     return _map(about, folder)
 
 
-def _key(tokenizer: Tokenizer, files: tuple[Path, ...], source: str) -> str:
-    digest = hashlib.sha256(f"{_FORMAT}\0{source}\0{tokenizer.identity}\0".encode())
+def read_about(folder: Path) -> TokensAbout | None:
+    """Returns the description of the tokens in a folder, or None if it has none of a version that is known."""
+    try:
+        return msgspec.json.decode((folder / _ABOUT).read_bytes(), type=TokensAbout)
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None  # of another version, or cut short: made again
+
+
+def _write_about(about: TokensAbout, folder: Path) -> TokensAbout:
+    temporary = folder / (_ABOUT + ".new")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=2))
+    os.replace(temporary, folder / _ABOUT)
+    return about
+
+
+def _key(tokenizer: Tokenizer, files: tuple[SourceFile, ...], section: DataSection, named: str) -> tuple[str, int]:
+    """Returns the hash of what the tokens are made from, and how many bytes that is."""
+    digest = hashlib.sha256(f"{_FORMAT}\0{section.source}\0{tokenizer.identity}\0".encode())
+    size_bytes = 0
     for file in files:
         try:
-            status = file.stat()
+            status = file.path.stat()
         except OSError as error:
-            raise DataError(
-                f"data.source = {source!r}: cannot open {file} ({error.strerror}). Correct the path."
-            ) from error
-        digest.update(f"{file.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    return digest.hexdigest()
+            raise DataError(f"{named}: cannot open {file.path} ({error.strerror}). Correct the path.") from error
+        digest.update(f"{file.path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        size_bytes += status.st_size
+    for name in _OPTIONS:
+        if (value := getattr(section, name)) != getattr(DataSection(), name):
+            digest.update(f"{name}\0{value}\0".encode())
+    return digest.hexdigest(), size_bytes
 
 
-def _write_tokens(
-    section: DataSection, tokenizer: Tokenizer, files: tuple[Path, ...], folder: Path, key: str, check: Check
-) -> TokensAbout:
-    dtype = np.dtype(id_dtype(tokenizer.vocab_size)).newbyteorder("<")
-    temporary = folder / (_TOKENS + ".new")
-    count = 0
-    size_bytes = 0
-    with temporary.open("wb") as out:
-        for text in read_texts(files):
-            ids = tokenizer.encode(text)
-            size_bytes += len(text)
-            count += len(ids)
-            out.write(ids.astype(dtype, copy=False).tobytes())
-    if size_bytes == 0:
-        temporary.unlink()
-        raise DataError(f"data.source = {section.source!r} is empty ({len(files)} files). Give files with text.")
-    about = _about(section, tokenizer, path=_TOKENS, ids=np.memmap(temporary, dtype=dtype, mode="r"), key=key)
+def _made(source: Encoding, output: Path, key: str, tell: Tell) -> TokensAbout:
+    """Makes the tokens of a source into a file."""
+    if source.section.source not in [*DataSource]:
+        for file in source.files:
+            check_file(file, source.named)
+    if source.files[0].kind is Kind.TOKENS:
+        _copy_tokens(source, output)
+        done = Progress()
+    else:
+        done = source.write(output, tell)
+    dtype = np.dtype(id_dtype(source.tokenizer.vocab_size)).newbyteorder("<").str
+    about = _about(source, path=_TOKENS, ids=map_ids(output, dtype, source.named), key=key)
+    return msgspec.structs.replace(about, bad_rows=done.bad_rows, first_bad_row=done.first_bad)
+
+
+def _copy_tokens(source: Encoding, output: Path) -> None:
+    dtype = np.dtype(id_dtype(source.tokenizer.vocab_size)).newbyteorder("<")
+    with output.open("wb") as out:
+        for file in source.files:
+            ids = open_token_file(file.path, source.section, source.named)
+            check_ids(ids, source.tokenizer.vocab_size, source.section.tokenizer, f"{source.named}: {file.path}")
+            for start in range(0, len(ids), _COPIED_TOKENS):
+                out.write(ids[start : start + _COPIED_TOKENS].astype(dtype).data)
+
+
+def _from_cache(source: Encoding, place: Path, key: str, tell: Tell) -> TokensAbout:
+    """Returns what a folder of the cache has, made there if it is not there whole."""
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / "lock").open("w") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        about = read_about(place)
+        if about is not None:
+            with contextlib.suppress(DataError):
+                _map(about, place)
+                return about
+        about = _made(source, place / _NEW_TOKENS, key, tell)
+        os.replace(place / _NEW_TOKENS, place / _TOKENS)
+        return _write_about(about, place)
+
+
+def _link(made: Path, wanted: Path) -> None:
+    """Gives a file a further name, or copies it to where it cannot have one."""
+    temporary = wanted.with_name(wanted.name + ".new")
+    temporary.unlink(missing_ok=True)
     try:
-        check(about)
-    except BaseException:
-        temporary.unlink()
-        raise
-    os.replace(temporary, folder / _TOKENS)
-    return about
+        os.link(made, temporary)
+    except OSError:
+        shutil.copyfile(made, temporary)
+    os.replace(temporary, wanted)
 
 
-def _describe_token_file(section: DataSection, tokenizer: Tokenizer, path: Path, key: str) -> TokensAbout:
-    field = f"data.source = {section.source!r}"
-    if path.stat().st_size == 0:
-        raise DataError(f"{field} is empty. Give a file of token ids.")
-    dtype = "<u2" if path.suffix == ".bin" else ""
-    if path.suffix == ".bin":
-        check_tokens(path, field)
-    ids = _load(path.resolve(), dtype, field)
-    about = _about(section, tokenizer, path=str(path.resolve()), ids=ids, key=key)
-    highest = max(int(chunk.max()) for chunk in _chunks(ids))
-    lowest = min(int(chunk.min()) for chunk in _chunks(ids))
-    if highest >= tokenizer.vocab_size or lowest < 0:
-        raise DataError(
-            f"{field} holds ids from {lowest} to {highest}, but data.tokenizer = {section.tokenizer!r} has "
-            f"{tokenizer.vocab_size} tokens. Give the tokenizer that the file was made with."
-        )
-    return about
+def _describe_token_file(source: Encoding, key: str) -> TokensAbout:
+    (file,) = source.files
+    ids = open_token_file(file.path.resolve(), source.section, source.named)
+    check_ids(ids, source.tokenizer.vocab_size, source.section.tokenizer, source.named)
+    return _about(source, path=str(file.path.resolve()), ids=ids, key=key)
 
 
-def _about(section: DataSection, tokenizer: Tokenizer, *, path: str, ids: TokenArray, key: str) -> TokensAbout:
+def _about(source: Encoding, *, path: str, ids: TokenArray, key: str) -> TokensAbout:
+    tokenizer = source.tokenizer
     digest = hashlib.sha256(f"{ids.dtype.str}\0{len(ids)}\0".encode())
-    for chunk in _chunks(ids):
+    for chunk in chunks(ids):
         digest.update(np.ascontiguousarray(chunk).data)
     return TokensAbout(
-        source=section.source,
-        tokenizer=section.tokenizer,
+        source=source.section.source,
+        tokenizer=source.section.tokenizer,
         path=path,
         dtype=ids.dtype.str,
         count=len(ids),
@@ -244,49 +342,12 @@ def _about(section: DataSection, tokenizer: Tokenizer, *, path: str, ids: TokenA
     )
 
 
-def _chunks(ids: TokenArray) -> Iterator[TokenArray]:
-    """Yields all of the ids in pieces; of a very long array, evenly spaced pieces with the first and the last."""
-    starts = range(0, len(ids), _CHUNK_TOKENS)
-    if len(starts) > _MAX_CHUNKS:
-        starts_kept = [starts[index * (len(starts) - 1) // (_MAX_CHUNKS - 1)] for index in range(_MAX_CHUNKS)]
-    else:
-        starts_kept = list(starts)
-    for start in starts_kept:
-        yield ids[start : start + _CHUNK_TOKENS]
-
-
-def read_about(folder: Path) -> TokensAbout | None:
-    """Returns the description of the tokens in a folder, or None if it has none of a version that is known."""
-    try:
-        return msgspec.json.decode((folder / _ABOUT).read_bytes(), type=TokensAbout)
-    except FileNotFoundError:
-        return None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # of another version, or cut short: made again
-
-
 def _map(about: TokensAbout, folder: Path) -> TokenSet:
     path = folder / about.path
-    ids = _load(path, about.dtype, f"the tokens of data.source = {about.source!r}")
+    ids = map_ids(path, about.dtype, f"the tokens of data.source = {about.source!r}")
     if len(ids) != about.count:
         raise DataError(
             f"{path} holds {len(ids)} tokens, but {folder / _ABOUT} says {about.count}. "
             "The file has changed: start the run again in a new run folder."
         )
     return TokenSet(about, ids)
-
-
-def _load(path: Path, dtype: str, field: str) -> TokenArray:
-    try:
-        if path.suffix == ".npy":
-            ids: TokenArray = np.load(path, mmap_mode="r", allow_pickle=False)
-        else:
-            ids = np.memmap(path, dtype=dtype, mode="r")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{field}: cannot map {path} ({error}). Give a file of token ids.") from error
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or len(ids) == 0:
-        raise DataError(
-            f"{field}: {path} holds an array of shape {ids.shape} and type {ids.dtype}. "
-            "Save a one-dimensional array of integers that is not empty."
-        )
-    return ids

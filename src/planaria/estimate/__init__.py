@@ -1,9 +1,10 @@
 """How long a step of a plan takes, what memory it needs, and how long changes take. One step evaluator.
 
-- `step_time`: the answer for a plan, under `conditions`; `durations`: of each instruction by itself.
-- `memory`: what a device must hold; `gradient_sums`: what sums cost.
-- `transfer_time`, `restore_time`, `step_remainder`: what comes before, after and in the middle.
-- `closed_forms`: the papers' own formulas, for comparison.
+- `step_time`: the answer for a plan; `simulation`: its events in virtual time; `outline`: quickly, once for each kind
+  of pipeline; `lower_bound`: what no order of the plan can beat; `cores`: where workers share a machine's cores.
+- `conditions`: what is assumed of machines; `durations`: each instruction by itself; `gradient_sums`: what sums cost.
+- `memory`, `memory_walk`: what a device must hold. `transfer_time`, `restore_time`: moves of state, and going back to a
+  checkpoint; `step_remainder`: the rest of a struck step.
 
 It imports `plan` alone. A new cost is a term of `durations` or `conditions`, and so reaches every decision.
 """

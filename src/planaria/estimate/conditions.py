@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from planaria.plan.costs.network import Network
 from planaria.plan.plan import NodeId, PlanError, WorkerId
 
 
@@ -20,6 +21,7 @@ class Conditions:
         num_cores: where all workers are processes of one machine and compute on its cores, their number; none: each
             has a device of its own. A step then takes at least all workers' compute over the cores.
         stretch: everything takes so many times longer, as it was measured.
+        network: where links between nodes differ; None: they are alike.
         late_s: of a worker, so many seconds after the step's beginning its state is there and it begins; a worker that
             is left out begins with the step.
     """
@@ -28,6 +30,7 @@ class Conditions:
     node_speeds: Mapping[NodeId, float] = field(default_factory=dict)
     num_cores: float | None = None
     stretch: float = 1.0
+    network: Network | None = None
     late_s: Mapping[WorkerId, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -25,13 +25,15 @@ def least_step_s(
 
     Args:
         plan: whose step it is.
-        durations: of the plan.
+        durations: what each instruction of the plan takes.
         compute_s: of each worker's forwards and backwards.
         conditions: how many cores there are.
     """
     if conditions.num_cores is None:
         return 0.0
-    sums = sum(durations.sum_s(worker, group) for worker, groups in plan.groups_of.items() for group in groups)
+    sums = sum(
+        durations.sum_times(worker, group).add_s for worker, groups in plan.groups_of.items() for group in groups
+    )
     applies = sum(durations.apply_s(worker) for worker in plan.workers)
     busy = sum(compute_s.values()) + _messages_s(plan, durations) + sums + applies
     return busy / conditions.num_cores + durations.vote_s

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property, lru_cache
 
 from planaria.estimate.conditions import Conditions
-from planaria.plan.costs.model_profile import ModelProfile
+from planaria.estimate.gradient_sums import SumTimes, spread_sum, sum_by_hosts
+from planaria.plan.costs.byte_counts import held_bytes, message_bytes, part_bytes
+from planaria.plan.costs.model_profile import LinkCost, ModelProfile
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
+from planaria.plan.sum_slices import slices_of
 
 MOST_COMPUTED = 1 << 16
 """Forwards and backwards whose durations are remembered; then all are forgotten."""
@@ -65,6 +68,14 @@ class Durations:
                 f"{', '.join(map(str, profile.device_counts))}. Profile that number too, or plan without it."
             )
         self.computed = _computed(profile)
+        self._spread: dict[tuple[int, int, int, float], SumTimes] = {}
+        """Times of sums whose owners are on different nodes, by group, devices, others that count, and speed."""
+
+    @property
+    def network_key(self) -> object:
+        """What links depend on beside the profile, hashable."""
+        network = self._conditions.network
+        return None if network is None else network.key
 
     @property
     def devices(self) -> dict[WorkerId, int]:
@@ -88,8 +99,11 @@ class Durations:
 
     @cached_property
     def is_spread(self) -> bool:
-        """Whether no group is counted twice on one node, so that all who own the same take equally long to read it."""
+        """Whether all who own the same take equally long to read it: no group is counted twice on one node, and links
+        are alike."""
         plan, per_node = self._plan, self._plan.devices_per_node
+        if self._conditions.network is not None:
+            return False
         if per_node == 1:
             return True
         if not plan.shadows and sum(len(p.nodes(per_node)) for p in plan.pipelines) == len(plan.nodes):
@@ -142,49 +156,52 @@ class Durations:
 
     def message_s(self, sender: WorkerId, receiver: WorkerId, boundary: int) -> float:
         """Returns seconds of an activation or gradient over the boundary before layer `boundary`."""
-        same_node = self._plan.node_of(sender) == self._plan.node_of(receiver)
-        return self._links.of(same_node=same_node).time_s(self._profile.layers[boundary - 1].output_bytes)
+        return self.link(sender, receiver).time_s(message_bytes(self._profile, boundary))
 
-    def read_s(self, worker: WorkerId, group: int) -> float:
-        """Returns seconds of reading the group's gradients of all its other owners, one after another."""
-        plan = self._plan
-        if plan.devices_per_node == 1:
-            own = group in plan.groups_of.get(worker, ()) if not plan.shadows else worker in self._counting[group]
-            return self.read_of_s(self.devices[worker], group, 0, self.num_counting[group] - own)
-        own = worker in self._counting[group]
-        near = self._counting_on[group].get(plan.node_of(worker), 0) - own
-        return self.read_of_s(self.devices[worker], group, near, len(self._counting[group]) - own - near)
+    def link(self, sender: WorkerId, receiver: WorkerId) -> LinkCost:
+        """Returns the cost of the link between two workers."""
+        one, other, network = self._plan.node_of(sender), self._plan.node_of(receiver), self._conditions.network
+        return self._links.of(same_node=one == other) if network is None else network.link(self._links, one, other)
 
-    def read_of_s(self, devices: int, group: int, near: int, far: int) -> float:
-        """Returns seconds of reading the group's gradients of so many others, near and far, on so many devices."""
-        share = self._plan.groups[group].size_bytes / devices
-        seconds = 0.0
-        for count, link in ((near, self._links.within_node), (far, self._links.between_nodes)):
-            if count:
-                seconds += count * (link.latency_s + share / link.bandwidth_bytes_per_s)
-        return seconds
-
-    def sum_s(self, worker: WorkerId, group: int) -> float:
-        """Returns seconds of adding what was read of the group."""
-        return self.sum_of_s(self.devices[worker], group) / self.speeds[worker]
-
-    def sum_of_s(self, devices: int, group: int) -> float:
-        """Returns seconds of adding the group on so many devices of a node as fast as the profile says."""
-        others = self.num_counting[group] - 1
-        share = self._plan.groups[group].size_bytes / devices
-        return others * share * self._profile.step.sum_s_per_byte
-
-    def sums_on(self, devices: int) -> tuple[list[float], list[float]]:
-        """Returns for each group seconds of reading it from all its other owners, none of them near, and of adding what
-        was read; on so many devices of a node as fast as the profile says."""
-        link, a_byte = self._links.between_nodes, self._profile.step.sum_s_per_byte
-        shares = [group.size_bytes / devices for group in self._plan.groups]
-        others = [count - 1 for count in self.num_counting]
-        pairs = list(zip(others, shares, strict=True))
-        return (
-            [count * (link.latency_s + share / link.bandwidth_bytes_per_s) for count, share in pairs],
-            [count * share * a_byte for count, share in pairs],
+    def sum_times(self, worker: WorkerId, group: int) -> SumTimes:
+        """Returns the seconds of the group's sum at one of its owners."""
+        plan, devices, speed = self._plan, self.devices[worker], self.speeds[worker]
+        if plan.devices_per_node == 1 and self._conditions.network is None:
+            counts = not plan.shadows or worker in self._counting[group]
+            return self._spread_sum(group, devices, self.num_counting[group] - counts, speed)
+        owners = plan.owners_of[group]
+        slices = slices_of(owners, [self._host_of(owner) for owner in owners])
+        sent_bytes = part_bytes(plan.groups[group]) / devices
+        counted_bytes = held_bytes(self._profile, plan.groups[group]).counted / devices
+        a_byte = self._profile.step.sum_s_per_byte / speed
+        counting = self._counting[group]
+        return sum_by_hosts(
+            slices, worker, counting, sent_bytes, counted_bytes, lambda other: self.link(other, worker), a_byte
         )
+
+    def _spread_sum(self, group: int, devices: int, others: int, speed: float) -> SumTimes:
+        found = self._spread.get((group, devices, others, speed))
+        if found is None:
+            found = self._spread[group, devices, others, speed] = spread_sum(
+                self._plan.num_owners[group],
+                others,
+                part_bytes(self._plan.groups[group]) / devices,
+                self._links.between_nodes,
+                self._profile.step.sum_s_per_byte / speed,
+            )
+        return found
+
+    def _host_of(self, worker: WorkerId) -> Hashable:
+        """Returns in whose memory a worker's vectors can be read; where devices have their own, each is for itself."""
+        if not self._profile.device.is_host:
+            return worker
+        node, network = self._plan.node_of(worker), self._conditions.network
+        return node if network is None else network.hosts.get(node) or node
+
+    def spread_sums(self, devices: int, groups: Sequence[int]) -> list[SumTimes]:
+        """Returns the seconds of sums whose owners are on different nodes as fast as the profile says, and all count;
+        on so many devices."""
+        return [self._spread_sum(group, devices, self.num_counting[group] - 1, 1.0) for group in groups]
 
     def apply_s(self, worker: WorkerId) -> float:
         """Returns seconds of the worker's optimizer step."""

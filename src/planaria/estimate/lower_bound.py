@@ -24,9 +24,9 @@ class _Way:
     """A route in seconds; each list has an entry for each hop.
 
     Attributes:
-        legs: its legs.
-        num_microbatches: that take it.
-        forward_s: of the leg.
+        legs: its legs, in their order.
+        num_microbatches: how many microbatches take it.
+        forward_s: seconds of its forward.
         backward_s: of the leg: whole, or the input's half; 0 where there is none.
         weight_s: the weights' half where backwards are split; else 0.
         up_s: the activation's message to the next leg; 0 at the last.
@@ -250,12 +250,12 @@ class _Bound:
 
     def _voted_s(self, worker: WorkerId, groups: Sequence[int], whole: Sequence[float]) -> float:
         """Returns when a worker's sums can be done: for each moment, reads of what is whole no sooner, and one sum."""
-        sums = {group: self._durations.sum_s(worker, group) for group in groups}
-        voted = self._ends_s[worker] + sum(sums.values())
+        sums = {group: self._durations.sum_times(worker, group) for group in groups}
+        voted = self._ends_s[worker] + sum(times.add_s for times in sums.values())
         reads, least = 0.0, float("inf")
         for group in sorted(groups, key=lambda g: -whole[g]):
-            reads += self._durations.read_s(worker, group)
-            least = min(least, sums[group])
+            reads += sums[group].read_s
+            least = min(least, sums[group].delay_s + sums[group].add_s)
             start = whole[group] if self._conditions.overlap else max(whole[group], self._ends_s[worker])
             voted = max(voted, start + reads + least)
         return voted

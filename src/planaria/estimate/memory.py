@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from planaria.estimate.memory_walk import Moment, Stretch, Walk, add_messages, stretch_of, with_holes
+from planaria.plan.costs.byte_counts import held_bytes
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.program.instructions import Op, cut_tail, instructions_of
@@ -20,7 +21,7 @@ class MemoryUse:
     """Bytes on one device at its fullest moment of a step.
 
     Attributes:
-        parameters: of the groups that the worker owns.
+        parameters: of the groups that the worker owns, and copies of weights that it makes in each step.
         gradients: accumulators and sums of these groups.
         optimizer: state of these groups.
         activations: kept for backwards to come.
@@ -50,7 +51,7 @@ def memory_use(plan: Plan, profile: ModelProfile, worker: WorkerId) -> MemoryUse
     """Returns what each device of the worker's stage holds at most. A stage of d devices spreads all but the process.
 
     Args:
-        plan: what runs.
+        plan: the plan that runs.
         profile: costs as the job runs, see `ModelProfile.recomputed`.
         worker: who owns layers in the plan.
 
@@ -88,17 +89,15 @@ def _moment(plan: Plan, profile: ModelProfile, worker: WorkerId) -> Moment:
 
 def _use(plan: Plan, profile: ModelProfile, worker: WorkerId, moment: Moment) -> MemoryUse:
     devices = plan.devices_of[worker]
-    parameters = gradients = optimizer = 0
+    gradients = optimizer = 0
+    parameters = sum(profile.layers[layer].copy_bytes for layer in _layers_run(plan, worker))
     for number in plan.groups_of[worker]:
-        group = plan.groups[number]
-        layer = profile.layers[group.layers[0]]
-        if layer.parameter_bytes:
-            share = group.size_bytes / layer.parameter_bytes
-            parameters += group.size_bytes
-            gradients += round(layer.gradient_bytes * share)
-            optimizer += round(layer.optimizer_bytes * share)
-            if plan.redundancy is not None and plan.redundancy.runs_backwards and _is_shadowed(plan, worker, number):
-                gradients += round(layer.gradient_bytes * share)  # copies are counted apart
+        held = held_bytes(profile, plan.groups[number])
+        parameters += held.parameters
+        gradients += held.accumulator + held.sum
+        optimizer += held.optimizer
+        if plan.redundancy is not None and plan.redundancy.runs_backwards and _is_shadowed(plan, worker, number):
+            gradients += held.counted  # copies are counted apart
     activations, workspace, messages = moment
     parts = {
         "parameters": parameters,
@@ -111,6 +110,11 @@ def _use(plan: Plan, profile: ModelProfile, worker: WorkerId, moment: Moment) ->
     return MemoryUse(
         **{name: -(-size // devices) for name, size in parts.items()}, process=profile.device.process_bytes
     )
+
+
+def _layers_run(plan: Plan, worker: WorkerId) -> set[int]:
+    """Returns the layers that the worker runs, as owner or shadow."""
+    return set(plan.layers_of.get(worker, ())).union(*(s.layers for s in plan.shadows if s.worker == worker))
 
 
 def _is_shadowed(plan: Plan, worker: WorkerId, group: int) -> bool:
@@ -142,7 +146,10 @@ def fullest_device_bytes(plan: Plan, profile: ModelProfile) -> int:
         asked = plan.workers  # what is shadowed has copies
     else:
         # Of workers that hold the same, and need as much for what passes, one is asked.
-        alike = {(plan.groups_of[w], plan.devices_of[w], moments.get(w, _IDLE)): w for w in plan.workers}
+        layers = plan.layers_of
+        alike = {
+            (plan.groups_of[w], layers.get(w, ()), plan.devices_of[w], moments.get(w, _IDLE)): w for w in plan.workers
+        }
         asked = tuple(alike.values())
     return max(_use(plan, profile, worker, moments.get(worker, _IDLE)).total for worker in asked)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planaria.plan.costs.byte_counts import message_bytes
 from planaria.plan.costs.model_profile import LayerCost, ModelProfile
 from planaria.plan.plan import ScheduleKind, WorkerId
 from planaria.plan.program.instructions import Instruction, Op, Program
@@ -12,14 +13,6 @@ more than before, after it."""
 
 Moment = tuple[int, int, int]
 """Activations, workspace and messages of a worker, at the fullest moment; before they are spread over its devices."""
-
-
-def fullest_moment(profile: ModelProfile, instructions: Program) -> tuple[int, int]:
-    """Returns bytes of activations, and of workspace, when they are largest together in a program on one device."""
-    walk = Walk(profile)
-    for instruction in instructions:
-        walk.run(instruction)
-    return walk.most
 
 
 def stretch_of(profile: ModelProfile, instructions: Program) -> Stretch:
@@ -34,12 +27,13 @@ class Walk:
     """A walk through a program.
 
     Attributes:
-        now: activations.
+        now: bytes of activations at this moment.
         most: activations and workspace at the fullest moment so far.
     """
 
     def __init__(self, profile: ModelProfile, *, low: bool = False) -> None:
         """Begins the walk. `low`: it begins in the middle of a program, so any moment may be the fullest so far."""
+        self._profile = profile
         self._layers = profile.layers
         self._is_host = profile.device.is_host
         self.now = 0
@@ -74,7 +68,7 @@ class Walk:
                     self._note(layer.workspace_bytes)
                     self.now -= self._left_by_shadow(layer)
             case Op.SEND_ACTIVATION | Op.SEND_GRADIENT if instruction.keeps:
-                self.now += self._layers[instruction.first_layer - 1].output_bytes
+                self.now += message_bytes(self._profile, instruction.first_layer)
                 self._note(0)
 
     def _shadow_forward(self, layers: tuple[LayerCost, ...]) -> None:
@@ -121,7 +115,7 @@ def add_messages(ways: dict[tuple[Op, WorkerId | None], int], profile: ModelProf
     for instruction in instructions:
         if instruction.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT):
             way = (instruction.op, instruction.peer)
-            ways[way] = max(ways.get(way, 0), profile.layers[instruction.first_layer - 1].output_bytes)
+            ways[way] = max(ways.get(way, 0), message_bytes(profile, instruction.first_layer))
 
 
 def with_holes(schedule: ScheduleKind, profile: ModelProfile, most: tuple[int, int], messages: int) -> Moment:

@@ -17,7 +17,8 @@ import msgspec
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
 from planaria.estimate.gradient_sums import summed
-from planaria.estimate.simulation import JointTimes, PipelineRun, is_whole, run_orders
+from planaria.estimate.simulation.simulation import PipelineRun, is_whole, run_orders
+from planaria.estimate.simulation.times import JointTimes
 from planaria.plan.plan import Form, Pipeline, Plan, Route, ScheduleKind, WorkerId
 from planaria.plan.program.routes import travellers
 from planaria.plan.sync_rounds import colour
@@ -84,13 +85,13 @@ def outline_of_pipelines(
 
     Args:
         plan: whose step it is.
-        durations: of the plan.
-        conditions: beside the profile.
+        durations: what each instruction of the plan takes.
+        conditions: what is assumed of machines beside the profile.
         known: pipelines that were run before, with the same profile and conditions; those run now are added.
     """
     if plan.shadows or plan.redundancy is not None:
         return None
-    if conditions.node_speeds or conditions.late_s:
+    if conditions.node_speeds or conditions.late_s or conditions.network is not None:
         return None
     if -1 in plan.pipeline_of_route or not plan.is_apart or not durations.is_spread:
         return None
@@ -229,12 +230,11 @@ def _found(
             ends.setdefault((plan.groups_of[worker], devices, 0.0), 0.0)
     rounds, applies_s = ending
     voted_s = 0.0
-    on_devices = {devices: durations.sums_on(devices) for devices in {devices for _, devices, _ in ends}}
     for (groups, devices, reads_from), end_s in ends.items():
-        read_s, sum_s = on_devices[devices]
-        end, spans = summed(groups, whole, rounds, read_s, sum_s, reads_from=reads_from, sums_from=end_s)
+        times = durations.spread_sums(devices, groups)
+        end, spans = summed(groups, whole, rounds, times, reads_from=reads_from, sums_from=end_s)
         voted_s = max(voted_s, end)
-        for start, until in spans.values():
+        for start, until in spans:
             if until - start > longest_s:
                 longest_s = until - start
     return voted_s + durations.vote_s + applies_s, max(longest_s, applies_s)

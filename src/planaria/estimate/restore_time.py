@@ -40,7 +40,7 @@ class Storage:
 
         Args:
             busiest_bytes: of the node that reads most.
-            total_bytes: of all.
+            total_bytes: bytes that all nodes read.
         """
         return self.latency_s + max(busiest_bytes / self.node_bytes_per_s, total_bytes / self.shared_bytes_per_s)
 
@@ -52,7 +52,7 @@ class RestoreTime:
     Attributes:
         time_s: until the last worker has all.
         busiest_bytes: that the node reads which reads most.
-        total_bytes: that all read.
+        total_bytes: bytes that all nodes read.
     """
 
     time_s: float

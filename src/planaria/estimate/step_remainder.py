@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
-from planaria.estimate.simulation import run_programs
+from planaria.estimate.simulation.simulation import run_programs
 from planaria.estimate.step_time import end_s
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, WorkerId
@@ -29,7 +29,7 @@ class PlanInterval:
     """The part of a step that was done under one plan.
 
     Attributes:
-        plan: it.
+        plan: the plan.
         seconds: for which it was in force, on machines as fast as the profile says.
     """
 
@@ -46,8 +46,8 @@ class StepProgress:
     """The progress of a step.
 
     Args:
-        profile: costs.
-        conditions: beside them.
+        profile: what layers and links cost.
+        conditions: what is assumed of machines beside the profile.
         so_far: the plans of the step, in order; none: nothing is done.
     """
 

@@ -3,11 +3,10 @@
 A worker computes one thing at a time. Messages of one sender to one receiver go one after another; beside its compute,
 unless the conditions say that nothing overlaps.
 
-Sums are as `planaria.runtime.worker.transport.sync` makes them. Once every owner's gradients of a group are whole, each
-owner reads the others', one group after another (of those that are whole, the lowest round first), beside its compute.
-It adds what it has read after its last compute: where the gradients of its last microbatch are cut into layers, nothing
-is waited for any more. When all sums of all workers are done, the votes are in; the commit comes `vote_s` later, and
-each worker applies the optimizer to what it owns.
+Sums are as `planaria.protocol.worker.sums` has them. Once every owner's gradients of a group are whole, each owner
+reads its slice of the others', and then their totals, one group after another (of those that are whole, the lowest
+round first), beside its compute. What it adds is done after its last compute. When all sums of all workers are done,
+the votes are in; the commit comes `vote_s` later, and each worker applies the optimizer to what it owns.
 
 What the simulation does not know: switches shared by several links, and compute slowed by communication.
 """
@@ -27,7 +26,7 @@ from planaria.estimate.outline import EstimateCache as EstimateCache
 from planaria.estimate.outline import Shape as Shape
 from planaria.estimate.outline import StepEstimate as StepEstimate
 from planaria.estimate.outline import outline_of_pipelines, remember
-from planaria.estimate.simulation import PipelineRun, ProgramTimes, is_whole, run_orders, run_programs
+from planaria.estimate.simulation.simulation import PipelineRun, ProgramTimes, is_whole, run_orders, run_programs
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op, Program
@@ -87,8 +86,8 @@ def outline(
 
     Args:
         plan: whose step it is.
-        profile: costs.
-        conditions: beside the profile.
+        profile: what layers and links cost.
+        conditions: what is assumed of machines beside the profile.
         known: pipelines that were run before, with the same profile and conditions; those run now are added.
 
     Raises:
@@ -199,14 +198,13 @@ def _shape(plan: Plan, durations: Durations, path: PipelineRoutes) -> Shape:
         (turn_of[route.born], route.counted, len(route.microbatches), route.reached) for route in path.routes
     )
     shadowed = tuple((route.counted, len(route.microbatches), route.reached) for route in path.shadowed_routes)
-    nodes = [plan.node_of(hop.worker) for hop in path.hops]
     return (
         plan.schedule,
         tuple((hop.first_layer, hop.end_layer) for hop in path.hops),
         tuple(
             (durations.devices[w], durations.speeds[w], durations.late_s[w]) for w in (hop.worker for hop in path.hops)
         ),
-        tuple(left == right for left, right in pairwise(nodes)),
+        tuple(durations.link(left.worker, right.worker) for left, right in pairwise(path.hops)),
         tuple(plan.groups_of[hop.worker] for hop in path.hops),
         routes,
         (plan.redundancy, tuple(worker is not None for worker in path.redundant_workers), shadowed),
@@ -222,6 +220,7 @@ def _crossing(plan: Plan, durations: Durations, routes: Sequence[Route], workers
         plan.spare_in_flight,
         plan.layer_units,
         plan.devices_per_node,
+        durations.network_key,
         tuple((turn_of[r.born], r.hops, r.microbatches, r.counted, r.reached) for r in routes),
         tuple((w, durations.devices[w], durations.speeds[w]) for w in workers),
         # Nobody counts what a worker holds beside; it is whole when that begins.
@@ -238,7 +237,7 @@ class _Finish:
         committed_s: when the commit was at the workers.
         applied_s: when each worker had applied it.
         longest_apply_s: what that takes the worker with most to apply.
-        step_time_s: when all had.
+        step_time_s: when all workers had applied it.
     """
 
     def __init__(
@@ -286,12 +285,11 @@ class _Finish:
             groups,
             whole,
             self._rounds,
-            {group: durations.read_s(worker, group) for group in groups},
-            {group: durations.sum_s(worker, group) for group in groups},
+            [durations.sum_times(worker, group) for group in groups],
             reads_from=reads_from,
             sums_from=sums_from,
         )
-        self.sums.update({(worker, group): span for group, span in spans.items()})
+        self.sums.update({(worker, group): span for group, span in zip(groups, spans, strict=True)})
         return end
 
 

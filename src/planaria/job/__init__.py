@@ -1,8 +1,10 @@
 """The job file: its sections, how it is read and checked, and the faults that a user asks for.
 
-- `settings`: the sections, one frozen struct each; `parse`, `checks`, `suggestions`: from text to a `Job`.
-- `faults`: `--fail`; `history`: what determined a run's samples.
-- `errors`: the root of all errors; `version`: of Planaria itself.
+- `settings`: the sections, one frozen struct each, defaults and units; `parse`: from text to a `Job`.
+- `checks`: values that are impossible, alone or together (batch sizes, nodes, names of zones), with the remedy.
+- `suggestions`: what a name that does not exist was meant to be, also in other libraries' words.
+- `faults`: `--fail`; `history`: what determined a run's samples; `errors`: the root of all errors; `version`.
+- `registry`: every name that stands for a policy, a model family, an optimizer, a data source or a launcher.
 
-It imports nothing of Planaria. A new field goes into `settings`, and what it excludes into `checks`.
+It imports the plan's schedule kinds alone. A new field goes into `settings`, and what it excludes into `checks`.
 """

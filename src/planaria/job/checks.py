@@ -9,20 +9,22 @@ import math
 import re
 
 from planaria.job.errors import UserError
+from planaria.job.registry import Launcher, PolicyName
 from planaria.job.settings import (
     LOOPBACK,
+    OPTIMIZER_FIELDS,
     PREEMPTION_SOURCES,
     ClusterSection,
     DataSection,
     Device,
     Job,
-    Launcher,
+    LrSchedule,
     ModelSection,
-    PolicyName,
     ResilienceSection,
     RunSection,
     TrainSection,
 )
+from planaria.job.suggestions import did_you_mean
 
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
@@ -40,6 +42,7 @@ def check_job(job: Job) -> None:
     """
     _check_model(job.model)
     _check_data(job.data)
+    _check_eval(job)
     _check_train(job.train)
     _check_cluster(job.cluster)
     _check_resilience(job.resilience)
@@ -49,7 +52,7 @@ def check_job(job: Job) -> None:
 
 
 def shown(value: object) -> str:
-    """A value in a message: one line, not too long."""
+    """Returns a value as messages show it: one line, not too long."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print integers of thousands of digits.
@@ -82,7 +85,7 @@ def _text(field: str, value: str) -> None:
 
 
 def _path(field: str, value: str) -> None:
-    """A text that is no URL: what lies elsewhere is not fetched."""
+    """Checks that a path is no URL: what lies elsewhere is not fetched."""
     _text(field, value)
     if _URL.match(value):
         _refuse(
@@ -124,12 +127,34 @@ def _check_data(data: DataSection) -> None:
         _refuse("data.mask_probability", data.mask_probability, "is not between 0 and 1", "Set for instance 0.15.")
 
 
+def _check_eval(job: Job) -> None:
+    section = job.eval
+    if section.source:
+        _path("eval.source", section.source)
+    if not 0 <= section.share < 1:
+        _refuse("eval.share", section.share, "is not at least 0 and below 1", "Set for instance 0.01.")
+    if section.share and section.source:
+        _refuse("eval.share", section.share, f"does not go with eval.source = {section.source!r}", "Give one of them.")
+    _at_least("eval.every", section.every, 0)
+    _at_least("eval.microbatches", section.microbatches, 1)
+    if section.stop_at is not None:
+        if not math.isfinite(section.stop_at.value):
+            _refuse("eval.stop_at", section.stop_at.value, "is not finite", "Give a finite value.")
+        if not section.every:
+            _refuse("eval.stop_at", section.stop_at.value, "needs evaluations", "Set eval.every to steps.")
+    if section.every and not section.has_data and job.cluster.device is not Device.EMULATED:
+        _refuse(
+            "eval.every", section.every, "needs data that are not trained on",
+            "Set eval.share, for instance to 0.01, or eval.source.",
+        )  # fmt: skip
+
+
 def _check_train(train: TrainSection) -> None:
     for name in ("steps", "global_batch", "microbatch", "sequence_length"):
         _at_least(f"train.{name}", getattr(train, name), 1)
     for name in ("learning_rate", "eps"):
         _positive(f"train.{name}", getattr(train, name))
-    for name in ("warmup_steps", "weight_decay", "clip_norm", "seed"):
+    for name in ("warmup_steps", "decay_steps", "weight_decay", "momentum", "clip_norm", "seed"):
         _at_least(f"train.{name}", getattr(train, name), 0)
     if train.global_batch % train.microbatch:
         _refuse(
@@ -146,6 +171,53 @@ def _check_train(train: TrainSection) -> None:
         _refuse("train.min_lr_ratio", train.min_lr_ratio, "is not within [0, 1]", "Set for instance 0.1.")
     if not all(0 <= beta < 1 for beta in train.betas):
         _refuse("train.betas", list(train.betas), "are not within [0, 1)", "Set for instance [0.9, 0.95].")
+    if train.momentum >= 1:
+        _refuse("train.momentum", train.momentum, "is not within [0, 1)", "Set for instance 0.9.")
+    _check_optimizer(train)
+    _check_schedule(train)
+    for number, rule in enumerate(train.parameters):
+        field = f"train.parameters[{number}]"
+        _text(f"{field}.match", rule.match)
+        _at_least(f"{field}.learning_rate_factor", rule.learning_rate_factor, 0)
+        if rule.weight_decay is not None:
+            _at_least(f"{field}.weight_decay", rule.weight_decay, 0)
+
+
+def _check_optimizer(train: TrainSection) -> None:
+    """What an optimizer does not heed must not be set, as if it did."""
+    heeded = train.optimizer_fields
+    for name, unused in OPTIMIZER_FIELDS.items():
+        if name not in heeded and getattr(train, name) != unused:
+            _refuse(
+                f"train.{name}", getattr(train, name), f'is not for train.optimizer = "{train.optimizer.value}"',
+                f"Leave it out; it heeds {', '.join(heeded)}.",
+            )  # fmt: skip
+    if train.nesterov and not train.momentum:
+        _refuse("train.nesterov", True, "goes with momentum, and train.momentum is 0", "Set for instance 0.9.")
+
+
+def _check_schedule(train: TrainSection) -> None:
+    schedule = train.lr_schedule
+    if schedule not in [*LrSchedule] and not _FUNCTION.fullmatch(schedule):
+        names = ", ".join(f'"{known.value}"' for known in LrSchedule)
+        remedy = did_you_mean(schedule, [*LrSchedule]).strip() or f"There are {names}."
+        _refuse("train.lr_schedule", schedule, f'is not {names} or "module:function"', remedy)
+    if is_function(schedule) and train.warmup_steps:
+        _refuse(
+            "train.warmup_steps", train.warmup_steps, f"goes with no train.lr_schedule = {shown(schedule)}",
+            "Leave it out: the function says what every step's rate is.",
+        )  # fmt: skip
+    if train.decay_steps and schedule != LrSchedule.WSD:
+        _refuse(
+            "train.decay_steps", train.decay_steps, f"is not for train.lr_schedule = {shown(schedule)}",
+            'Leave it out, or set lr_schedule = "wsd".',
+        )  # fmt: skip
+    if train.decay_steps + train.warmup_steps > train.steps and schedule == LrSchedule.WSD:
+        _refuse(
+            "train.decay_steps", train.decay_steps,
+            f"and train.warmup_steps = {train.warmup_steps} are more than train.steps = {train.steps}",
+            f"Set it to at most {train.steps - train.warmup_steps}.",
+        )  # fmt: skip
 
 
 def _nearest_batches(global_batch: int, microbatch: int) -> str:
@@ -168,12 +240,6 @@ def _check_cluster(cluster: ClusterSection) -> None:
         )  # fmt: skip
     if cluster.profile is not None:
         _path("cluster.profile", cluster.profile)
-        if cluster.device is not Device.EMULATED:
-            _refuse(
-                "cluster.profile", cluster.profile,
-                f"goes with an emulated device only, and cluster.device is {cluster.device.value!r}",
-                'Leave it out, or set cluster.device = "emulated".',
-            )  # fmt: skip
     if not 0 <= cluster.port <= 65535:
         _refuse("cluster.port", cluster.port, "is not a TCP port", "Set 1 to 65535, or 0 for any free one.")
     _check_host(cluster)
@@ -200,7 +266,7 @@ def _check_host(cluster: ClusterSection) -> None:
 
 
 def check_dealing(cluster: ClusterSection) -> None:
-    """Of a job file: nodes are dealt out to zones in turn. (A drill's are its script's, of nodes yet to come too.)
+    """Checks that nodes can be dealt out to zones in turn. (A drill's zones are its script's, also of nodes to come.)
 
     A name may be repeated where there is one for each node. Raises UserError.
     """
@@ -252,7 +318,7 @@ def _check_run(run: RunSection) -> None:
 
 
 def _check_morph(job: Job) -> None:
-    """What a loss takes the job back to must be there, also while the next one is written."""
+    """Checks that the checkpoint to which a loss takes the job back stays while the next one is written."""
     if job.resilience.policy is not PolicyName.MORPH:
         return
     morph = 'resilience.policy = "morph", which goes back to the last checkpoint after each loss'
@@ -264,7 +330,7 @@ def _check_morph(job: Job) -> None:
 
 
 def check_name(field: str, name: str) -> None:
-    """A run's name is the name of its folder.
+    """Checks that a run's name can be the name of its folder.
 
     Raises:
         UserError: it is none.
@@ -276,7 +342,7 @@ def check_name(field: str, name: str) -> None:
 
 
 def _check_replicas(job: Job) -> None:
-    """f + 1 pipelines need as many nodes, and at least one microbatch each."""
+    """Checks that f + 1 pipelines have as many nodes, and at least one microbatch each."""
     tolerance = job.resilience.fault_tolerance
     pipelines = tolerance + 1
     nodes_each = max(1, job.resilience.min_nodes_per_pipeline)

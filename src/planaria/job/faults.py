@@ -13,17 +13,22 @@ from planaria.job.checks import shown
 from planaria.job.errors import UserError
 from planaria.job.settings import Job
 
-FAULT_POINTS = ("load", "forward", "backward", "weight", "shadow", "send", "recv", "sync", "vote", "apply", "transfer")
+FAULT_POINTS = (
+    "load", "forward", "backward", "weight", "shadow", "send", "recv", "sync", "vote", "apply", "transfer", "evaluate",
+)  # fmt: skip
 """Where a fault may strike. `send` and `recv` stand for activations and gradients alike; `weight` is the second half of
 a backward in two passes (cluster.schedule = "zb-h1" or "zb-h2"); `shadow` a forward or backward of what a worker
-shadows (the policy redundancy)."""
+shadows (the policy redundancy). `evaluate` is a forward of the evaluation after the step; what else an evaluation does
+belongs to the step that follows."""
 
 COORDINATOR_POINTS = (
-    "join", "plan", "send", "vote", "commit", "tell", "loss", "report", "save", "manifest", "return", "end",
+    "join", "plan", "send", "vote", "commit", "evaluated", "tell", "loss", "report", "save", "manifest", "return",
+    "end",
 )  # fmt: skip
 """Where the coordinator may be killed. When it has just heard of something: a worker has joined (`join`), voted,
 reported or returned, a node is lost (`loss`), a worker has written its part of a checkpoint (`save`), or all of it is
-on disk (`manifest`). When something is in the journal and nobody knows: a `plan`, a `commit`, the run's `end`. And when
+on disk (`manifest`). When something is in the journal and nobody knows: a `plan`, a `commit`, the run's `end`, or what
+an evaluation found (`evaluated`; its step is the one before). And when
 one worker has been sent a plan (`send`), or told of a commit (`tell`), and no other."""
 
 _EXAMPLE = "Write for instance kill:node=2,step=20,at=backward."
@@ -63,7 +68,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         node: number of the node, from 0; of a fault of the coordinator -1.
         step: counts from 1.
         at: one of `FAULT_POINTS`; of the coordinator, one of `COORDINATOR_POINTS`; "" where the kind strikes at none.
-        kind: of fault.
+        kind: the kind of fault.
         grace_s: of a notice, seconds until the node is killed.
         factor: of a slow node, how many times longer it computes.
         until: of a slow node, the first step in which it is fast again; 0: none.

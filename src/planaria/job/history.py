@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
+
+SHUFFLED: Final = "shuffled"
+KEYED: Final = "keyed"
+"""Orders of samples, see `planaria.data.order`: that of runs from before there was another, and that of new ones."""
 
 
 class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +23,8 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
         sequence_length: tokens of a window.
         mask_probability: share of tokens that a masked language model must predict.
         seed: of the order of windows, and of what is masked.
+        order: of the samples. A run keeps the one that it began with.
+        eval_share: share of the windows that are held out.
     """
 
     content: str
@@ -27,9 +34,11 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
     sequence_length: int
     mask_probability: float
     seed: int
+    order: str = SHUFFLED
+    eval_share: float = 0.0
 
     def changes(self, now: DataIdentity) -> list[str]:
-        """What differs in `now`, for people; empty where the samples are the same."""
+        """Returns what differs in `now`, for people; empty where the samples are the same."""
         found = []
         if self.content != now.content:
             found.append(_growth(self.tokens, now.tokens))
@@ -40,6 +49,7 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
             ("sequence_length", "windows have {} tokens, not {}"),
             ("mask_probability", "the share of masked tokens is {}, not {}"),
             ("seed", "the seed is {}, not {}"),
+            ("eval_share", "the share that is held out is {}, not {}"),
         ):
             before, after = getattr(self, name), getattr(now, name)
             if before != after:
@@ -77,7 +87,7 @@ def schedule_ends(history: Sequence[JobInterval]) -> tuple[tuple[int, int], ...]
 
 
 def continued(history: Sequence[JobInterval], now: JobInterval) -> History:
-    """The history of a run that goes on under `now`: later stretches were never trained, equal ones are one."""
+    """Returns the history of a run that goes on under `now`: later stretches were never trained, equal ones are one."""
     earlier = tuple(stretch for stretch in history if stretch.since < max(now.since, 1))
     if earlier and (earlier[-1].steps, earlier[-1].data) == (now.steps, now.data):
         return earlier

@@ -21,7 +21,7 @@ import msgspec
 
 from planaria.job.checks import check_dealing, check_job, shown
 from planaria.job.errors import UserError
-from planaria.job.settings import Device, Job, ModelSection, Section
+from planaria.job.settings import Device, Job, ModelSection, Section, TrainSection
 from planaria.job.suggestions import did_you_mean
 
 Table = dict[str, Any]
@@ -81,7 +81,7 @@ def parse_job(text: str, *, overrides: Sequence[str] = (), origin: str) -> Job:
 
 
 def job_from_table(table: Mapping[str, Any]) -> Job:
-    """A checked job from plain dicts.
+    """Returns a checked job from plain dicts.
 
     Raises:
         UserError: one line with field, value and remedy.
@@ -103,7 +103,7 @@ def job_from_table(table: Mapping[str, Any]) -> Job:
 
 
 def sections(table: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The sections of a file of another kind, read as a job's are; what the file leaves out is left out.
+    """Returns the sections of a file of another kind, read as a job's are; what the file leaves out is left out.
 
     Args:
         table: the whole file.
@@ -123,7 +123,7 @@ def sections(table: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, 
 
 
 def read_toml(text: str, overrides: Sequence[str], origin: str) -> Table:
-    """A file's table, with the overrides over it; see `parse_job`. Raises UserError."""
+    """Returns a file's table, with the overrides over it; see `parse_job`. Raises UserError."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -142,7 +142,7 @@ def _is_emulated(table: Mapping[str, Any]) -> bool:
 
 
 def validated(job: Job) -> Job:
-    """The job, checked as a job file is: for jobs made in Python, where nothing has looked at the types.
+    """Returns the job, checked as a job file is: for jobs made in Python, where nothing has looked at the types.
 
     Raises:
         UserError: one line with field, value and remedy.
@@ -151,12 +151,12 @@ def validated(job: Job) -> Job:
 
 
 def job_json(job: Job) -> bytes:
-    """The resolved job (every default filled in) as JSON; the same job gives the same bytes."""
+    """Returns the resolved job (every default filled in) as JSON; the same job gives the same bytes."""
     return msgspec.json.encode(job, order="deterministic")
 
 
 def job_from_json(data: bytes) -> Job:
-    """Inverse of `job_json`.
+    """Returns the job of which `job_json` made these bytes.
 
     Raises:
         UserError: the bytes are not a job.
@@ -177,7 +177,7 @@ _NOT_COMPARED = ("steps", "weights")
 
 
 def job_fingerprint(job: Job) -> str:
-    """SHA-256 (hex) over what determines the numbers beside the data: the sections model and train.
+    """Returns the SHA-256 (hex) over what determines the numbers beside the data: the sections model and train.
 
     Fields at their defaults are left out, so that a field that is new leaves older jobs' fingerprints as they were.
     """
@@ -186,14 +186,16 @@ def job_fingerprint(job: Job) -> str:
 
 
 def _given(section: Section) -> Table:
-    """The fields that are compared and not at their defaults."""
-    fields = {field.name: field for field in msgspec.structs.fields(section)}
-    values = {name: getattr(section, name) for name in fields if name not in _NOT_COMPARED}
-    return {name: value for name, value in values.items() if value not in (fields[name].default, {})}
+    """Returns the fields that are compared and not at their defaults, some of which are the optimizer's."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(section)}
+    if isinstance(section, TrainSection):
+        defaults |= section.optimizer_defaults
+    values = {name: getattr(section, name) for name in defaults if name not in _NOT_COMPARED}
+    return {name: value for name, value in values.items() if value not in (defaults[name], {})}
 
 
 def changed_numbers(old: Job, new: Job) -> tuple[str, ...]:
-    """The fields of [model] and [train] that differ and must not, as "section.key"."""
+    """Returns the fields of [model] and [train] that differ and must not, as "section.key"."""
     return tuple(
         f"{section}.{field}"
         for section in ("model", "train")
@@ -227,7 +229,7 @@ def _override_value(text: str) -> object:
 
 
 def _section(name: str, value: object, section: type[Section]) -> Section:
-    """One section from its table."""
+    """Returns one section from its table."""
     if not isinstance(value, dict):
         raise UserError(f"{name} = {shown(value)} is not a section. Write a table: [{name}].")
     fields = {field.name: field for field in msgspec.structs.fields(section)}
@@ -245,8 +247,14 @@ def _section(name: str, value: object, section: type[Section]) -> Section:
 
 
 def _convert(field: str, value: object, expected: Any) -> Any:
-    """A field's value in its type."""
+    """Returns a field's value in its type."""
     _refuse_unusable(field, value, depth=0)
+    entries = typing.get_args(expected)
+    table = entries[0] if entries and isinstance(entries[0], type) and issubclass(entries[0], Section) else None
+    if table is not None and typing.get_origin(expected) is tuple and isinstance(value, list | tuple):
+        return tuple(_section(f"{field}[{number}]", entry, table) for number, entry in enumerate(value))
+    if table is not None and typing.get_origin(expected) is not tuple and isinstance(value, dict):
+        return _section(field, value, table)
     try:
         return msgspec.convert(value, expected)
     except (msgspec.ValidationError, OverflowError):
@@ -258,7 +266,7 @@ def _convert(field: str, value: object, expected: Any) -> Any:
 
 
 def _refuse_unusable(field: str, value: object, depth: int) -> None:
-    """TOML that no field can hold: it would not survive the journey through JSON."""
+    """Refuses TOML that no field can hold: it would not survive the journey through JSON."""
     if depth > _MAX_DEPTH:
         raise UserError(f"{field} is nested more than {_MAX_DEPTH} deep. Flatten it.")
     if isinstance(value, dict):
@@ -292,7 +300,7 @@ def _refuse_unknown(
 
 
 def _sections_of_fields() -> dict[str, str]:
-    """The section of each field of a job; the first, where several sections have one of this name."""
+    """Returns the section of each field of a job; the first, where several sections have one of this name."""
     found: dict[str, str] = {}
     for name, section in typing.get_type_hints(Job).items():
         for field in section.__struct_fields__:
@@ -307,7 +315,7 @@ def _choices(expected: Any) -> tuple[str, ...]:
 
 
 def _expected(expected: Any) -> str:
-    """A field's type in a user's words."""
+    """Returns a field's type in a user's words."""
     if choices := _choices(expected):
         return " or ".join(f'"{choice}"' for choice in choices)
     if expected in _EXPECTED:
@@ -315,6 +323,8 @@ def _expected(expected: Any) -> str:
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (types.UnionType, typing.Union):
         return _expected(next(part for part in arguments if part is not types.NoneType))
+    if origin is tuple and isinstance(arguments[0], type) and issubclass(arguments[0], Section):
+        return "a list of tables"
     if origin is tuple and arguments[-1] is Ellipsis:
         return 'a list of texts, for instance ["a", "b"]'
     if origin is list:

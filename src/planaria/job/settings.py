@@ -6,9 +6,14 @@ Parsing, cross-field checks and the messages that a user sees live in `planaria.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
+from planaria.job.registry import DataSource, Launcher, OptimizerName, PolicyName
+from planaria.plan.schedule_kind import ScheduleKind
+from planaria.plan.thresholds import MEAN_TIME_BETWEEN_FAILURES_S
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,26 +40,10 @@ class Device(enum.StrEnum):
 
 
 class DType(enum.StrEnum):
-    """Compute dtype of forwards and backwards. Parameters and optimizer state are float32."""
+    """Dtype of what is computed, or passed on, in forwards and backwards. Parameters and their state are float32."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-
-
-class Launcher(enum.StrEnum):
-    """Who starts nodes. `local`: the command itself, on this machine. `agents`: `planaria agent` on each node."""
-
-    LOCAL = "local"
-    AGENTS = "agents"
-
-
-class PolicyName(enum.StrEnum):
-    TEMPLATES = "templates"
-    REROUTE = "reroute"
-    REDUNDANCY = "redundancy"
-    MORPH = "morph"
-    DROP = "drop"
-    ADAPTIVE = "adaptive"
 
 
 class RedundancyMode(enum.StrEnum):
@@ -99,22 +88,49 @@ class WhenNotFinite(enum.StrEnum):
     SKIP = "skip"
 
 
+class EvalMetric(enum.StrEnum):
+    """What an evaluation tells. `accuracy`: share of the labels that the model thinks the likeliest."""
+
+    LOSS = "loss"
+    PERPLEXITY = "perplexity"
+    ACCURACY = "accuracy"
+
+    @property
+    def rises(self) -> bool:
+        """Whether a higher value is better."""
+        return self is EvalMetric.ACCURACY
+
+
 class LrSchedule(enum.StrEnum):
+    """How the learning rate goes on after the warm-up.
+
+    `linear` and `cosine` decay until the last step; `wsd` (warm-up, stable, decay) stays, and decays linearly over the
+    last `decay_steps`; `inverse-sqrt` is learning_rate x sqrt(warmup_steps / step). Decays end at min_lr_ratio.
+    """
+
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
+    WSD = "wsd"
+    INVERSE_SQRT = "inverse-sqrt"
 
 
-class PipelineSchedule(enum.StrEnum):
-    """Order of forwards and backwards in a pipeline. `eager-1f1b` hides communication and keeps about twice the
-    activations of `1f1b` in the first stages; `gpipe` keeps all; `zb-h1` computes weight gradients apart, in what would
-    be bubbles; `zb-h2` also hides communication, and keeps about twice the activations of `zb-h1` in every stage."""
+AUTO_MODEL = "auto"
+"""`model.type` of a job that leaves it to the folder of weights."""
 
-    ONE_F_ONE_B = "1f1b"
-    EAGER_ONE_F_ONE_B = "eager-1f1b"
-    GPIPE = "gpipe"
-    ZERO_BUBBLE_H1 = "zb-h1"
-    ZERO_BUBBLE_H2 = "zb-h2"
+
+class TokenDType(enum.StrEnum):
+    """Type of the ids in a .bin file, little-endian. One with an .idx file beside it (Megatron) says its own."""
+
+    UINT16 = "uint16"
+    UINT32 = "uint32"
+
+
+class OnBadRow(enum.StrEnum):
+    """What to do about a row that is broken or lacks its text. `skip`: leave it out, and count it."""
+
+    REFUSE = "refuse"
+    SKIP = "skip"
 
 
 class ModelSection(Section, frozen=True):
@@ -123,9 +139,12 @@ class ModelSection(Section, frozen=True):
     An emulated device (cluster.device) runs the layers of its profile instead; the section may then be left out.
 
     Attributes:
-        type: a Hugging Face model type (gpt2, bert, llama), or "module:function" returning a list of layers.
+        type: a Hugging Face model type (gpt2, qwen3, bert, t5, ...), "auto" for the type of `weights`, or
+            "module:function" returning a list of layers.
         config: overrides of the Hugging Face config, or keyword arguments of the function.
         weights: local Hugging Face folder to start from; random weights when absent.
+        split_at: paths of the modules between which a model can be cut, a star for any one name, as in
+            "encoder.layers.*"; by default the members of the model's own lists of blocks.
         loss: "module:function" (outputs, batch) -> scalar; only for a model that is a function.
             Default: next-token cross entropy.
     """
@@ -133,6 +152,7 @@ class ModelSection(Section, frozen=True):
     type: str
     config: dict[str, Any] = {}
     weights: str | None = None
+    split_at: tuple[str, ...] = ()
     loss: str | None = None
 
 
@@ -142,15 +162,50 @@ class DataSection(Section, frozen=True):
     Not used with an emulated device.
 
     Attributes:
-        source: "python-stdlib", a file of UTF-8 text, a folder, a glob, or a token file (.bin of uint16, .npy); see
+        source: "python-stdlib", or a file, a folder or a glob of text, JSON Lines, Parquet, Arrow or token ids; see
             docs/howto/own-data.md.
         tokenizer: "bytes", or the path of a Hugging Face tokenizer.json.
         mask_probability: share of tokens that masked-LM models must predict.
+        column: of rows, that holds their text; "a.b" is what the column a has under b.
+        on_bad_row: what to do about a row that is broken or lacks its text: refuse the data, or skip it and count it.
+        eos: whether the tokenizer's separator comes after each document, if it has one.
+        token_dtype: type of the ids in a .bin file, unless an .idx file beside it (Megatron) says its own.
     """
 
-    source: str = "python-stdlib"
+    source: str = DataSource.PYTHON_STDLIB.value
     tokenizer: str = "bytes"
     mask_probability: float = 0.15
+    column: str = "text"
+    on_bad_row: OnBadRow = OnBadRow.REFUSE
+    eos: bool = True
+    token_dtype: TokenDType = TokenDType.UINT16
+
+
+class ParameterRule(Section, frozen=True):
+    """[[train.parameters]]
+
+    Attributes:
+        match: names of parameters, as checkpoints have them, with * and ?. The first rule that matches a parameter
+            holds for it.
+        learning_rate_factor: what the learning rate is multiplied by.
+        weight_decay: of these parameters, whatever their dimensions; left out: as [train] says.
+    """
+
+    match: str
+    learning_rate_factor: float = 1.0
+    weight_decay: float | None = None
+
+
+OPTIMIZER_FIELDS: Mapping[str, object] = {
+    "betas": (0.9, 0.95),
+    "eps": 1e-8,
+    "weight_decay": 0.1,
+    "momentum": 0.9,
+    "nesterov": False,
+}
+"""Fields that an optimizer may have defaults of its own for, and what they are where it does not heed them."""
+
+_THE_OPTIMIZERS: Any = None
 
 
 class TrainSection(Section, frozen=True):
@@ -161,17 +216,26 @@ class TrainSection(Section, frozen=True):
         global_batch: sequences in one step; never changes.
         microbatch: sequences in one microbatch; divides global_batch.
         sequence_length: tokens in a sequence.
-        learning_rate: peak learning rate of AdamW.
-        lr_schedule: constant, linear or cosine decay after the warm-up, to min_lr_ratio of the peak
-            at `steps`.
+        optimizer: adamw, adam, sgd or lion; see docs/howto/optimizers.md for what each computes.
+        learning_rate: peak learning rate.
+        lr_schedule: how it goes on after the warm-up: constant, linear, cosine, wsd, inverse-sqrt, or "module:function"
+            of the step, which returns what learning_rate is multiplied by.
         warmup_steps: steps of linear warm-up from zero.
-        min_lr_ratio: where the decay ends, as a share of learning_rate.
-        betas: AdamW's.
-        eps: AdamW's.
-        weight_decay: decoupled, on parameters with two or more dimensions.
+        min_lr_ratio: where the decay of linear, cosine and wsd ends, as a share of learning_rate.
+        decay_steps: of wsd: the last steps, over which it decays; 0: a tenth of all.
+        betas: of adamw, adam (default [0.9, 0.999]) and lion (default [0.9, 0.99]).
+        eps: of adamw and adam.
+        weight_decay: on parameters with two or more dimensions; decoupled (adamw, lion), or added to the gradient (adam
+            and sgd, default 0).
+        momentum: of sgd; 0: none.
+        nesterov: whether sgd's momentum is Nesterov's.
+        parameters: rules for some of the parameters.
         clip_norm: global gradient norm limit; 0 turns clipping off.
         seed: of initial weights, sampling, masking and dropout.
         dtype: compute dtype.
+        boundary_dtype: what activations and their gradients are rounded to between any two layers, whether or not the
+            plan cuts there. Messages of bfloat16 have half the bytes of float32. An emulated device's messages have the
+            bytes that its profile gives them.
         activation_checkpointing: recompute each layer's forward in its backward.
         numerics: exact or fast.
         when_not_finite: what to do with a step whose loss or gradient is NaN or infinite: stop (save the state before
@@ -183,23 +247,87 @@ class TrainSection(Section, frozen=True):
     global_batch: int
     microbatch: int
     sequence_length: int
+    optimizer: OptimizerName = OptimizerName.ADAMW
     learning_rate: float = 3e-4
-    lr_schedule: LrSchedule = LrSchedule.COSINE
+    lr_schedule: str = LrSchedule.COSINE.value
     warmup_steps: int = 0
     min_lr_ratio: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.1
+    decay_steps: int = 0
+    betas: tuple[float, float] = _THE_OPTIMIZERS
+    eps: float = _THE_OPTIMIZERS
+    weight_decay: float = _THE_OPTIMIZERS
+    momentum: float = _THE_OPTIMIZERS
+    nesterov: bool = _THE_OPTIMIZERS
+    parameters: tuple[ParameterRule, ...] = ()
     clip_norm: float = 1.0
     seed: int = 0
     dtype: DType = DType.FLOAT32
+    boundary_dtype: DType = DType.FLOAT32
     activation_checkpointing: bool = False
     numerics: Numerics = Numerics.EXACT
     when_not_finite: WhenNotFinite = WhenNotFinite.STOP
 
+    def __post_init__(self) -> None:
+        for name, value in self.optimizer_defaults.items():
+            if getattr(self, name) is None:
+                msgspec.structs.force_setattr(self, name, value)
+
+    @property
+    def optimizer_defaults(self) -> Mapping[str, object]:
+        """What the fields of optimizers are where the job does not say."""
+        return {**OPTIMIZER_FIELDS, **self.optimizer_fields}
+
+    @property
+    def optimizer_fields(self) -> Mapping[str, object]:
+        """The fields that the job's optimizer heeds, with their defaults."""
+        known = [*OptimizerName]  # a job made in Python may have another one, which is refused later
+        return OptimizerName(self.optimizer).load().fields if self.optimizer in known else {}
+
     @property
     def num_microbatches(self) -> int:
         return self.global_batch // self.microbatch
+
+
+class EvalTarget(Section, frozen=True):
+    """[eval.stop_at]
+
+    Attributes:
+        metric: loss, perplexity or accuracy.
+        value: the run ends at a loss or a perplexity of at most this, or at an accuracy of at least this.
+    """
+
+    metric: EvalMetric
+    value: float
+
+
+class EvalSection(Section, frozen=True):
+    """[eval]
+
+    How the model does on data that it is never trained on (share or source); see docs/howto/evaluation.md.
+
+    Attributes:
+        share: share of the data's windows that are held out: the same ones whatever train.seed is, scattered over all
+            of them, rounded up to whole microbatches.
+        source: as data.source: data of their own.
+        every: steps between evaluations; the last step is evaluated too. 0: the model is not evaluated.
+        microbatches: of train.microbatch samples, that each evaluation takes; always the same ones.
+        metric: by which the best checkpoint is chosen: loss, perplexity or accuracy.
+        keep_best: a checkpoint is written at each evaluation, and the best one stays beside the newest ones.
+        stop_at: end the run as soon as an evaluation reaches this, for instance {metric = "accuracy", value = 0.9}.
+    """
+
+    share: float = 0.0
+    source: str = ""
+    every: int = 0
+    microbatches: int = 8
+    metric: EvalMetric = EvalMetric.LOSS
+    keep_best: bool = True
+    stop_at: EvalTarget | None = None
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return self.share > 0 or self.source != ""
 
 
 class ClusterSection(Section, frozen=True):
@@ -210,7 +338,8 @@ class ClusterSection(Section, frozen=True):
         devices_per_node: worker processes on each.
         device: cpu, cuda, or emulated: processes, messages and recoveries as ever, but nothing is computed; layers
             and messages take the times that `profile` gives, losses and weights are made up, no data is needed.
-        profile: file of a model profile; only for an emulated device, which needs it.
+        profile: file of a model profile. An emulated device needs it; on a real one the layers are not measured, and
+            the run begins with the profile's costs.
         memory_gb: memory of one device in GB (10**9 bytes); 0: as much as it has. The workers of a host's processors
             share its memory: there 0 sets no limit.
         storage_gb_per_s: GB (10**9 bytes) a second that a node is expected to read checkpoints with, until the run has
@@ -233,7 +362,7 @@ class ClusterSection(Section, frozen=True):
     profile: str | None = None
     memory_gb: float = 0.0
     storage_gb_per_s: float = 1.0
-    schedule: PipelineSchedule = PipelineSchedule.EAGER_ONE_F_ONE_B
+    schedule: ScheduleKind = ScheduleKind.EAGER_ONE_F_ONE_B
     port: int = 0
     launcher: Launcher = Launcher.LOCAL
     host: str = LOOPBACK
@@ -241,7 +370,7 @@ class ClusterSection(Section, frozen=True):
     most_workers: int = 0
 
     def zone_of(self, node: int) -> str:
-        """Of a node that is a process of this machine; "": none."""
+        """Returns the zone of a node that is a process of this machine; "": it has none."""
         return self.zones[node % len(self.zones)] if self.zones else ""
 
 
@@ -281,7 +410,7 @@ class ResilienceSection(Section, frozen=True):
     policy: PolicyName = PolicyName.ADAPTIVE
     redundancy: RedundancyMode = RedundancyMode.EAGER_LAZY
     allow_drop: bool = False
-    mean_time_between_failures_s: float = 10_800.0
+    mean_time_between_failures_s: float = MEAN_TIME_BETWEEN_FAILURES_S
     failure_trace: str = ""
     when_exhausted: WhenExhausted = WhenExhausted.EXIT
     min_nodes_per_pipeline: int = 0
@@ -328,5 +457,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     train: TrainSection
     cluster: ClusterSection
     data: DataSection = DataSection()
+    eval: EvalSection = EvalSection()
     resilience: ResilienceSection = ResilienceSection()
     run: RunSection = RunSection()

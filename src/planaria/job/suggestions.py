@@ -107,7 +107,7 @@ _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w-]*(\.\d+[\w-]*)*")
 def did_you_mean(
     given: object, names: Iterable[str], *, prefix: str = "", elsewhere: Mapping[str, str] | None = None
 ) -> str:
-    """The question to append to a refusal, with a space before it; "" where nothing comes near.
+    """Returns the question to append to a refusal, with a space before it; "" where nothing comes near.
 
     Args:
         given: what was written.
@@ -135,7 +135,7 @@ def _of_passes(key: str) -> str:
 
 
 def hub_hint(path: str, *wanted: str) -> str:
-    """How to get what is on the Hugging Face hub, where a path that is not there looks like a name there; else "".
+    """Returns how to get what is on the Hugging Face hub where a path that does not exist may be a name there, or "".
 
     Args:
         path: that is not there.

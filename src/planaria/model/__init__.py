@@ -1,8 +1,9 @@
 """Models as lists of layers.
 
-- `model`, `load`: what the rest must know; from [model] to one; `gpt2`, `bert`, `llama`, `huggingface`: families.
-- `function`: a user's Python function; `grouping`: parameters to groups.
-- `initial`, `weights`, `loss`, `export`.
-
-A new family is a module with a `build` function and a line in `load`.
+- `model`: what the rest must know of one; `load`: from [model] to one.
+- `recording`: what a model's own forward does between its blocks; `cutting`: layers of that.
+- `huggingface`: any model of transformers; its `config`, its `weights` in a folder, its `comparison` with the whole.
+- `function`: a user's Python function.
+- `grouping`: parameters to groups, those tied between layers together; `initial`: random numbers of first weights.
+- `training`: optimizers, and what each parameter is trained with. `loss`; `export`: weights as a Hugging Face folder.
 """

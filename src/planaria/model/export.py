@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from planaria.job.settings import Job
-from planaria.model.initial import SkipRandomFill
-from planaria.model.load import load_family, load_huggingface_model
+from planaria.model.huggingface import HuggingFaceModel
+from planaria.model.load import load_huggingface_model
 from planaria.model.model import ModelError
 
 
@@ -29,7 +29,7 @@ def export(
         tensors: every parameter, by `ParameterSpec.name`.
         folder: made if absent; files of the same names are replaced.
         eos_token_id: of the tokenizer; None: it has none.
-        pad_token_id: likewise.
+        pad_token_id: the id of the token that fills up; None: there is none.
 
     Raises:
         ModelError: the model is not a Hugging Face model, or `tensors` are not its parameters.
@@ -39,11 +39,7 @@ def export(
             f"model.type = {job.model.type!r}: only Hugging Face models can be exported. "
             "Read the checkpoint's tensors instead."
         )
-    family = load_family(job.model.type)
-    if family.embedding not in tensors:
-        raise ModelError(f"no tensor {family.embedding!r}. Export with the job file of the run.")
-    vocab_size = tensors[family.embedding].shape[0]
-    model = load_huggingface_model(job.model, job.train, vocab_size=vocab_size)
+    model = _model_of(job, tensors)
     shapes = {spec.name: spec.shape for group in model.groups for spec in group.parameters}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     differences = sorted(name for name in shapes | found if shapes.get(name) != found.get(name))
@@ -53,23 +49,20 @@ def export(
             f"{len(differences)} tensors are not this job's model's: {name!r} has shape {found.get(name)}, "
             f"expected {shapes.get(name)}. Export with the job file of the run."
         )
-    model.config.bos_token_id = model.config.eos_token_id = eos_token_id
-    model.config.pad_token_id = pad_token_id
-    with SkipRandomFill():
-        whole: Any = family.model_class(model.config)
-    _fill(whole, tensors)
-    whole.eval().save_pretrained(folder)
+    config: Any = model.config
+    if hasattr(config, "vocab_size"):
+        config.bos_token_id = config.eos_token_id = eos_token_id
+        # Some models cannot do without the one that they were made with.
+        config.pad_token_id = getattr(config, "pad_token_id", None) if pad_token_id is None else pad_token_id
+    model.whole(tensors).save_pretrained(folder)
 
 
-def _fill(whole: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    parameters = dict(whole.named_parameters(remove_duplicate=False))
-    filled = set()
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            parameters[name].copy_(tensor)
-            filled.add(id(parameters[name]))
-        for name, parameter in parameters.items():
-            if id(parameter) not in filled:
-                # Untied BERT keeps a bias beside its decoder's that no forward reads.
-                assert name == "cls.predictions.bias", f"{name} was not trained"
-                parameter.zero_()
+def _model_of(job: Job, tensors: Mapping[str, torch.Tensor]) -> HuggingFaceModel:
+    """Returns the job's model, with as many rows as its embedding has there."""
+    model = load_huggingface_model(job.model, job.train, vocab_size=None)
+    name = model.embedding
+    if name is None:
+        return model
+    if name not in tensors:
+        raise ModelError(f"no tensor {name!r}. Export with the job file of the run.")
+    return load_huggingface_model(job.model, job.train, vocab_size=tensors[name].shape[0])

@@ -129,6 +129,8 @@ def load_function_model(section: ModelSection, train: TrainSection, *, vocab_siz
     field = f"model.type = {section.type!r}"
     if section.weights is not None:
         raise ModelError(f"model.weights = {section.weights!r}: a function makes its own weights. Load them there.")
+    if section.split_at:
+        raise ModelError(f"model.split_at = {list(section.split_at)}: a list of layers is cut already. Leave it out.")
     function = import_function(section.type, "model.type")
     loss = token_cross_entropy if section.loss is None else import_function(section.loss, "model.loss")
     try:

@@ -15,7 +15,7 @@ class LayerParameter:
     Attributes:
         name: unique in the model; two layers that give the same name share the parameter.
         local: its name within the layer's module.
-        shape: of the tensor.
+        shape: the tensor's shape.
     """
 
     name: str

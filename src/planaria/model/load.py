@@ -1,23 +1,19 @@
 """Loads the model of a job's [model] section as a list of layers.
 
-transformers is imported only when a Hugging Face family is asked for.
+transformers is imported only when a Hugging Face model is asked for.
 """
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from planaria.job.settings import ModelSection, TrainSection
+from planaria.job.settings import AUTO_MODEL, ModelSection, TrainSection
 from planaria.model.function import load_function_model
 from planaria.model.model import Model, ModelError
+from planaria.model.training.treatment import check_rules
 
 if TYPE_CHECKING:
-    from planaria.model.huggingface import Family, HuggingFaceModel
-
-MODEL_TYPES = ("bert", "gpt2", "llama")
-"""Hugging Face model types that can be cut; each is a module beside this one."""
+    from planaria.model.huggingface import HuggingFaceModel
 
 
 def load_model(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> Model:
@@ -32,46 +28,65 @@ def load_model(section: ModelSection, train: TrainSection, *, vocab_size: int | 
         ModelError: the model cannot be built or cut; names the field, the value and the remedy.
     """
     if ":" in section.type:
-        return load_function_model(section, train, vocab_size=vocab_size)
-    return load_huggingface_model(section, train, vocab_size=vocab_size)
-
-
-def load_family(model_type: str) -> Family:
-    """Returns how models of a Hugging Face type are cut.
-
-    Raises:
-        ModelError: planaria does not know the type.
-    """
-    if model_type not in MODEL_TYPES:
-        close = get_close_matches(model_type, MODEL_TYPES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        own = load_function_model(section, train, vocab_size=vocab_size)
+        check_rules(own, train)
+        return own
+    model = load_huggingface_model(section, train, vocab_size=vocab_size)
+    if model.has_running_statistics:
         raise ModelError(
-            f"model.type = {model_type!r} is not known.{hint} There are {', '.join(MODEL_TYPES)}, and "
-            '"module:function" for any Python function that returns a list of layers.'
+            f"model.type = {section.type!r}: it has batch norms, whose running statistics depend on the order of "
+            "microbatches. Choose a model without."
         )
-    family: Family = import_module(f"planaria.model.{model_type}").FAMILY
-    return family
+    check_rules(model, train)
+    return model
+
+
+def compare_with_whole(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> None:
+    """Refuses a model that gives other numbers cut than whole, once, when a job starts. Raises ModelError."""
+    if ":" in section.type:
+        return
+    from planaria.model.comparison import compare
+
+    compare(load_huggingface_model(section, train, vocab_size=vocab_size), section, train)
+
+
+def import_what_a_model_needs(model_type: str) -> None:
+    """Imports the code of a Hugging Face model type, if it is one, so that processes to come are forked with it."""
+    if ":" not in model_type:
+        import planaria.model.comparison  # noqa: F401
+        from planaria.model.config import import_code
+
+        import_code(model_type)
 
 
 def load_huggingface_model(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> HuggingFaceModel:
     """Loads the model of a section whose type is a Hugging Face type; otherwise as `load_model`."""
-    family = load_family(section.type)
-
-    from planaria.model.huggingface import HuggingFaceModel, make_config
+    from planaria.model.config import check_length, config_class, example_batch, make_config, model_class
+    from planaria.model.huggingface import HuggingFaceModel
     from planaria.model.weights import WeightsFolder
 
+    if section.type == AUTO_MODEL and section.weights is None:
+        raise ModelError('model.type = "auto" is the type of model.weights, and that is missing. Name a folder.')
+    if section.type != AUTO_MODEL:
+        config_class(section.type)
     if section.loss is not None:
         raise ModelError(
             f"model.loss = {section.loss!r}: a {section.type} model has its own loss. Remove the field, "
             "or give the model as a function."
         )
-    weights = None if section.weights is None else WeightsFolder(section.weights, section.type)
-    config = make_config(family, section.config, weights, vocab_size)
-    field = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
-    positions = config.max_position_embeddings
-    if train.sequence_length > positions:
-        raise ModelError(
-            f"train.sequence_length = {train.sequence_length} is more than the model's {positions} "
-            f"positions. Set model.config.{field} = {train.sequence_length}, or shorten it."
-        )
-    return HuggingFaceModel(family, config, weights)
+    weights = None
+    if section.weights is not None:
+        weights = WeightsFolder(section.weights, None if section.type == AUTO_MODEL else section.type)
+    model_type = section.type if weights is None else weights.config["model_type"]
+    config = make_config(model_type, section.config, weights, vocab_size)
+    check_length(config, train)
+    architectures = weights.config.get("architectures") if weights is not None else None
+    made_by, masked_lm = model_class(config, architectures[0] if architectures else None)
+    return HuggingFaceModel(
+        made_by,
+        config,
+        example_batch(config, made_by, train),
+        masked_lm=masked_lm,
+        split_at=section.split_at,
+        weights=weights,
+    )

@@ -24,7 +24,7 @@ class ParameterSpec:
 
     Attributes:
         name: unique in the model; for a Hugging Face model, its name in the state dict.
-        shape: of the tensor.
+        shape: the tensor's shape.
         decays: whether weight decay applies (two or more dimensions).
         uses: (layer, name within that layer's module), ascending; more than one when it is tied.
     """

@@ -1,11 +1,11 @@
 """The plan: placement, routes, owners and transfers of one generation, and what follows from it alone.
 
-- `plan`, `pipeline`: the object; `validate`: what every plan must satisfy.
-- `settings`: what a job asks of its plans; `ledger`, `sync_rounds`: whose gradients, summed in which order.
-- `program/`: from a plan to each worker's instructions.
-- `costs/`: what layers, stages and pipelines cost.
-- `compiled`: loops that numba compiles; `quantities`: sizes in words; `thresholds`: what is clearly better.
+- `plan`, `pipeline`: the object; `validate`: what every plan must satisfy; `errors`: why there is none.
+- `schedule_kind`: 1f1b, gpipe, zb-h1, ...: how many microbatches each keeps in flight, and whether backwards are split.
+- `settings`: what a job asks of its plans; `ledger`: whose gradients an accumulator has; `sync_rounds`: who sums when;
+  `sum_slices`: who adds up which part of a sum.
+- `program/`: from a plan to each worker's instructions; `costs/`: what layers, stages and pipelines cost.
+- `compiled`: loops that numba compiles; `quantities`: sizes in words; `thresholds`: when searches end.
 
-It imports `job` alone and knows no planner: how plans are found is for `planaria.planner`. Called, the package
-is the public function `planaria.plan(job)`.
+It imports nothing of Planaria, and knows no planner. Called, the package is the function `planaria.plan(job)`.
 """

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import cache
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import numpy as np
+
+from planaria.plan.thresholds import WORTH_COMPILING_S
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,8 +21,6 @@ R = TypeVar("R")
 Numbers = Any
 """A kernel's array as its loops see it: the array itself, or a list of its rows."""
 
-WORTH_S = 1.0
-"""Seconds of interpreted loops from which importing numba pays off."""
 
 _loaded: list[bool] = []
 
@@ -44,21 +44,25 @@ class Work:
     Args:
         ahead_s: seconds that the work is expected to take, interpreted.
         compiled: whether it is done compiled; None: where it pays.
+
+    Attributes:
+        interpreted_s: seconds of interpreted loops of all works of this process: numba pays for all of them.
     """
 
+    interpreted_s: ClassVar[float] = 0.0
+
     def __init__(self, ahead_s: float = 0.0, *, compiled: bool | None = None) -> None:
-        self._compiled = True if compiled is None and ahead_s >= WORTH_S else compiled
-        self._interpreted_s = 0.0
+        self._compiled = True if compiled is None and ahead_s >= WORTH_COMPILING_S else compiled
 
     @property
     def compiled(self) -> bool:
         if self._compiled is None:
-            return numba_is_loaded() or self._interpreted_s >= WORTH_S
+            return numba_is_loaded() or Work.interpreted_s >= WORTH_COMPILING_S
         return self._compiled
 
     def add(self, interpreted_s: float) -> None:
         """Counts what was done, or is to be done next, in seconds of interpreted loops."""
-        self._interpreted_s += interpreted_s
+        Work.interpreted_s += interpreted_s
 
 
 class Kernel(Generic[P, R]):

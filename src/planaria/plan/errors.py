@@ -10,7 +10,7 @@ class TooFewNodes(PlanError):
 
     Attributes:
         needed: nodes, (f + 1) n0.
-        left: live nodes.
+        left: how many nodes live.
     """
 
     def __init__(self, needed: int, left: int, replicas: int) -> None:

@@ -6,7 +6,7 @@ A plan that keeps a pipeline keeps the object, so what was found out about it on
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import NewType
 
@@ -32,6 +32,27 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False
         return range(self.first_layer, self.end_layer)
 
 
+def renamed(worker: WorkerId, name_of: Mapping[NodeId, NodeId], devices_per_node: int) -> WorkerId:
+    """Returns the worker of the same device on the node of that name."""
+    node, device = divmod(worker, devices_per_node)
+    return WorkerId(name_of[NodeId(node)] * devices_per_node + device)
+
+
+def renamed_stages(
+    stages: Iterable[Stage], name_of: Mapping[NodeId, NodeId], devices_per_node: int
+) -> tuple[Stage, ...]:
+    """Returns the same stages on the nodes of these names."""
+    return tuple(
+        Stage(
+            worker=renamed(stage.worker, name_of, devices_per_node),
+            first_layer=stage.first_layer,
+            end_layer=stage.end_layer,
+            num_devices=stage.num_devices,
+        )
+        for stage in stages
+    )
+
+
 def runs_of(worker: WorkerId, layers: Collection[int], num_devices: int = 1) -> list[Stage]:
     """Returns the contiguous ranges of a worker's layers, as stages on its devices."""
     runs: list[Stage] = []
@@ -47,7 +68,7 @@ class Form(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
     Attributes:
         stages: of each its first layer and end layer, its devices, the number of its node among the pipeline's in the
             order of the stages, and of its first device there.
-        num_nodes: that it has.
+        num_nodes: how many nodes it has.
     """
 
     stages: tuple[tuple[int, int, int, int, int], ...]

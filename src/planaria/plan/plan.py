@@ -56,7 +56,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
 
     Attributes:
         layers: the layers that use the group, ascending.
-        size_bytes: bytes of its parameters.
+        size_bytes: bytes of its parameters. What travels of a sum has as many.
         optimizer_bytes: of the optimizer's state; None: twice the parameters' (AdamW, all in one precision).
     """
 
@@ -97,14 +97,26 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False
         return tuple((hop.worker, hop.first_layer, hop.end_layer) for hop in self.hops)
 
 
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
+    """A pass of forwards over samples that are not trained on, before the step that the plan is for.
+
+    Attributes:
+        num_microbatches: how many microbatches are evaluated.
+        routes: of each of them; only the last layer counts, whose loss is all that is wanted.
+    """
+
+    num_microbatches: int
+    routes: tuple[Route, ...]
+
+
 class Transfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Transfer of one group's state (parameters and optimizer) from `source` to `target` before the plan's first step.
 
     Attributes:
-        group: which.
+        group: the number of the group that moves.
         source: a worker that holds a replica.
         target: a worker that will.
-        part: first byte and end of the group's parameters that go, with the moments of the same ones; None: the whole
+        part: first byte and end of the group's parameters that go, with the state of the same ones; None: the whole
             group. The parts of a group that go to one target come from different sources and are the whole together.
     """
 
@@ -226,6 +238,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
             all: the orders of workers whose routes cross go by them. None: all alike.
         dropped: microbatches that the plan leaves out of the step, ascending: no route has them and no layer counts
             them; what a worker has accumulated of them is void. Only a policy that may drop samples leaves any out.
+        evaluation: what the plan's workers do instead of the step; None: they do the step. Another plan follows for the
+            step itself, which has the same placement and routes if nothing comes between.
     """
 
     generation: int
@@ -243,6 +257,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
     spare_in_flight: int = 0
     layer_units: tuple[tuple[int, int, int], ...] = ()
     dropped: tuple[int, ...] = ()
+    evaluation: Evaluation | None = None
 
     @property
     def num_counted(self) -> int:
@@ -275,6 +290,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         if per_node == 1:
             return cast("tuple[NodeId, ...]", self.workers)
         return tuple(sorted({NodeId(worker // per_node) for worker in self.workers}))
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of state that its transfers move."""
+        return sum(move.moved_bytes(self.groups[move.group]) for move in self.transfers)
 
     @cached_property
     def is_apart(self) -> bool:
@@ -371,6 +391,39 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         known = self.__dict__
         new.__dict__.update({name: known[name] for name in _PLACEMENT if name in known})
         return new
+
+    @cached_property
+    def of_step(self) -> Plan:
+        """The plan as it does the step, without an evaluation before it."""
+        return self if self.evaluation is None else self.renewed(evaluation=None)
+
+    @cached_property
+    def of_pass(self) -> Plan:
+        """The plan with the routes and microbatches that its workers are at: an evaluation's in place of the step's."""
+        if self.evaluation is None:
+            return self
+        return self.renewed(
+            routes=self.evaluation.routes, num_microbatches=self.evaluation.num_microbatches, dropped=()
+        )
+
+    @property
+    def counting_layers(self) -> range:
+        """Layers for which a pass counts each microbatch: all; of an evaluation the last, which has the loss."""
+        return range(0 if self.evaluation is None else self.num_layers - 1, self.num_layers)
+
+    def evaluating(self, num_microbatches: int) -> Plan:
+        """Returns the plan that first evaluates so many microbatches, dealt out over the step's routes as the step's
+        own microbatches are, in turn."""
+        hops_of = {m: route.hops for route in self.routes for m in route.microbatches}
+        turns = [hops_of[m] for m in sorted(hops_of)]
+        dealt: dict[tuple[Stage, ...], list[int]] = {}
+        for microbatch in range(num_microbatches):
+            dealt.setdefault(turns[microbatch % len(turns)], []).append(microbatch)
+        routes = tuple(
+            Route(hops=hops, microbatches=tuple(own), born=self.generation, counted=(self.num_layers - 1,))
+            for hops, own in dealt.items()
+        )
+        return self.renewed(evaluation=Evaluation(num_microbatches=num_microbatches, routes=routes))
 
     def following(self, before: Plan) -> Plan:
         """Returns this plan, with what is cached about the owners of layers taken over from `before` where pipelines

@@ -11,6 +11,10 @@ def size(size_bytes: int) -> str:
     return f"{size_bytes} bytes"
 
 
-def count(number: int, noun: str, plural: str | None = None) -> str:
-    """Returns a number of things: "1 node", "2 nodes"."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def count(number: int, noun: str) -> str:
+    """Returns a number of things: "1 node", "2 batches", "2 recoveries"."""
+    if number == 1:
+        return f"1 {noun}"
+    if noun.endswith("y") and not noun.endswith("ay"):
+        return f"{number} {noun[:-1]}ies"
+    return f"{number} {noun}es" if noun.endswith("ch") else f"{number} {noun}s"

@@ -28,7 +28,7 @@ class PlannerSettings:
         num_microbatches: microbatches in one step, over all pipelines.
         fault_tolerance: f. Plans have at least f + 1 pipelines.
         num_nodes: nodes at job start; templates are made for it and serve any smaller number.
-        devices_per_node: M.
+        devices_per_node: M: the devices, and so workers, of each node.
         memory_bytes: of one device; 0: unlimited.
         min_nodes: n0, the nodes of the smallest pipeline; 0: the fewest that the memory allows.
         schedule: order of forwards and backwards.

@@ -21,17 +21,21 @@ def validate(
     """Checks every invariant of a plan.
 
     Args:
-        plan: to be checked.
+        plan: the plan to check.
         fault_tolerance: f; given, every layer must have f + 1 replicas, on nodes of their own.
         already: what live accumulators hold beside the routes' work; default: nothing. Together with the
             routes it must count every microbatch exactly once for every layer. What it has of microbatches that
-            the plan leaves out is void.
+            the plan leaves out is void. Given for an evaluation, the plan finishes that, and its step is not looked at.
         dropped: the microbatches that the policy means to leave out. The plan must leave out exactly those.
         arrived: shadows are replicas though their state is under way, see `planaria.plan.validate`.
 
     Raises:
         PlanError: the first invariant found broken, with its values.
     """
+    if plan.evaluation is not None:
+        if already is None:
+            validate(plan.of_step, fault_tolerance=fault_tolerance, dropped=dropped, arrived=arrived)
+        plan, dropped, fault_tolerance = plan.of_pass, (), None
     _check_placement(plan)
     _check_order(plan)
     _check_dropped(plan, dropped)
@@ -213,7 +217,8 @@ def _check_counts(plan: Plan, already: Ledger | None) -> None:
                 _require(not twice, f"microbatch {twice.bit_length() - 1} is counted twice for layer {layer}")
                 bits[layer] |= mask
     everything = ((1 << plan.num_microbatches) - 1) & ~left_out
-    for layer, mask in enumerate(bits):
+    for layer in plan.counting_layers:
+        mask = bits[layer]
         if mask == everything:
             continue
         extra = mask & left_out
@@ -302,7 +307,7 @@ def lacking(plan: Plan, fault_tolerance: int, *, arrived: bool = False) -> dict[
 
     Args:
         plan: whose replicas they are.
-        fault_tolerance: f.
+        fault_tolerance: f: how many nodes may be lost at once.
         arrived: see `num_replicas`.
     """
     found: dict[int, int] = {}

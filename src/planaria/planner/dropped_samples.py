@@ -158,7 +158,7 @@ def shares(
     Args:
         kept: of the pipelines that go on as they were.
         times: of every whole pipeline, seconds of its step with 1, 2, ... microbatches.
-        num_microbatches: of a step.
+        num_microbatches: microbatches in a step.
         num_before: pipelines of the plan in force, whole or not.
     """
     taken = {microbatch for own in kept.values() for microbatch in own}

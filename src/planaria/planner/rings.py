@@ -63,9 +63,9 @@ def spread(nodes: Sequence[NodeId], num_rings: int, depth: int, zones: Zones) ->
 
     Args:
         nodes: at least num_rings * depth; the first ones are taken.
-        num_rings: pipelines.
-        depth: nodes of each.
-        zones: of the nodes.
+        num_rings: how many pipelines.
+        depth: nodes of each pipeline.
+        zones: node -> its zone.
     """
     chosen = sorted(nodes)[: num_rings * depth] if not zones else _balanced(sorted(nodes), num_rings * depth, zones)
     order: list[NodeId] = []
@@ -162,11 +162,11 @@ def refilled(
 
     Args:
         rings: of the pipelines as they are.
-        number: wanted.
-        depth: nodes of each.
+        number: how many are wanted.
+        depth: nodes of each pipeline.
         waiting: live nodes in no ring.
         needs: bytes that a node lacks for a place.
-        zones: of the nodes.
+        zones: node -> its zone.
     """
     order = sorted(range(len(rings)), key=lambda at: (sum(node is None for node in rings[at]), at))
     kept = sorted(order[:number])

@@ -17,20 +17,10 @@ from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.plan import NodeId, Pipeline, Plan, ScheduleKind
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.thresholds import DETOUR_GAIN
+from planaria.plan.thresholds import DETOUR_BUDGET, DETOUR_HEADS, DETOUR_SPARES, STEPS_EQUAL
 from planaria.planner.reroute.plans import rerouted
 from planaria.planner.reroute.routes import Detours, Freedom, MicrobatchAssignment
 from planaria.policy.interface import Pieces, result_of
-
-HEADS = (0.0, 1.0, 2.0)
-"""Weights of a worker's wait for its first microbatch as load; which is best depends on the order of work."""
-
-SPARE = (4, 2, 1, 0, 8, 16, 32)
-"""Spare microbatches in flight, as tried in order: with 4 most steps are as short as can be."""
-
-BUDGET = 15_000
-"""Units of work (a phase of a hop for one microbatch) that are simulated: a tenth of a second at most, but for plans
-of which two take longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +28,8 @@ class Rerouted:
     """The best plan found.
 
     Attributes:
-        plan: it.
-        step_time_s: simulated.
+        plan: the plan.
+        step_time_s: the simulated seconds of a step.
         lower_bound_s: of every plan on the same stages.
     """
 
@@ -60,7 +50,7 @@ def fastest_detours(
     generation: int,
     *,
     conditions: Conditions = AS_PROFILED,
-    budget: int = BUDGET,
+    budget: int = DETOUR_BUDGET,
 ) -> Rerouted | None:
     """Returns the plan with the shortest step on these stages, which own every layer; None where none fits the memory.
 
@@ -76,7 +66,7 @@ def detours_in_pieces(
     generation: int,
     *,
     conditions: Conditions = AS_PROFILED,
-    budget: int = BUDGET,
+    budget: int = DETOUR_BUDGET,
 ) -> Pieces[Rerouted | None]:
     """Finds `fastest_detours`, with a pause before each simulated step."""
     return _Search(profile, settings, pipelines, generation, conditions, budget).run()
@@ -141,7 +131,7 @@ class _Search:
             Detours(self._pipelines, self._costs, self._profile.num_layers, freedom, self._speeds)
             for freedom in freedoms
         ]
-        for head in HEADS:
+        for head in DETOUR_HEADS:
             for detours in ways:
                 assignment = detours.deal(self._settings.num_microbatches, head)
                 if assignment.hops not in seen:
@@ -154,7 +144,7 @@ class _Search:
         if self._is_full:
             return [(own, 0)]
         kinds = dict.fromkeys((ScheduleKind.ZERO_BUBBLE_H1, own, ScheduleKind.ONE_F_ONE_B))
-        return [(kind, spare) for kind in kinds for spare in SPARE if spare <= SPARE[0]]
+        return [(kind, spare) for kind in kinds for spare in DETOUR_SPARES if spare <= DETOUR_SPARES[0]]
 
     def _other_orders(self) -> Pieces[None]:
         """Tries orders for the best assignment: less memory where it is free, more where it gains time, the job's."""
@@ -162,13 +152,13 @@ class _Search:
         _, assignment, (kind, spare), _ = self._best
         if self._is_full:
             return
-        for less in sorted((other for other in SPARE if other < spare), reverse=True):
+        for less in sorted((other for other in DETOUR_SPARES if other < spare), reverse=True):
             yield
             if self._left <= 0 or not self._try(assignment, (kind, less), instead=True):
                 break
-        if spare < SPARE[0]:
+        if spare < DETOUR_SPARES[0]:
             return  # memory is short
-        for more in sorted(other for other in SPARE if other > spare):
+        for more in sorted(other for other in DETOUR_SPARES if other > spare):
             yield
             if self._is_close() or self._left <= 0 or not self._try(assignment, (kind, more)):
                 break
@@ -178,7 +168,7 @@ class _Search:
 
     def _is_close(self) -> bool:
         """Returns whether the best is so near the bound that nothing much shorter can be found."""
-        return self._best is not None and self._best[0] <= (1 + DETOUR_GAIN) * self._bound_s
+        return self._best is not None and self._best[0] <= (1 + STEPS_EQUAL) * self._bound_s
 
     def _plan(self, assignment: MicrobatchAssignment, order: _Order) -> Plan:
         return rerouted(
@@ -195,7 +185,7 @@ class _Search:
         """Takes a plan if it fits and is clearly faster than the best, or `instead` of it as fast; returns whether."""
         plan = self._plan(assignment, order)
         most_s = (
-            float("inf") if self._best is None else self._best[0] * (1 + DETOUR_GAIN if instead else 1 - DETOUR_GAIN)
+            float("inf") if self._best is None else self._best[0] * (1 + STEPS_EQUAL if instead else 1 - STEPS_EQUAL)
         )
         self._left -= 1
         seconds = step_time_s(plan, self._profile, self._conditions)

@@ -35,7 +35,7 @@ from planaria.planner.reroute.plans import Place, as_placed, left_over, places, 
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.reroute import has_room, lacking_bytes, nodes_without_place
-from planaria.policy.sentences import capital, join, nodes_are
+from planaria.policy.sentences import join, nodes_are, told
 from planaria.policy.templates import TemplatesPolicy
 
 DROP = "drop"
@@ -96,8 +96,7 @@ class DropPolicy(Policy):
             self.planner.profile,
         )
         nodes = sorted({plan.node_of(worker) for worker in set(plan.workers) - set(live)})
-        happened = f"{'Nodes' if len(nodes) > 1 else 'Node'} {join(nodes)} lost" if nodes else "The live nodes changed"
-        reason = f"{happened}; {_left_out(new, 'this step')}."
+        reason = told(nodes_are(nodes, "lost") if nodes else "the live nodes changed", *_left_out(new, "this step"))
         return dataclasses.replace(Candidate.of(self.planner, new, "finish step", reason), dropped=dropped)
 
     def _shares(self, plan: Plan, pipelines: Sequence[Pipeline]) -> Mapping[int, Pool]:
@@ -152,9 +151,8 @@ def on_whole_pipelines(
             continue  # the worker that has it has no place in the plan, and can send nothing
         new = msgspec.structs.replace(new, schedule=planner.settings.schedule, transfers=moves)
         if planner.fits(new):
-            moved = sum(move.moved_bytes(new.groups[move.group]) for move in moves)
-            reason = reason_for(planner, request, new, moved)
-            candidate = Candidate.of(planner, new, DROP, reason, transfer_bytes=moved)
+            reason = reason_for(planner, request, new, new.moved_bytes)
+            candidate = Candidate.of(planner, new, DROP, reason, transfer_bytes=new.moved_bytes)
             short = lacking(new, planner.settings.fault_tolerance)
             return dataclasses.replace(candidate, is_degraded=bool(short), dropped=new.dropped)
     return None
@@ -192,24 +190,26 @@ def reason_for(planner: Planner, request: ReplanRequest, plan: Plan, moved_bytes
     lost = sorted(request.absent.intersection(before.nodes))
     came = sorted(set(plan.nodes) - set(before.nodes))
     parts = [nodes_are(nodes, what) for nodes, what in ((lost, "gone"), (came, "new")) if nodes]
-    happened = f"{join(parts)}; " if parts else ""
     moves = f"{size(moved_bytes)} of state move to who came" if moved_bytes else "no state moves"
     short = lacking(plan, planner.settings.fault_tolerance)
-    degraded = " Degraded: some layer has too few replicas." if short else ""
-    return capital(f"{happened}{_left_out(plan, 'every step')}, and {moves}.{degraded}")
+    degraded = "degraded: some layer has too few replicas" if short else ""
+    return told(join(parts), *_left_out(plan, "every step"), moves, degraded)
 
 
-def _left_out(plan: Plan, when: str) -> str:
-    """Returns what a plan does with broken pipelines, as a part of a sentence."""
+def _left_out(plan: Plan, when: str) -> Sequence[str]:
+    """Returns what a plan does with broken pipelines, as parts that make a sentence each."""
     broken = sum(not pipeline.is_whole(plan.num_layers) for pipeline in plan.pipelines)
-    waits = f"{count(broken, 'pipeline')} that {'is' if broken == 1 else 'are'} not whole {_waits(broken)}, and "
-    if not plan.dropped:
-        return f"{waits if broken else ''}no sample of {when} is left out"
+    waits = f"{count(broken, 'pipeline')} that {'is' if broken == 1 else 'are'} not whole {_waits(broken)}"
     scale = plan.num_counted / plan.num_microbatches
-    return (
-        f"{waits if broken else ''}{len(plan.dropped)} of {plan.num_microbatches} microbatches of {when} are left out "
-        f"(learning rate x {scale:.3g})"
+    left_out = (
+        f"no sample of {when} is left out"
+        if not plan.dropped
+        else (
+            f"{len(plan.dropped)} of {plan.num_microbatches} microbatches of {when} are left out "
+            f"(learning rate x {scale:.3g})"
+        )
     )
+    return [waits if broken else "", left_out]
 
 
 def _waits(number: int) -> str:

@@ -17,28 +17,19 @@ import msgspec
 from planaria.estimate.step_remainder import PlanInterval, StepProgress, num_units
 from planaria.plan.costs.stage_costs import stage_costs
 from planaria.plan.plan import Plan, Route, WorkerId
-from planaria.plan.thresholds import CROSSING_CLEARLY
+from planaria.plan.thresholds import (
+    CROSSING_CLEARLY,
+    FINISHING_BUDGET,
+    FINISHING_HEADS,
+    FINISHING_SHARE,
+    FINISHING_SPARE,
+    SIMULATED_UNIT_S,
+)
 from planaria.planner.finish_step.rerun_routes import along_owners
 from planaria.planner.finish_step.salvage import Undone
 from planaria.planner.reroute.plans import layer_units
 from planaria.planner.reroute.routes import Freedom
 from planaria.policy.planner import Planner
-
-BUDGET = 10_000
-"""Units of work that are simulated, to know how far the step is and to try others: a tenth of a second at most. A
-larger rest is done in the usual way; with so many pipelines, few survivors idle."""
-
-SHARE = 0.05
-"""Share of a step's time that may be spent on this search: all wait meanwhile."""
-
-UNIT_S = 1e-5
-"""Seconds that simulating a unit takes."""
-
-SPARE = 4
-"""Spare microbatches in flight for a worker whose routes cross, where the memory allows for it."""
-
-HEADS = (1.0, 0.0)
-"""Weights of the wait for a first microbatch; see `planaria.planner.reroute.routes.Detours.deal`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +37,7 @@ class Finished:
     """A plan that finishes a step.
 
     Attributes:
-        plan: it.
+        plan: the plan.
         rest_s: estimated seconds until the step is done; None: it is too large to be looked at closely.
         crosses: survivors of broken pipelines take part.
     """
@@ -96,7 +87,7 @@ def _budget(plan: Plan, planner: Planner) -> int:
     profile = planner.profile
     microbatch_s = stage_costs(profile).compute_s(0, plan.num_layers, profile.device_counts[0])
     even_s = plan.num_microbatches * microbatch_s / max(1, len(plan.workers))
-    return min(BUDGET, int(SHARE * even_s / UNIT_S))
+    return min(FINISHING_BUDGET, int(FINISHING_SHARE * even_s / SIMULATED_UNIT_S))
 
 
 def _recent(so_far: Sequence[PlanInterval], most: int) -> tuple[Sequence[PlanInterval], int]:
@@ -122,7 +113,7 @@ def _others(undone: Undone, planner: Planner, progress: StepProgress) -> Iterato
         for stage in pipeline.stages
     }
     seen = set()
-    for head in HEADS:
+    for head in FINISHING_HEADS:
         for freedom in (Freedom.BOTH, Freedom.HOME, Freedom.FREE):
             routes, busiest_s = along_owners(
                 undone.pipelines,
@@ -142,5 +133,5 @@ def _others(undone: Undone, planner: Planner, progress: StepProgress) -> Iterato
 def _within(plan: Plan, planner: Planner) -> Plan | None:
     """Returns the plan with room for microbatches held up, if there is; None where it does not fit even without."""
     ordered = msgspec.structs.replace(plan, layer_units=layer_units(planner.profile))
-    roomy = msgspec.structs.replace(ordered, spare_in_flight=max(SPARE, plan.spare_in_flight))
+    roomy = msgspec.structs.replace(ordered, spare_in_flight=max(FINISHING_SPARE, plan.spare_in_flight))
     return next((one for one in (roomy, ordered) if planner.fits(one)), None)

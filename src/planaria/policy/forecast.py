@@ -12,24 +12,7 @@ from dataclasses import dataclass, field
 
 from planaria.estimate.restore_time import Storage
 from planaria.plan.plan import NodeId
-
-DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S = 3 * 3600.0
-"""Seconds between failures: Llama 3.1's training had 419 in 54 days, one in three hours (Odyssey, section II-B)."""
-
-USUAL_DECISION_S = 0.1
-"""Processor seconds of a decision until one was measured: for 16 nodes and 64 microbatches, 2 cores of an AMD EPYC
-virtual machine."""
-
-CHANGE_S = 0.002
-"""Seconds by which a plan's first step is longer than the next, beside the decision and what is waited for, until
-measured. Of 16 emulated workers on an idle machine most were below 0.003 (docs/figures/benchmarks.md, adaptive.py)."""
-
-DEGRADED_SAVES_S = 60.0
-"""Seconds between checkpoints under a degraded plan, where the user wants none every so many steps."""
-
-RESTORE_S = 1.0
-"""Seconds from the loss of a layer's last replica to the first step from a checkpoint, beside the steps that are lost,
-until measured."""
+from planaria.plan.thresholds import CHANGE_S, MEAN_TIME_BETWEEN_FAILURES_S, RESTORE_S, USUAL_DECISION_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +38,7 @@ class FailureForecast:
         after_loss: a loss is being recovered from.
     """
 
-    time_to_failure_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+    time_to_failure_s: float = MEAN_TIME_BETWEEN_FAILURES_S
     nodes_together: float = 1.0
     steps_left: int | None = None
     steps_at_stake: int = 0
@@ -116,7 +99,7 @@ def exposure(
 
     Args:
         holders: each node, or worker of it, with what it holds.
-        num_groups: of the model.
+        num_groups: the model's number of groups.
         zones: of nodes, where they are known: a bulk comes from one.
     """
     held: list[set[NodeId]] = [set() for _ in range(num_groups)]

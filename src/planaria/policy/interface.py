@@ -12,22 +12,23 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
+from planaria.estimate.evaluation_time import evaluation_time
 from planaria.estimate.restore_time import RestoreTime
 from planaria.estimate.step_remainder import PlanInterval
 from planaria.plan.costs.pipeline_time import Template
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.validate import lacking
-from planaria.planner.finish_step.salvage import LayerHolders, left_undone
+from planaria.planner.finish_step.salvage import LayerHolders, finish_evaluation, left_undone
 from planaria.planner.finish_step.shadow_takeover import resume
 from planaria.planner.placement.placement import Holders
-from planaria.planner.placement.transfers import warm_up
+from planaria.planner.placement.warm_up import warm_up
 from planaria.planner.reconfigure.surviving_plan import Change
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.policy.finishing import quickest
 from planaria.policy.forecast import NOBODY, Exposure, FailureForecast
 from planaria.policy.planner import Planner
-from planaria.policy.sentences import finished, taken_over, who_changes
+from planaria.policy.sentences import finished, taken_over, warms
 
 Found = TypeVar("Found")
 
@@ -108,7 +109,7 @@ class FinishRequest:
 
     Attributes:
         plan: in force when the loss happened.
-        live: workers that live.
+        live: the live workers.
         halted: live workers that stopped.
         counted: what is in live accumulators, and is no kept route's work.
         holders: the layers that each live worker holds.
@@ -141,6 +142,7 @@ class Candidate:
         transfer_bytes: parameters and optimizer state that move before its first step.
         transfer_s: estimated seconds until the state has moved, where nothing else is done meanwhile.
         is_degraded: some layer has fewer than f + 1 replicas, and the policy means to go on so.
+        left_bytes: of a warm-up, state that moves beside later steps.
         dropped: microbatches that the policy means to leave out; the plan leaves out exactly those.
         beside: a plan to go on with for one step, beside which the state for this one moves; None: it moves first.
         restores: the workers' state is that of the last checkpoint, not of the last commit: what was trained since is
@@ -172,6 +174,7 @@ class Candidate:
     reason: str = ""
     transfer_bytes: int = 0
     transfer_s: float = 0.0
+    left_bytes: int = 0
     is_degraded: bool = False
     dropped: tuple[int, ...] = ()
     beside: Candidate | None = None
@@ -307,25 +310,54 @@ class Policy(ABC):
         # What was left out of the step before has left every accumulator.
         return dataclasses.replace(candidate, dropped=plan.dropped, rest_s=rest_s)
 
-    def warm_up(self, plan: Plan, target: Candidate, generation: int) -> Candidate | None:
+    def finish_evaluation(self, request: FinishRequest) -> Candidate:
+        """Returns a plan for the rest of the evaluation in progress: what is missing is evaluated again, and no policy
+        is asked how.
+
+        Raises:
+            NoReplica: a layer has no live holder.
+        """
+        plan, planner = request.plan, self.planner
+        struck = plan, request.live, request.halted, request.counted, request.holders, request.generation
+        rest = finish_evaluation(*struck, planner.profile)
+        took = evaluation_time(rest, planner.profile, planner.conditions)
+        return Candidate(
+            plan=rest,
+            how="finish step",
+            step_time_s=took.total_s,
+            longest_s=took.longest_s,
+            transfer_bytes=0,
+            reason=finished(plan.of_pass, rest.of_pass, request.live, crosses=False),
+        )
+
+    def warm_up(self, plan: Plan, target: Candidate, generation: int, *, in_parts: bool = False) -> Candidate | None:
         """Returns one more step of `plan`, beside which the workers of `target` get their state (see
-        `planaria.planner.placement.transfers`); None where that would not fit into the devices' memory: it is taken at
+        `planaria.planner.placement.warm_up`); None where that would not fit into the devices' memory: it is taken at
         once.
+
+        Args:
+            plan: in force.
+            target: for the steps after.
+            generation: of the new plan.
+            in_parts: only as much moves beside this step as has room on the links, unless nodes wait to leave or layers
+                lack replicas.
         """
         new = warm_up(plan, target.plan, generation)
         if not self.planner.fits(new):
             return None
-        reason = f"{who_changes(plan, target.plan)} after this step; what has to move moves beside it."
-        candidate = Candidate.of(
-            self.planner,
-            new,
-            "warm up",
-            reason,
-            transfer_bytes=target.transfer_bytes,
-            transfer_s=target.transfer_s,
-        )
         # The plan in force may be another policy's, and lack replicas.
         short = lacking(new, self.planner.settings.fault_tolerance)
+        bytes_to_move = new.moved_bytes
+        is_urgent = bool(short) or not set(plan.nodes) <= set(target.plan.nodes)
+        if in_parts and plan.redundancy is None and not is_urgent:
+            new = warm_up(plan, target.plan, generation, self.planner.room_beside(new))
+        left_bytes = bytes_to_move - new.moved_bytes
+        candidate = dataclasses.replace(
+            Candidate.of(self.planner, new, "warm up", warms(plan, target.plan, new.moved_bytes, left_bytes)),
+            transfer_bytes=target.transfer_bytes - left_bytes,
+            transfer_s=self.planner.transfer_time(new).time_s if left_bytes else target.transfer_s,
+            left_bytes=left_bytes,
+        )
         return dataclasses.replace(
             candidate, dropped=plan.dropped, is_degraded=bool(short), candidates=target.candidates
         )

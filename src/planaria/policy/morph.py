@@ -18,7 +18,6 @@ import msgspec
 
 from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.restore_time import morph_time
-from planaria.estimate.transfer_time import transfer_time
 from planaria.plan.costs.pipeline_time import Template, step_times
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError
@@ -32,7 +31,7 @@ from planaria.planner.reconfigure.surviving_plan import SurvivingPlan
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
-from planaria.policy.sentences import join, time
+from planaria.policy.sentences import nodes_are, time, told
 
 MORPH = "morph"
 """The policy's name, as that of how a plan was made."""
@@ -59,11 +58,11 @@ class MorphPolicy(Policy):
             PlanError: too few nodes for one pipeline.
         """
         number = len(set(nodes))
-        found = self._built(self._grids(sorted(set(nodes)), generation), "initial")
-        best, told = self._best(found, lambda candidate: 0.0)
+        found = self._built(self._grids(sorted(set(nodes)), generation), "initial", self._arranged)
+        best, judged = self._best(found, lambda candidate: 0.0)
         makes = "make" if number != 1 else "makes"
         rows = f"{_rows(best.plan)}{_idle(number - len(best.plan.nodes))}"
-        return self._chosen(best, told, f"{count(number, 'node')} {makes} a grid of {rows}, the fastest.")
+        return self._chosen(best, judged, f"{count(number, 'node')} {makes} a grid of {rows}. It is the fastest grid.")
 
     def reconfigure(self, request: ReplanRequest) -> Candidate:
         """Returns the best grid of the live nodes: from the last checkpoint if an owner of layers was lost, else by
@@ -99,16 +98,19 @@ class MorphPolicy(Policy):
                 change_s=forecast.change_s,
             ).transition_s
 
-        best, told = self._best(self._built(self._grids(nodes, request.generation), MORPH), transition_s)
+        best, judged = self._best(
+            self._built(self._grids(nodes, request.generation), MORPH, self._arranged), transition_s
+        )
         again = "no step is trained again"
         if lost_steps:
             again = f"{count(lost_steps, 'step')} {'is' if lost_steps == 1 else 'are'} trained again"
-        reason = (
-            f"{'Nodes' if len(dead) > 1 else 'Node'} {join(dead)} {'are' if len(dead) > 1 else 'is'} lost: back to the "
-            f"last checkpoint on a grid of {_rows(best.plan)}{_idle(len(nodes) - len(best.plan.nodes))}; {again}, and "
-            f"{time(told[0].transition_s)} pass without gain."
+        reason = told(
+            nodes_are(dead, "lost"),
+            f"back to the last checkpoint on a grid of {_rows(best.plan)}{_idle(len(nodes) - len(best.plan.nodes))}",
+            again,
+            f"{time(judged[0].transition_s)} pass without gain",
         )
-        return replace(self._chosen(best, told, reason), restores=True)
+        return replace(self._chosen(best, judged, reason), restores=True)
 
     # While nobody is lost
 
@@ -128,12 +130,13 @@ class MorphPolicy(Policy):
             lambda grid: with_state(grid.plan.pipelines),
             kept=None if kept is None else _dealt_as(plan, kept),
         )
-        best, told = self._best(found, self._moving_s)
+        best, judged = self._best(found, self._moving_s)
         state = (
             f"{size(best.transfer_bytes)} of state move from live workers" if best.transfer_bytes else "no state moves"
         )
         idle = _idle(len(nodes) - len(best.plan.nodes))
-        return self._chosen(best, told, f"Nobody is lost; the best grid has {_rows(best.plan)}{idle}; {state}.")
+        reason = told("nobody is lost", f"the best grid has {_rows(best.plan)}{idle}", state)
+        return self._chosen(best, judged, reason)
 
     def _moving_s(self, candidate: Candidate) -> float:
         """Returns the seconds without gain of a plan whose state moves from live workers: before its first step, or
@@ -141,7 +144,7 @@ class MorphPolicy(Policy):
         plan, forecast = candidate.plan, self.forecast
         if not plan.transfers:
             return 0.0
-        moved = transfer_time(plan, self.planner.profile.links)
+        moved = self.planner.transfer_time(plan)
         moves_s = moved.time_s * forecast.transfer_stretch
         if forecast.at_once:
             return forecast.change_s + max(0.0, self.planner.wait_s(plan, moved.come_s) + moves_s - moved.time_s)
@@ -176,6 +179,9 @@ class MorphPolicy(Policy):
         full = [grid for grid in made if len(grid.plan.pipelines) > planner.settings.fault_tolerance]
         return sorted(full or made, key=lambda grid: grid.step_time_s)
 
+    def _arranged(self, grid: Grid) -> Plan:
+        return self.planner.arranged(grid.plan)
+
     def _built(
         self,
         grids: Sequence[Grid],
@@ -197,9 +203,8 @@ class MorphPolicy(Policy):
         return found
 
     def _candidate(self, plan: Plan, how: str) -> Candidate:
-        moved = sum(move.moved_bytes(plan.groups[move.group]) for move in plan.transfers)
         short = lacking(plan, self.planner.settings.fault_tolerance)
-        return replace(Candidate.of(self.planner, plan, how, transfer_bytes=moved), is_degraded=bool(short))
+        return replace(Candidate.of(self.planner, plan, how, transfer_bytes=plan.moved_bytes), is_degraded=bool(short))
 
     def _best(
         self, found: Sequence[Candidate], transition_s: Callable[[Candidate], float]

@@ -6,21 +6,27 @@ It knows the job's costs and settings, and the nodes' speeds and zones as far as
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import msgspec
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.step_time import EstimateCache, StepEstimate, outline
-from planaria.estimate.transfer_time import wait_s
-from planaria.plan.costs.model_profile import ModelProfile
+from planaria.estimate.transfer_time import ALIKE, TransferTime, busy_s, transfer_time, wait_s
+from planaria.plan.costs.model_profile import LinkCost, ModelProfile
+from planaria.plan.costs.network import HostPair, Network
 from planaria.plan.costs.pipeline_time import NodeSpeeds, Template
-from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
+from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, ScheduleKind, Transfer, WorkerId
 from planaria.plan.quantities import size
 from planaria.plan.settings import PlannerSettings
-from planaria.planner.instantiation.instantiate import initial_plan
-from planaria.planner.placement.zones import Zones
+from planaria.plan.thresholds import OTHER_SET_CLEARLY, STATE_OF_FREE, STATE_OF_STEP
+from planaria.planner.instantiation.instantiate import initial_plan, plan_of_templates
+from planaria.planner.placement.arrangements import arrangements
+from planaria.planner.placement.warm_up import Room
+from planaria.planner.placement.zones import Zones, replicas_by_zone
 from planaria.planner.reconfigure.reconfigure import searched
 from planaria.planner.reconfigure.surviving_plan import Change, SurvivingPlan
 from planaria.planner.templates.templates import fewest_nodes, make_templates
@@ -40,13 +46,13 @@ class _Shared:
 
     Attributes:
         made: templates and planners that were made, by what they are.
-        pipelines: that were estimated before: most of a plan's are as in the one before.
+        pipelines: that were estimated before, by network: most of a plan's are as in the one before.
         sizes_s: seconds of a step of so many microbatches, with pipelines of these sizes.
     """
 
     made: dict[object, Any] = field(default_factory=dict)
-    pipelines: EstimateCache = field(default_factory=EstimateCache)
-    sizes_s: dict[tuple[int, ...], float] = field(default_factory=dict)
+    pipelines: dict[object, EstimateCache] = field(default_factory=dict)
+    sizes_s: dict[tuple[float, ...], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +60,13 @@ class Planner:
     """The planner of one job.
 
     Attributes:
-        profile: costs.
-        settings: of the job.
+        profile: what layers and links cost.
+        settings: what the job asks of its plans.
         speeds: of nodes; None: all are as profiled.
         zones: of nodes, as far as they are known.
         stretch: everything takes so many times longer than the profile says.
+        hosts: of nodes, where links between hosts were measured.
+        far_pairs: of hosts, whose links are far off their class.
         conditions: of estimates, which follow from these.
     """
 
@@ -67,12 +75,20 @@ class Planner:
     speeds: NodeSpeeds | None = field(default=None, kw_only=True)
     zones: Zones = field(default_factory=dict, kw_only=True)
     stretch: float = field(default=1.0, kw_only=True)
+    hosts: Mapping[NodeId, str] = field(default_factory=dict, kw_only=True)
+    far_pairs: Mapping[HostPair, LinkCost] = field(default_factory=dict, kw_only=True)
     conditions: Conditions = field(init=False)
     _shared: _Shared = field(default_factory=_Shared, kw_only=True)
 
     def __post_init__(self) -> None:
         """Checks the speeds. Raises PlanError: a speed that is none."""
-        conditions = Conditions(num_cores=self.settings.num_cores, node_speeds=self.speeds or {}, stretch=self.stretch)
+        network = Network(zones=self.zones, hosts=self.hosts, pairs=self.far_pairs)
+        conditions = Conditions(
+            num_cores=self.settings.num_cores,
+            node_speeds=self.speeds or {},
+            stretch=self.stretch,
+            network=None if network.is_even(self.profile.links) else network,
+        )
         object.__setattr__(self, "conditions", conditions)
 
     # The same planner for other nodes
@@ -85,6 +101,16 @@ class Planner:
         """
         return dataclasses.replace(self, speeds=dict(speeds))
 
+    def is_like(self, other: Planner) -> bool:
+        """Returns whether nodes and links are as the other planner knows them, zones aside."""
+        return (self.speeds, self.stretch, self.profile, self.hosts, self.far_pairs) == (
+            other.speeds,
+            other.stretch,
+            other.profile,
+            other.hosts,
+            other.far_pairs,
+        )
+
     def with_stretch(self, stretch: float) -> Planner:
         """Returns the planner where everything takes so many times longer than the profile says."""
         return dataclasses.replace(self, stretch=stretch)
@@ -92,6 +118,13 @@ class Planner:
     def with_zones(self, zones: Zones) -> Planner:
         """Returns the planner for nodes in these zones, over which a plan's replicas are spread as far as can be."""
         return dataclasses.replace(self, zones=dict(zones))
+
+    def with_links(
+        self, profile: ModelProfile, hosts: Mapping[NodeId, str], far_pairs: Mapping[HostPair, LinkCost]
+    ) -> Planner:
+        """Returns the planner for links as they were measured: the profile has their classes."""
+        shared = self._shared if profile == self.profile else _Shared()
+        return dataclasses.replace(self, profile=profile, hosts=hosts, far_pairs=far_pairs, _shared=shared)
 
     def with_settings(self, **changes: Any) -> Planner:
         """Returns a planner of other settings with the same templates."""
@@ -103,7 +136,14 @@ class Planner:
         if settings == self.settings:
             return self
         made = self._once(settings, lambda: Planner(self.profile, settings))
-        return dataclasses.replace(made, speeds=self.speeds, zones=self.zones, stretch=self.stretch)
+        return dataclasses.replace(
+            made,
+            speeds=self.speeds,
+            zones=self.zones,
+            stretch=self.stretch,
+            hosts=self.hosts,
+            far_pairs=self.far_pairs,
+        )
 
     # Templates
 
@@ -158,11 +198,45 @@ class Planner:
             number=number,
         )
 
+    def arranged(self, plan: Plan) -> Plan:
+        """Returns a first plan, its nodes exchanged where that makes steps shorter (see `arrangements`): clearly, where
+        more layers have all their replicas in one zone then."""
+        best, least_s = plan, 0.0
+        for pipelines in self.arrangements(plan):
+            least_s = least_s or self.step_s(plan)
+            stages = {one.stages: other.stages for one, other in zip(plan.pipelines, pipelines, strict=True)}
+            routes = tuple(msgspec.structs.replace(route, hops=stages[route.hops]) for route in plan.routes)
+            found = msgspec.structs.replace(plan, pipelines=pipelines, routes=routes)
+            seconds = self.step_s(found)
+            is_riskier = self._num_in_one_zone(found) > self._num_in_one_zone(best)
+            if seconds < (OTHER_SET_CLEARLY if is_riskier else 1.0) * least_s:
+                best, least_s = found, seconds
+        return best
+
+    def _num_in_one_zone(self, plan: Plan) -> int:
+        held = replicas_by_zone(plan.pipelines, plan.num_layers, self.zones, plan.devices_per_node)
+        return sum(len(zones) == 1 for zones in held)
+
+    @property
+    def may_arrange(self) -> bool:
+        """Whether nodes differ in their links alone."""
+        return self.conditions.network is not None and not self.conditions.node_speeds
+
+    def arrangements(self, plan: Plan) -> Iterator[tuple[Pipeline, ...]]:
+        """Yields the plan's pipelines with other nodes of a zone, or of a host where no zones are known, going
+        together; nothing where links or nodes are alike."""
+        if not self.may_arrange:
+            return
+        places = self.zones if len(set(self.zones.values())) > 1 else self.hosts
+        for pipelines in arrangements(plan.pipelines, places, plan.devices_per_node):
+            if pipelines != plan.pipelines:
+                yield pipelines
+
     # Estimates
 
     def estimate(self, plan: Plan) -> StepEstimate:
         """Returns what a step under the plan is thought to take."""
-        return outline(plan, self.profile, self.conditions, self._shared.pipelines)
+        return outline(plan, self.profile, self.conditions, self._known)
 
     def step_s(self, plan: Plan) -> float:
         """Returns the estimated seconds of a step under the plan."""
@@ -170,7 +244,31 @@ class Planner:
 
     def wait_s(self, plan: Plan, come_s: Mapping[WorkerId, float]) -> float:
         """Returns the seconds by which the plan's first step is longer, as these workers have their state so late."""
-        return wait_s(plan, self.profile, come_s, self.conditions, self._shared.pipelines)
+        return wait_s(plan, self.profile, come_s, self.conditions, self._known)
+
+    def transfer_time(self, plan: Plan) -> TransferTime:
+        """Returns the predicted time of the plan's transfers."""
+        return transfer_time(plan, self.profile.links, self.conditions.network)
+
+    def room_beside(self, plan: Plan) -> Room:
+        """Returns the room that a step of the plan leaves on links for its transfers."""
+        links, network = self.profile.links, self.conditions.network or ALIKE
+        nodes = {plan.node_of(worker) for move in plan.transfers for worker in (move.source, move.target)}
+        step_s = self.step_s(plan)
+        busy = busy_s(plan, self.profile, nodes, self.conditions)
+
+        def link_s(move: Transfer) -> float:
+            link = network.link(links, plan.node_of(move.source), plan.node_of(move.target))
+            return link.time_s(move.moved_bytes(plan.groups[move.group]))
+
+        return Room(
+            seconds=lambda node: max(STATE_OF_FREE * (step_s - busy[node]), STATE_OF_STEP * step_s), link_s=link_s
+        )
+
+    @property
+    def _known(self) -> EstimateCache:
+        network = self.conditions.network
+        return self._shared.pipelines.setdefault(None if network is None else network.key, EstimateCache())
 
     def as_profiled(self, plan: Plan, compute_s: Mapping[WorkerId, float]) -> Mapping[WorkerId, float]:
         """Returns seconds of each worker's compute, on a node as fast as the profile says."""
@@ -194,19 +292,33 @@ class Planner:
         Raises:
             PlanError: there is no such plan.
         """
+        if self.conditions.network is not None:
+            return True  # it counts which nodes they are
         if change.plan.devices_per_node > 1:
             return True  # a pipeline that stays may be on other devices of its nodes than its template's
-        left = SurvivingPlan(change)
-        return any(self._sizes_s(left, sizes) < seconds for sizes in searched(left))
+        by_size = {template.num_nodes: template for template in change.templates}
+        return any(
+            self.templates_s([by_size[size] for size in sizes if size]) < seconds
+            for sizes in searched(SurvivingPlan(change))
+        )
 
-    def _sizes_s(self, left: SurvivingPlan, sizes: Sequence[int]) -> float:
+    def templates_s(self, templates: Sequence[Template]) -> float:
+        """Returns the estimated seconds of a step with a pipeline of each of these templates of the job, on nodes as
+        fast as the profile says, between which links are alike.
+
+        Raises:
+            Undistributable: too few microbatches.
+        """
         known = self._shared.sizes_s
-        key = left.situation.most, *(size for size in sizes if size)
+        key = self.stretch, self.settings.num_microbatches, *[template.num_nodes for template in templates]
         found = known.get(key)
         if found is None:
             while len(known) >= MOST_SIZES:
                 del known[next(iter(known))]
-            found = known[key] = self.step_s(left.shaped(sizes))
+            plan = plan_of_templates(self.profile, templates, self.settings)
+            alike = dataclasses.replace(self.conditions, node_speeds={}, network=None)
+            cache = self._shared.pipelines.setdefault(None, EstimateCache())
+            found = known[key] = outline(plan, self.profile, alike, cache).step_time_s
         return found
 
     # What is made once

@@ -25,14 +25,14 @@ from planaria.plan.quantities import count, size
 from planaria.plan.validate import lacking
 from planaria.planner.finish_step.salvage import LayerHolders
 from planaria.planner.finish_step.shadow_takeover import in_the_ring, taken_over, without_owned
-from planaria.planner.instantiation.instantiate import contiguous_routes, place
+from planaria.planner.instantiation.instantiate import place, plan_of
 from planaria.planner.instantiation.microbatch_shares import distribute
 from planaria.planner.placement.placement import Holders
 from planaria.planner.placement.transfers import transfers
 from planaria.planner.rings import Lacks, left_in_place, refilled, ring_shadows, spread
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
 from planaria.policy.planner import Planner
-from planaria.policy.sentences import capital, join, nodes_are
+from planaria.policy.sentences import join, nodes_are, told
 from planaria.policy.templates import TemplatesPolicy
 
 REDUNDANCY = "redundancy"
@@ -81,7 +81,7 @@ class RedundancyPolicy(Policy):
             plan = first_rings(self.planner, self._template(depth), number, sorted(nodes), generation)
         except PlanError as refused:
             return self._without_shadows(refused, lambda policy: policy.initial(nodes, generation))
-        return Candidate.of(self.planner, plan, "initial", f"{made(plan, len(set(nodes)))}.")
+        return Candidate.of(self.planner, plan, "initial", told(*made(plan, len(set(nodes)))))
 
     def reconfigure(self, request: ReplanRequest) -> Candidate:
         """Returns predecessors in the places of the lost, or whole pipelines again: see the module.
@@ -176,9 +176,8 @@ class RedundancyPolicy(Policy):
         """Returns whole pipelines, with as many nodes as can be where they were."""
         depth, number = self._shape_for(len(live))
         new = rings(self.planner, request, self._template(depth), number)
-        moved = sum(move.moved_bytes(request.plan.groups[move.group]) for move in new.transfers)
-        reason = made_again(request.plan, new, live, moved)
-        return Candidate.of(self.planner, new, REDUNDANCY, reason, transfer_bytes=moved)
+        reason = made_again(request.plan, new, live, new.moved_bytes)
+        return Candidate.of(self.planner, new, REDUNDANCY, reason, transfer_bytes=new.moved_bytes)
 
 
 # Shapes
@@ -266,21 +265,9 @@ def _plan(
     shadows: tuple[Stage, ...],
     generation: int,
 ) -> Plan:
-    profile, settings = planner.profile, planner.settings
-    shares = distribute(times, settings.num_microbatches)
-    return Plan(
-        generation=generation,
-        num_layers=profile.num_layers,
-        num_microbatches=settings.num_microbatches,
-        devices_per_node=settings.devices_per_node,
-        groups=profile.groups,
-        pipelines=tuple(pipelines),
-        routes=contiguous_routes(pipelines, shares, profile.num_layers, generation),
-        sync_epochs=(generation,) * len(profile.groups),
-        shadows=shadows,
-        redundancy=settings.redundancy,
-        schedule=settings.schedule,
-    )
+    settings = planner.settings
+    plan = plan_of(pipelines, distribute(times, settings.num_microbatches), planner.profile, settings, generation)
+    return msgspec.structs.replace(plan, shadows=shadows, redundancy=settings.redundancy)
 
 
 def _times(planner: Planner, pipeline: Pipeline) -> Times:
@@ -321,21 +308,21 @@ def _with_transfers(
 # Sentences
 
 
-def made(plan: Plan, num_nodes: int) -> str:
-    """Returns what the plan is, as the beginning of a sentence."""
+def made(plan: Plan, num_nodes: int) -> Sequence[str]:
+    """Returns what the plan is, as parts that make a sentence each."""
     depth = len({plan.node_of(worker) for worker in plan.pipelines[0].workers})
     idle = num_nodes - len(plan.nodes)
-    waits = f", and {count(idle, 'node')} {'wait' if idle > 1 else 'waits'} in the standby queue" if idle else ""
+    waits = f"{count(idle, 'node')} {'wait' if idle > 1 else 'waits'} in the standby queue" if idle else ""
     what = "each worker shadows its successor" if depth > 1 else "each node can finish the next one's microbatches"
-    return f"{count(len(plan.pipelines), 'pipeline')} of depth {depth}; {what} ({plan.redundancy}){waits}"
+    return [f"{count(len(plan.pipelines), 'pipeline')} of depth {depth}", f"{what} ({plan.redundancy})", waits]
 
 
 def made_again(before: Plan, after: Plan, live: Collection[NodeId], moved_bytes: int) -> str:
     """Returns the sentence for whole pipelines."""
     gone = sorted(set(before.nodes) - set(live))
-    happened = capital(nodes_are(gone, "gone")) if gone else "The nodes changed"
+    happened = nodes_are(gone, "gone") if gone else "the nodes changed"
     moves = f"{size(moved_bytes)} of state move" if moved_bytes else "no state moves"
-    return f"{happened}: {made(after, len(live))}; {moves}."
+    return told(happened, *made(after, len(live)), moves)
 
 
 def happened(before: Plan, after: Plan, live: Collection[NodeId]) -> str:
@@ -347,13 +334,14 @@ def happened(before: Plan, after: Plan, live: Collection[NodeId]) -> str:
         parts.append(
             f"{'nodes' if len(double) > 1 else 'node'} {join(double)}, which shadowed "
             f"{'their successors' if len(double) > 1 else 'its successor'}, "
-            f"{'have' if len(double) > 1 else 'has'} both stages, and no state moves"
+            f"{'have' if len(double) > 1 else 'has'} both stages"
         )
+        parts.append("no state moves")
         bare, stages = _bare(after), sum(len(pipeline.stages) for pipeline in after.pipelines)
         parts.append(f"{bare} of {stages} stages {'have' if bare != 1 else 'has'} no shadow until pipelines are whole")
     else:
-        parts.append("the pipelines go on as they are, and no state moves")
-    return f"{capital('; '.join(parts))}."
+        parts += ["the pipelines go on as they are", "no state moves"]
+    return told(*parts)
 
 
 def _bare(plan: Plan) -> int:

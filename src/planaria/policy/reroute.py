@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
 from planaria.plan.quantities import count, size
+from planaria.plan.thresholds import WORTH_MOVING
 from planaria.plan.validate import lacking
 from planaria.planner.placement.transfers import moved
 from planaria.planner.reroute.plans import Place, as_placed, carriers, left_over, places, with_place
@@ -21,14 +22,12 @@ from planaria.planner.reroute.routes import Detours, unowned
 from planaria.policy.detour_search import Rerouted, detours_in_pieces
 from planaria.policy.interface import Candidate, Pieces, Policy, ReplanRequest, result_of
 from planaria.policy.planner import Planner
-from planaria.policy.sentences import capital, join, nodes_are
+from planaria.policy.sentences import join, nodes_are, told
 from planaria.policy.templates import TemplatesPolicy
 
 REROUTE = "reroute"
 """The policy's name, as that of how a plan was made."""
 
-WORTH_MOVING = 0.99
-"""Share of the step time below which new pipelines are made, where nodes that came have no place otherwise."""
 
 _Rank = tuple[int, float, float, int]
 """The rank of a place: replicas still lacking then, the busiest worker's load, how uneven loads are, bytes to move."""
@@ -156,8 +155,7 @@ class ReroutePolicy(Policy):
 
     def _candidate(self, request: ReplanRequest, found: Rerouted, plan: Plan) -> Candidate:
         """Returns the candidate of a rerouted plan, with its reason."""
-        moved = sum(move.moved_bytes(plan.groups[move.group]) for move in plan.transfers)
-        candidate = Candidate.of(self.planner, plan, REROUTE, transfer_bytes=moved)
+        candidate = Candidate.of(self.planner, plan, REROUTE, transfer_bytes=plan.moved_bytes)
         short = lacking(plan, self.planner.settings.fault_tolerance)
         candidate = dataclasses.replace(candidate, is_degraded=bool(short), gap=found.gap)
         return dataclasses.replace(candidate, reason=self.reason(request, candidate, plan))
@@ -166,14 +164,12 @@ class ReroutePolicy(Policy):
         """Returns the sentence for a rerouted plan: `plan` after the request's, as the candidate has it."""
         most_lost = self.planner.settings.fault_tolerance
         short = lacking(plan, most_lost)
-        reason = f"{_happened(request.plan, plan, request.absent)}; {_detours(plan, candidate.gap)}"
-        if candidate.transfer_bytes:
-            reason += f", and {size(candidate.transfer_bytes)} of state move"
-        else:
-            reason += ", and no state moves"
-        if short:
-            reason += f". Degraded: {_replicas(short, most_lost)}"
-        return f"{reason}."
+        parts = [_happened(request.plan, plan, request.absent), *_detours(plan, candidate.gap)]
+        parts.append(
+            f"{size(candidate.transfer_bytes)} of state move" if candidate.transfer_bytes else "no state moves"
+        )
+        parts.append(f"degraded: {_replicas(short, most_lost)}" if short else "")
+        return told(*parts)
 
 
 # Places for nodes that came
@@ -226,21 +222,21 @@ def _happened(before: Plan, after: Plan, gone: Collection[NodeId]) -> str:
     broken = [at for at, pipeline in enumerate(after.pipelines) if not pipeline.is_whole(after.num_layers)]
     if not parts and broken:
         parts.append(f"{'pipelines' if len(broken) > 1 else 'pipeline'} {join(broken)} {_are(broken)} not whole")
-    text = join(parts) or "the nodes changed"
-    return capital(text)
+    return join(parts) or "the nodes changed"
 
 
 def _are(things: Sequence[object]) -> str:
     return "are" if len(things) > 1 else "is"
 
 
-def _detours(plan: Plan, gap_share: float) -> str:
+def _detours(plan: Plan, gap_share: float) -> Sequence[str]:
     carried = carriers(plan)
     if not carried:
-        return "the microbatches are dealt out over whole pipelines"
-    gap = f" (a step at most {100 * gap_share:.0f}% longer than the best possible)" if gap_share >= 0.005 else ""
-    owns = "owns" if len(carried) == 1 else "own"
-    return f"{count(len(carried), 'peer')} that {owns} the same layers run what is missing{gap}"
+        return ["the microbatches are dealt out over whole pipelines"]
+    one = len(carried) == 1
+    run = f"{count(len(carried), 'peer')} that {'owns' if one else 'own'} the same layers {'runs' if one else 'run'}"
+    gap = f"a step takes at most {100 * gap_share:.0f}% longer than under the best routes" if gap_share >= 0.005 else ""
+    return [f"{run} what is missing", gap]
 
 
 def _replicas(short: dict[int, int], fault_tolerance: int) -> str:

@@ -31,6 +31,11 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def told(*parts: str) -> str:
+    """Returns what is not empty of some parts as a sentence each."""
+    return " ".join(f"{capital(part)}." for part in parts if part)
+
+
 def time(seconds: float) -> str:
     """Returns seconds in the largest unit of which there are two at least."""
     for unit, scale in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
@@ -52,22 +57,31 @@ def begun(plan: Plan, num_nodes: int, num_replicas: int) -> str:
     sizes = Counter(len(_nodes(plan, pipeline)) for pipeline in plan.pipelines)
     shapes = join([f"{number} of {count(nodes, 'node')}" for nodes, number in sorted(sizes.items())])
     verb = "make" if num_nodes != 1 else "makes"
-    return (
-        f"{count(num_nodes, 'node')} {verb} {count(len(plan.pipelines), 'pipeline')} ({shapes}), "
-        f"the fastest way to keep {count(num_replicas, 'replica')}."
+    return told(
+        f"{count(num_nodes, 'node')} {verb} {count(len(plan.pipelines), 'pipeline')}: {shapes}",
+        f"of templates that is the fastest way to keep {count(num_replicas, 'replica')}",
     )
 
 
 def who_changes(before: Plan, after: Plan) -> str:
     """Returns which nodes come and go, as the beginning of a sentence."""
     parts = []
-    come, go = set(after.nodes) - set(before.nodes), set(before.nodes) - set(after.nodes)
+    working = set(map(before.node_of, before.layers_of))  # others have state on its way to them
+    come, go = set(after.nodes) - working, working - set(after.nodes)
     for verb, nodes in (("join", come), ("leave", go)):
         if nodes:
             one = len(nodes) == 1
             parts.append(f"node{'' if one else 's'} {join(sorted(nodes))} {verb}{'s' if one else ''}")
     text = join(parts) or "the pipelines change"
     return capital(text)
+
+
+def warms(before: Plan, after: Plan, moved_bytes: int, left_bytes: int) -> str:
+    """Returns the sentence for a step beside which so much state moves, and so much is left for later ones."""
+    if not left_bytes:
+        return f"{who_changes(before, after)} after this step. State moves beside it."
+    moved, whole = size(moved_bytes), size(moved_bytes + left_bytes)
+    return f"{who_changes(before, after)} once state is there. {moved} of {whole} move beside this step."
 
 
 def _nodes(plan: Plan, pipeline: Pipeline) -> list[NodeId]:
@@ -102,37 +116,36 @@ def finished(plan: Plan, new: Plan, live: Collection[WorkerId], *, crosses: bool
     if again:
         run = "runs" if len(again) == 1 else "run"
         what = (
-            f"{count(len(again), 'microbatch', 'microbatches')} of {plan.num_microbatches} {run} again, "
-            f"where lost, on {count(len(carriers), 'live worker')}"
-            f"{', survivors of broken pipelines among them' if crosses else ''}"
+            f"{len(again)} of {count(plan.num_microbatches, 'microbatch')} {run} again, where lost, "
+            f"on {count(len(carriers), 'live worker')}"
         )
     else:
-        what = "every microbatch is in a live accumulator or under way, so nothing runs again"
-    return f"{happened}; {what}."
+        what = "nothing runs again: every microbatch is in a live accumulator or under way"
+    return told(happened, what, "survivors of broken pipelines are among them" if again and crosses else "")
 
 
 def taken_over(plan: Plan, resumed: Plan, live: Collection[WorkerId]) -> str:
     """Returns the sentence for a step in which shadows go on."""
     lost = _lost(plan, live)
     left = {m for route in resumed.routes if route.reached is not None for m in route.microbatches}
-    many = len(lost) > 1
-    return (
-        f"{'Nodes' if many else 'Node'} {join(lost)} {'are' if many else 'is'} gone; "
-        f"{'their predecessors take' if many else 'its predecessor takes'} over where "
-        f"{count(len(left), 'microbatch', 'microbatches')} of {plan.num_microbatches} "
-        f"{'was' if len(left) == 1 else 'were'}, with all that survives of them."
+    who = "their predecessors take" if len(lost) > 1 else "its predecessor takes"
+    microbatches = count(plan.num_microbatches, "microbatch")
+    return told(
+        nodes_are(lost, "gone"),
+        f"{who} over where {len(left)} of {microbatches} {'was' if len(left) == 1 else 'were'}",
+        "all that survives of these is used",
     )
 
 
 def why(plan: Plan, lost: Collection[NodeId], result: Reconfiguration) -> str:
     """Returns the sentence for a reconfiguration."""
-    return f"{losses(plan, lost) or 'The nodes changed'}; {_remedy(result)}; {_moved(result)}."
+    return told(losses(plan, lost) or "the nodes changed", *_remedy(result), _moved(result))
 
 
 def why_at_speeds(plan: Plan, lost: Collection[NodeId], result: Reconfiguration, speeds: NodeSpeeds) -> str:
     """Returns the sentence for a plan that knows of speeds. Slow nodes that it does without live, and rest."""
     slow = {node: speed for node, speed in speeds.items() if speed != 1}
-    told = [
+    slowed = [
         f"node{'s' if len(nodes) > 1 else ''} {join(nodes)} at {speed:g}"
         for speed in sorted(set(slow.values()))
         if (nodes := sorted(node for node in slow if slow[node] == speed and node in result.plan.nodes))
@@ -140,31 +153,34 @@ def why_at_speeds(plan: Plan, lost: Collection[NodeId], result: Reconfiguration,
     parts = [losses(plan, [node for node in lost if node not in slow]) or "The nodes or their speeds changed"]
     if resting := sorted(node for node in slow if node not in result.plan.nodes):
         parts.append(f"slow node{'s' if len(resting) > 1 else ''} {join(resting)} can be done without")
-    with_whom = f"with {join(told)} of the others' speed" if told else "with nodes of one speed"
+    if slowed:
+        parts.append(f"the plan is for {join(slowed)} of the others' speed")
+    else:
+        parts.append("the plan is for nodes of one speed")
     shares = Counter[tuple[tuple[int, int, int], ...]]()
     for route in result.plan.routes:
         shares[route.key] += len(route.microbatches)
     dealt = join(list(shares.values()))
-    return f"{'; '.join(parts)}; {with_whom}, the pipelines run {dealt} microbatches; {_moved(result)}."
+    return told(*parts, f"the pipelines run {dealt} microbatches", _moved(result))
 
 
-def _remedy(result: Reconfiguration) -> str:
+def _remedy(result: Reconfiguration) -> Sequence[str]:
     plan = result.plan
     sizes = join(sorted({len(_nodes(plan, plan.pipelines[at])) for at in result.rebuilt}))
     number = len(result.rebuilt)
     template = f"the {sizes}-node template" if "and" not in sizes else f"the {sizes}-node templates"
     if not number:
-        return "the other pipelines go on as they are"
+        return ["the other pipelines go on as they are"]
     made = f"{count(number, 'pipeline')} {'are' if number > 1 else 'is'} made again from {template}"
     match result.how:
         case How.SIMPLE:
-            return made
+            return [made]
         case How.BORROW:
-            return f"nodes are borrowed from larger pipelines, and {made}"
+            return ["nodes are borrowed from larger pipelines", made]
         case How.MERGE:
-            return f"too few of its nodes are left and none can be borrowed, so it is merged: {made}"
+            return ["too few of its nodes are left and none can be borrowed, so it is merged", made]
         case How.INSTANTIATE:
-            return f"the nodes are dealt out anew, and {made}"
+            return ["the nodes are dealt out anew", made]
 
 
 def _moved(result: Reconfiguration) -> str:

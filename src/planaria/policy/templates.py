@@ -8,6 +8,7 @@ beside all of them.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import attrgetter
 from typing import TypeVar
@@ -15,19 +16,16 @@ from typing import TypeVar
 from planaria.plan.costs.pipeline_time import NodeSpeeds, Template, step_times
 from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.thresholds import OTHER_SET_CLEARLY
+from planaria.plan.thresholds import MOST_EVEN_SETS, OTHER_SET_CLEARLY, PROMISING, STEPS_AHEAD
 from planaria.planner.instantiation.microbatch_shares import Undistributable
-from planaria.planner.reconfigure.reconfigure import STEPS_AHEAD, How, Reconfiguration, reconfigure
+from planaria.planner.reconfigure.reconfigure import How, Reconfiguration, reconfigure
 from planaria.planner.reconfigure.straggler_plans import candidates
+from planaria.planner.reconfigure.surviving_plan import SurvivingPlan
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.sentences import begun, why, why_at_speeds
 
 _T = TypeVar("_T", Plan, Reconfiguration)
-
-MOST_EVEN = 8
-"""Even sets that are estimated: so many of the best by compute, and as many of the fewest pipelines; of
-hundreds of nodes fewer, as estimates take longer there."""
 
 
 class TemplatesPolicy(Policy):
@@ -61,7 +59,7 @@ class TemplatesPolicy(Policy):
         first = self._reconfiguration(request)
         yield first
         try:
-            others = candidates(request.change(self.planner))
+            others = [*self._arranged(first, request), *candidates(request.change(self.planner))]
         except PlanError:  # more nodes than the microbatches are enough for; the first way leaves some idle
             return
         seen = {(first.plan.pipelines, first.plan.routes)}
@@ -86,9 +84,10 @@ class TemplatesPolicy(Policy):
         """Returns the fastest, as simulated, of the best instantiations of all templates and of other sets."""
         planner = self.planner
         return self._clearly_fastest(
-            planner.instantiated(planner.templates, nodes, generation),
-            lambda templates, _: planner.instantiated(templates, nodes, generation),
+            planner.arranged(planner.instantiated(planner.templates, nodes, generation)),
+            lambda templates, _: planner.arranged(planner.instantiated(templates, nodes, generation)),
             lambda plan: plan,
+            planner.step_s,
             len(nodes),
         )
 
@@ -97,19 +96,21 @@ class TemplatesPolicy(Policy):
         first: _T,
         made: Callable[[Sequence[Template], float], _T | None],
         plan_of: Callable[[_T], Plan],
+        seconds_of: Callable[[_T], float],
         num_nodes: int,
     ) -> _T:
         """Returns the first, unless another set of templates makes one of as many nodes that is clearly faster.
 
         Args:
-            first: by compute alone.
-            made: of a set; None where its step takes no less than so long.
-            plan_of: what was made.
-            num_nodes: that are there.
+            first: what was made of the set that is fastest by compute alone.
+            made: makes one of a set; None where its step takes no less than so long.
+            plan_of: gives the plan of what was made.
+            seconds_of: gives what a step of it takes, with its share of what comes before.
+            num_nodes: how many nodes there are.
         """
         planner = self.planner
         best, plan = first, plan_of(first)
-        least_s = OTHER_SET_CLEARLY * planner.step_s(plan)
+        least_s = OTHER_SET_CLEARLY * seconds_of(first)
         seen, num_placed = {plan.pipelines}, len(plan.nodes)
         for templates in other_sets(planner.templates, num_nodes, planner.settings):
             try:
@@ -122,7 +123,7 @@ class TemplatesPolicy(Policy):
             if plan.pipelines in seen or len(plan.nodes) != num_placed:
                 continue
             seen.add(plan.pipelines)
-            seconds = planner.step_s(plan)
+            seconds = seconds_of(found)
             if seconds < least_s:
                 best, least_s = found, seconds
         return best
@@ -156,23 +157,69 @@ class TemplatesPolicy(Policy):
         return self._with_sums(self._made_of(self.planner.templates, request), request)
 
     def _with_sums(self, found: Reconfiguration, request: ReplanRequest) -> Reconfiguration:
-        """Returns the fastest as simulated where the nodes are dealt out anew; see `_clearly_fastest`."""
-        if found.how is not How.INSTANTIATE:
-            return found
+        """Returns the fastest as simulated, sums included, with the nodes arranged as is fastest; see
+        `_clearly_fastest`. Transfers count as a part of each of the steps that a plan is taken to last.
+
+        Where nodes are not dealt out anew, only the even sets are looked at: pipelines of many lengths have long sums.
+        """
 
         def made(templates: Sequence[Template], less_than_s: float) -> Reconfiguration | None:
             if not self.planner.may_take_less(request.change(self.planner, templates), less_than_s):
                 return None
             return self._made_of(templates, request, search=True)
 
-        return self._clearly_fastest(found, made, attrgetter("plan"), len(found.plan.nodes))
+        if found.how is How.INSTANTIATE:
+            best = self._clearly_fastest(found, made, attrgetter("plan"), self._seconds_of, len(found.plan.nodes))
+        else:
+            best = self._even(found, request)
+        least_s = OTHER_SET_CLEARLY * self._seconds_of(best)
+        for other in self._arranged(best, request):
+            seconds = self._seconds_of(other)
+            if seconds < least_s:
+                best, least_s = other, seconds
+        return best
+
+    def _even(self, found: Reconfiguration, request: ReplanRequest) -> Reconfiguration:
+        """Returns the quickest of the even sets where that is clearly faster, else what was found."""
+        planner, num_nodes = self.planner, len(found.plan.nodes)
+        least_s = OTHER_SET_CLEARLY * self._seconds_of(found)
+        best: Sequence[Template] = ()
+        for compute_s, templates in even_pipelines(planner.templates, num_nodes, planner.settings):
+            if compute_s > PROMISING * least_s:
+                continue
+            seconds = planner.templates_s(templates)
+            if seconds < least_s:
+                best, least_s = templates, seconds
+        if best:
+            left = SurvivingPlan(request.change(planner))
+            other = left.build(left.fitted(Counter(template.num_nodes for template in best)), How.INSTANTIATE)
+            if self._seconds_of(other) < OTHER_SET_CLEARLY * self._seconds_of(found):
+                return other
+        return found
+
+    def _seconds_of(self, found: Reconfiguration) -> float:
+        return self.planner.step_s(found.plan) + found.transfer_s / STEPS_AHEAD
+
+    def _arranged(self, found: Reconfiguration, request: ReplanRequest) -> Iterator[Reconfiguration]:
+        """Yields pipelines of the same sizes where their state is, whatever the zones are, then with nodes exchanged;
+        nothing where links or nodes are alike. See `Planner.arrangements`."""
+        if not self.planner.may_arrange:
+            return
+        left = SurvivingPlan(dataclasses.replace(request.change(self.planner), zones={}))
+        sizes = Counter(len(pipeline.nodes(found.plan.devices_per_node)) for pipeline in found.plan.pipelines)
+        near = left.build(left.fitted(sizes), found.how)
+        yield near
+        for pipelines in self.planner.arrangements(near.plan):
+            other = left.build_from(pipelines)
+            if other is not None:
+                yield dataclasses.replace(other, how=found.how)
 
     def _at_speeds(self, request: ReplanRequest, speeds: NodeSpeeds) -> Reconfiguration:
         """Returns, of the candidates that fit into memory, the one that takes least in the long run, as simulated."""
         best: Reconfiguration | None = None
         least_s = float("inf")
         for found in candidates(request.change(self.planner)):
-            seconds = STEPS_AHEAD * self.planner.step_s(found.plan) + found.transfer_s
+            seconds = self._seconds_of(found)
             if (best is None or seconds < least_s) and self.planner.fits(found.plan):
                 best, least_s = found, seconds
         return best or self._made_of(self.planner.templates, request)
@@ -236,18 +283,28 @@ def _without_smallest(templates: Sequence[Template]) -> Iterator[Sequence[Templa
 
 def even_sets(templates: Sequence[Template], num_nodes: int, settings: PlannerSettings) -> list[Sequence[Template]]:
     """Returns for each number of pipelines the one or two sizes that share the nodes out evenly: a few, see
-    `MOST_EVEN`."""
+    `MOST_EVEN_SETS`."""
+    return [
+        list({template.num_nodes: template for template in reversed(pipelines)}.values())
+        for _, pipelines in even_pipelines(templates, num_nodes, settings)
+    ]
+
+
+def even_pipelines(
+    templates: Sequence[Template], num_nodes: int, settings: PlannerSettings
+) -> list[tuple[float, Sequence[Template]]]:
+    """Returns the templates of pipelines that share the nodes out evenly, largest first, for a few numbers of them; and
+    about how many seconds they compute."""
     known = {template.num_nodes: template for template in templates}
-    found: list[tuple[float, int, Sequence[Template]]] = []
+    found: list[tuple[float, int]] = []
     most = min(num_nodes // templates[0].num_nodes, settings.num_microbatches)
     for number in range(max(2, settings.fault_tolerance + 1), most + 1):
         size, larger = divmod(num_nodes, number)
-        sizes = (size, size + 1) if larger else (size,)
-        if all(one in known for one in sizes):
+        if size in known and (not larger or size + 1 in known):
             share = -(-settings.num_microbatches // number)
-            seconds = float(step_times(known[size], settings.num_microbatches)[share - 1])
-            found.append((seconds, number, [known[one] for one in sizes]))
-    limit = max(1, min(MOST_EVEN, 512 // num_nodes))
-    quickest = sorted(found, key=lambda one: one[:2])[:limit]
+            found.append((float(step_times(known[size], settings.num_microbatches)[share - 1]), number))
+    limit = max(1, min(MOST_EVEN_SETS, 512 // num_nodes))
+    quickest = sorted(found)[:limit]
     fewest = [one for one in found[:limit] if one not in quickest]
-    return [templates for _, _, templates in (*quickest, *fewest)]
+    sizes = [(seconds, *divmod(num_nodes, number), number) for seconds, number in (*quickest, *fewest)]
+    return [(seconds, [known[size + (at < larger)] for at in range(number)]) for seconds, size, larger, number in sizes]

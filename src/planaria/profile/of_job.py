@@ -6,16 +6,23 @@ is taken to fit the model's config.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from planaria.job.checks import is_function
 from planaria.job.errors import UserError
-from planaria.job.settings import Device, Job
+from planaria.job.settings import Device, DType, Job
+from planaria.model.training.optimizer import value_bytes
+from planaria.plan.costs.byte_counts import ValueBytes
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.profile.presets.presets import computed
 from planaria.profile.presets.shapes import ModelShape
 from planaria.profile.presets.transformers import Transformer
+
+if TYPE_CHECKING:
+    from planaria.model.huggingface import HuggingFaceModel
 
 ASSUMED_DEVICE = "a100"
 """Device that is assumed where none is given."""
@@ -46,32 +53,48 @@ def profile_of_job(job: Job, device: str) -> ModelProfile:
 
     tokenizer = job.data.tokenizer
     vocab_size = load_tokenizer(tokenizer).vocab_size if tokenizer == BYTES or Path(tokenizer).is_file() else None
-    config = load_huggingface_model(job.model, job.train, vocab_size=vocab_size).config
+    model = load_huggingface_model(job.model, job.train, vocab_size=vocab_size)
     shape = ModelShape(
         title=job.model.type,
-        layers=_transformer(config).layers,
+        layers=_transformer(job, model).layers,
         microbatch_size=job.train.microbatch,
         sequence_length=job.train.sequence_length,
         published_parameters=0,
         source="model.config",
     )
-    return computed(job.model.type, shape, device)
+    return computed(job.model.type, shape, device, values=_values(job))
 
 
-def _transformer(config: Any) -> Transformer:
-    """Returns the shape of a config of one of our families; see `planaria.model`."""
-    width, kind = config.hidden_size, config.model_type
-    shared = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+def _values(job: Job) -> ValueBytes:
+    values = value_bytes(job.train)
+    return replace(values, boundary=values.computed) if job.train.boundary_dtype is DType.BFLOAT16 else values
+
+
+def _transformer(job: Job, model: HuggingFaceModel) -> Transformer:
+    """Returns the shape of a stack of equal transformer blocks. Raises UserError: the model is another."""
+    config, names = model.config, [spec.name for group in model.groups for spec in group.parameters]
+    counted = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+    if config.is_encoder_decoder or not all(hasattr(config, name) for name in counted) or _any("expert", names):
+        raise UserError(
+            f"model.type = {job.model.type!r}: costs are computed for stacks of equal transformer blocks only. "
+            "Plan on a machine with the job's device, or give the costs by --profile FILE."
+        )
+    width, heads = config.hidden_size, config.num_attention_heads
+    shared = getattr(config, "num_key_value_heads", None) or heads
     return Transformer(
         num_blocks=config.num_hidden_layers,
         width=width,
         inner_width=getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * width,
         vocabulary=config.vocab_size,
-        positions=0 if kind == "llama" else config.max_position_embeddings,
-        types=config.type_vocab_size if kind == "bert" else 0,
-        causal=kind != "bert",
-        key_value_width=width * shared // config.num_attention_heads,
-        gated=kind == "llama",
+        positions=config.max_position_embeddings if _any("position", names) or _any("wpe", names) else 0,
+        types=config.type_vocab_size if _any("token_type", names) else 0,
+        causal=not model.masked_lm,
+        key_value_width=width * shared // heads,
+        gated=_any("gate", names),
         tied=config.tie_word_embeddings,
-        pooled=kind == "bert",
+        pooled=config.model_type == "bert",
     )
+
+
+def _any(part: str, names: Iterable[str]) -> bool:
+    return any(part in name for name in names)

@@ -40,7 +40,7 @@ def profile_of(scenario: Scenario, folder: Path) -> ModelProfile:
     """Returns the costs of the scenario's model.
 
     Args:
-        scenario: whose they are.
+        scenario: the scenario.
         folder: from which a profile's path leads.
 
     Raises:
@@ -58,6 +58,7 @@ def profile_of(scenario: Scenario, folder: Path) -> ModelProfile:
             sequence_length=model.sequence_length,
             device_counts=sorted({*counts, cluster.devices_per_node}),
             network_gbit_s=cluster.network_gbit or DEFAULT_NETWORK_GBIT_S,
+            numerics=model.numerics,
         )
     path = folder / model.profile
     try:
@@ -75,7 +76,7 @@ def traces_of(scenario: Scenario, folder: Path, told: Callable[[str], None] = la
     """Returns the scenario's traces, one for each of its seeds.
 
     Args:
-        scenario: whose they are.
+        scenario: the scenario.
         folder: from which a trace's path leads.
         told: called with what was repaired in a trace file, one sentence each.
 

@@ -2,7 +2,7 @@
 
 It knows no socket, no clock, no file and no policy of its own: plans come from the policy that it is given. What it
 knows is a `Run`; what an event leads to is a function of `planaria.protocol.handlers`, which the table of transitions
-names. Here the table is obeyed, and what others may know of the run is shown.
+names. Here is shown what others may know of the run.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import deque
 
 from planaria.plan.plan import Plan, WorkerId
+from planaria.planner.reroute.plans import shares
 from planaria.policy.interface import Policy
 from planaria.protocol.handlers import precompute
 from planaria.protocol.handlers.policy import refusal
-from planaria.protocol.messages.events import Command, Event, Received
+from planaria.protocol.messages.events import Command, Event
 from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.messages.user import RunState
-from planaria.protocol.phases import Phase, ProtocolError
+from planaria.protocol.phases import Phase
 from planaria.protocol.planning.memory_limits import Shortages
 from planaria.protocol.planning.policy_switch import MakePolicy
 from planaria.protocol.planning.step_times import StepTimes
@@ -25,15 +26,15 @@ from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.run import Run
 from planaria.protocol.run.settings import RunSettings
 from planaria.protocol.step.checkpoint import Checkpoints
-from planaria.protocol.transitions import TRANSITIONS
+from planaria.protocol.transitions import handle
 
 
 class Coordinator:
     """The coordinator's state machine: feed it events, and carry out the commands that it returns in order.
 
     Args:
-        settings: of the run.
-        policy: makes the plans.
+        settings: the run's settings.
+        policy: the policy that makes the plans.
         past: what the journal of a coordinator that died says; then the first event must be `Restarted`.
         shortages: of memory, and what they say of the next plan.
         make: makes other policies, if the user wants one; None: there are none.
@@ -55,17 +56,7 @@ class Coordinator:
         Raises:
             ProtocolError: the transition table has no entry for this phase and event.
         """
-        run = self._run
-        name = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
-        handler = TRANSITIONS.get((run.phase, name))
-        if handler is None:
-            raise ProtocolError(
-                f"{name} is illegal in phase {run.phase.value}: {event!r:.300}. Recent: {'; '.join(run.history)}"
-            )
-        before, run.now = run.phase, now
-        commands = handler(run, event)
-        run.history.append(f"{before.value} --{name}--> {run.phase.value}")
-        return tuple(commands)
+        return tuple(handle(self._run, event, now))
 
     def thinks(self, now: float) -> bool:
         """Returns whether `Idle` leads to anything at this moment."""
@@ -134,19 +125,22 @@ class Coordinator:
         run = self._run
         plan = run.current
         return RunState(
-            phase=run.phase.value,
-            step=run.step,
+            phase="evaluating" if run.is_evaluating else run.phase.value,
+            step=run.step - run.is_evaluating,
             steps=run.settings.train.steps,
             nodes=run.members.nodes,
             leaving=tuple(sorted(run.members.leaving)),
             pipelines=shapes(plan) if plan is not None else (),
+            microbatches=shares(plan) if plan is not None else (),
             generation=plan.generation if plan is not None else 0,
             speeds={int(node): speed for node, speed in sorted(run.plan_selector.speeds.known.items())},
             resting=tuple(sorted(run.plan_selector.straggler_policy.resting)),
             zones={int(node): run.members.zones[node] for node in run.members.nodes if node in run.members.zones},
+            links=run.plan_selector.links.figures,
             policy=run.plan_selector.policy_switch.name,
             num_dropped=run.counts.dropped,
             decision=run.decision,
+            evaluated=run.evaluations.last,
             unsaved=run.intent.unsaved or "",
         )
 

@@ -203,13 +203,15 @@ class Reception(ABC, Generic[Connection]):
                 self.handle(NodeGone(node, cause))  # what it said before it went has been heard
 
     def lose(self, node: NodeId, cause: str) -> None:
+        """Handles the end of a node, of which more may be known than the cause."""
         if not self._admission.is_fenced(node):
             self.handle(NodeGone(node, *self._why(cause)))
 
     def _judge_all(self, now: float) -> None:
-        """Loses the nodes whose workers are silent or hang."""
+        """Loses the nodes whose workers are silent or hang: nothing else has ended them."""
         for node, cause in self._judge.verdicts(now, self._is_runnable, lambda: self._machine.step_times.expectation):
-            self.lose(node, cause)
+            if not self._admission.is_fenced(node):
+                self.handle(NodeGone(node, cause))
 
     def evict(self, node: NodeId) -> None:
         """Kills what can be killed of the node, and closes its connections."""

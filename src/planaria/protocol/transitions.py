@@ -26,11 +26,29 @@ from planaria.protocol.handlers import (
 from planaria.protocol.messages.events import Command, Event, NodeGone, Publish, RanOut, Received, Send
 from planaria.protocol.messages.records import Note, RunStatus
 from planaria.protocol.messages.worker import Damaged, Failed, OutOfMemory, Returned
-from planaria.protocol.phases import ALIVE, AT_WORK, Phase
+from planaria.protocol.phases import ALIVE, AT_WORK, Phase, ProtocolError
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.damage import what
 
 Handler = Callable[[Run, Any], list[Command]]
+
+
+def handle(run: Run, event: Event, now: float) -> list[Command]:
+    """Changes the run by one event at monotonic time `now` (seconds); returns commands to carry out in order.
+
+    Raises:
+        ProtocolError: the table has no entry for this phase and event.
+    """
+    name = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
+    handler = TRANSITIONS.get((run.phase, name))
+    if handler is None:
+        raise ProtocolError(
+            f"{name} is illegal in phase {run.phase.value}: {event!r:.300}. Recent: {'; '.join(run.history)}"
+        )
+    before, run.now = run.phase, now
+    commands = handler(run, event)
+    run.history.append(f"{before.value} --{name}--> {run.phase.value}")
+    return commands
 
 
 def ignore(run: Run, event: Event) -> list[Command]:
@@ -163,6 +181,7 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.TRAINING, "Report"): ignore,
     (Phase.SAVING, "Report"): ignore,
     **{(Phase.WAITING, name): ignore for name in ("Ready", "Vote", "Report")},
+    **{(phase, "LinksMeasured"): joins.links_measured for phase in Phase},
     **{(phase, "Notice"): joins.notice for phase in ALIVE},
     **{(phase, "NodeNotice"): joins.node_notice for phase in ALIVE},
     **{(phase, "StopRequested"): end.stop_requested for phase in ALIVE},

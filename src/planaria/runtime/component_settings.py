@@ -9,7 +9,7 @@ from planaria.job.faults import Fault
 from planaria.job.settings import LOOPBACK, Device, Job, RunSection
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.profile_check import decode_profile
-from planaria.plan.plan import NodeId, PlanError, Redundancy, ScheduleKind, WorkerId
+from planaria.plan.plan import NodeId, PlanError, Redundancy, WorkerId
 from planaria.plan.settings import MOST_DEVICES, PlannerSettings
 from planaria.protocol.step.cadence import Cadence
 from planaria.runtime.run_folder.run_folder import RunFolder
@@ -42,7 +42,7 @@ def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
         devices_per_node=job.cluster.devices_per_node,
         memory_bytes=int(job.cluster.memory_gb * 1e9) if job.cluster.memory_gb else profile.device.memory_bytes,
         min_nodes=job.resilience.min_nodes_per_pipeline,
-        schedule=ScheduleKind(job.cluster.schedule.value),
+        schedule=job.cluster.schedule,
         may_drop=job.resilience.may_drop,
         may_restore=job.run.writes_checkpoints and job.run.keep_checkpoints > 1,
         redundancy=Redundancy(job.resilience.redundancy.value),
@@ -64,7 +64,7 @@ def is_emulated(job: Job) -> bool:
 
 
 def named_profile(job: Job) -> ModelProfile:
-    """Returns the profile of an emulated job.
+    """Returns the profile that a job names.
 
     Raises:
         UserError: it cannot be read, or is for microbatches of another size.
@@ -110,12 +110,12 @@ def node_settings(
         folder: of the run, as the node sees it.
         node: its number.
         coordinator: "host:port".
-        token: of the job.
+        token: the job's token.
         faults: on order, of this node.
         import_path: where a model given as "module:function" is looked for.
         host: address on which peers reach the node.
         zone: where it is; "": not known.
-        mark: of the run.
+        mark: tells this run from others with the same token.
         metadata_url: of the cloud's metadata server; "": where it always is.
         traces: every worker writes what it did when into the logs, for benchmarks.
     """

@@ -5,7 +5,9 @@ All three ask. Batch systems and terminals send them more than once, so only a s
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,9 @@ from types import FrameType
 from typing import Final
 
 HEEDED: Final = frozenset({Signals.SIGINT, Signals.SIGTERM, Signals.SIGHUP})
+
+_AGAIN_S: Final = 0.01
+"""Until a signal comes again whose exception was dropped."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -27,6 +32,9 @@ class Interrupted(KeyboardInterrupt):
 @contextmanager
 def interrupts(heed: Callable[[Signals, bool], None]) -> Iterator[None]:
     """Calls `heed` with each signal until the block ends, and whether it insists, as a second Ctrl-C does.
+
+    Where `heed` raises Interrupted at a moment at which Python drops exceptions (in a finalizer, in a callback of an
+    import or a fork), the signal comes once more, soon afterwards.
 
     In a thread other than the main one, signals are left as they are; so is SIGHUP where the process was told to ignore
     it (nohup).
@@ -43,12 +51,37 @@ def interrupts(heed: Callable[[Signals, bool], None]) -> Iterator[None]:
         heed(came, insists)
 
     ignored = {Signals.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-    previous = {number: signal.signal(number, handle) for number in HEEDED - ignored}
+    with _repeated(asked):
+        previous = {number: signal.signal(number, handle) for number in HEEDED - ignored}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _repeated(asked: set[Signals]) -> Iterator[None]:
+    """Sends a signal again whose Interrupted was dropped, as if it had not been `asked` before."""
+    before = sys.unraisablehook
+    timers: list[threading.Timer] = []
+
+    def repeat(dropped: sys.UnraisableHookArgs) -> None:
+        if not isinstance(dropped.exc_value, Interrupted):
+            before(dropped)
+            return
+        asked.discard(dropped.exc_value.signal)
+        timers.append(threading.Timer(_AGAIN_S, os.kill, (os.getpid(), dropped.exc_value.signal)))
+        timers[-1].daemon = True
+        timers[-1].start()
+
+    sys.unraisablehook = repeat
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        sys.unraisablehook = before
+        for timer in timers:
+            timer.cancel()
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Hours of training in virtual time, which jumps from one thing that happens to the next.
 
-- `scenario`, `sweep`, `experiment`: what is asked; `simulation`, `trace_run`, `run_model`: a run over a trace.
+- `scenario`: the file that is asked; `sweep`: many of them; `experiment`: a job on a cluster, any policy, any trace.
+- `simulation`, `run_model`: runs of one policy; `trace_run`: one run over one trace; `trace_events`: what it meets.
 - `episode/`: the coordinator's real transitions, from a disturbance until the job trains on.
-- `results`, `trained`: what came of it; `baselines`: what runs are held against.
-- `timings`: what is not modelled; `traces/`: traces, scripts, generators, tallies.
+- `trained`, `results`: what came of it, where time went, what it cost; `baselines`: what runs are held against.
+- `timings`: what is not modelled, and what a real run says of it; `traces/`: traces, scripts, generators, tallies.
 
 A run's state is changed by the coordinator's `handle` alone. No real clock, no I/O; chance comes from a seed.
 """

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.thresholds import ORACLE_RUNS
 from planaria.simulate.results import RunResult
 from planaria.simulate.run_model import Terms
 from planaria.simulate.simulation import Simulation
@@ -96,16 +97,12 @@ def run_on_demand(simulation: Simulation, horizon_s: float) -> RunResult:
     return simulation.run(Trace(name=ON_DEMAND, horizon_s=horizon_s, events=events))
 
 
-KEPT = 32
-"""Runs kept at each disturbance; of those in one state, the one that has trained most by then."""
-
-
 class Oracle:
     """The policy that knows the trace: it picks the best of several policies' simulations at each disturbance.
 
     Args:
         simulations: one of each policy that it chooses from.
-        terms: of the job.
+        terms: what all runs of the job have in common.
     """
 
     def __init__(self, simulations: Sequence[Simulation], terms: Terms) -> None:
@@ -145,4 +142,4 @@ def _best(runs: Sequence[TraceRun]) -> list[TraceRun]:
         other = of_state.get(run.state)
         if other is None or run.microbatches > other.microbatches:
             of_state[run.state] = run
-    return sorted(of_state.values(), key=lambda run: -run.microbatches)[:KEPT]
+    return sorted(of_state.values(), key=lambda run: -run.microbatches)[:ORACLE_RUNS]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.policy.forecast import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+from planaria.plan.thresholds import MEAN_TIME_BETWEEN_FAILURES_S
 from planaria.policy.interface import Policy
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
@@ -44,9 +44,9 @@ class Experiment:
         samples: after which the job is complete; None: it trains for as long as a trace lasts.
         checkpoint_every: steps between checkpoints; 0: only the state that it begins with.
         mean_time_between_failures_s: as expected before any is seen.
-        prices: of nodes.
+        prices: what nodes cost.
         timings: of what is not modelled.
-        num_parts: see `planaria.simulate.episode.episode_cache.Memory`.
+        num_parts: see `planaria.simulate.episode.episode_cache.EpisodeCache`.
         wants_timeline: results tell nodes and throughput over time.
         begins_trained: a trace begins when a step of the job is committed, not when its first nodes come: so it is with
             scripts of failures on real processes.
@@ -57,7 +57,7 @@ class Experiment:
     settings: PlannerSettings
     samples: float | None = None
     checkpoint_every: int = 100
-    mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+    mean_time_between_failures_s: float = MEAN_TIME_BETWEEN_FAILURES_S
     prices: Prices = field(default_factory=Prices)
     timings: Timings = field(default_factory=Timings)
     num_parts: int = 1

@@ -17,7 +17,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         spot: what nodes cost that may be taken away. 0.918: an EC2 p3.2xlarge, as in Bamboo, section 6.
-        on_demand: what those of the reference `on-demand` cost. 3.06, likewise.
+        on_demand: what those of the reference `on-demand` cost. 3.06 is that paper's too.
         zones: of spot nodes in these zones, where they cost something else.
     """
 
@@ -30,11 +30,11 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """The account of one run over one trace.
 
     Attributes:
-        policy: which.
+        policy: the policy's name.
         trace: its name.
         seconds: from the beginning to the end of the run, or of the trace.
         samples: trained and never lost again.
-        steps: likewise.
+        steps: those that were trained and never lost again.
         seconds_by: cause -> seconds; together they are all of them.
         node_hours: of nodes that were there, useful or not.
         cost: dollars.
@@ -126,7 +126,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The summary of several runs of one policy, over one trace or several.
 
     Attributes:
-        policy: which.
+        policy: the policy's name.
         figures: by their names in `FIGURES`.
         share_by: cause -> mean share of the time.
         survived: mechanism -> mean number of recoveries.

@@ -17,11 +17,11 @@ class Terms:
     """The terms of a run, beside its subject.
 
     Attributes:
-        settings: the planner's.
+        settings: the planner's settings.
         samples: after which the job is complete; None: it trains for as long as the trace lasts.
         checkpoint_every: steps between checkpoints; 0: none but the state that the run begins with.
         mean_time_between_failures_s: as expected before any is seen.
-        prices: of nodes.
+        prices: what nodes cost.
         wants_timeline: nodes and throughput over time are told.
         begins_trained: the trace begins when a step of the job is committed, not when its first nodes come.
     """
@@ -39,8 +39,8 @@ class RunBasis:
     """The basis that runs of one policy on one kind of cluster share: how they begin, and what steps cost.
 
     Args:
-        subject: of all runs.
-        terms: of all runs.
+        subject: the subject of all runs.
+        terms: the terms of all runs.
         memory: what is known by now; default: nothing.
     """
 

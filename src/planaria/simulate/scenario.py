@@ -14,7 +14,8 @@ import msgspec
 
 from planaria.job.errors import UserError
 from planaria.job.parse import read_toml, sections
-from planaria.job.settings import PipelineSchedule, PolicyName, Section
+from planaria.job.registry import PolicyName
+from planaria.job.settings import Section
 from planaria.plan.costs.model_profile import LinkCost, Links, ModelProfile
 from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.settings import PlannerSettings
@@ -51,11 +52,13 @@ class ModelPart(Section, frozen=True):
 
     Attributes:
         preset: a published model, by an analytic model of its costs; `planaria profile --list` names them.
-        device: the preset's device, likewise.
+        device: the published device that the preset is on; `planaria profile --list` names them too.
         profile: a profile's file instead of a preset: of `planaria profile`, or the profile.json of a run folder.
         microbatch: samples in the preset's microbatch; 0: its default.
         sequence_length: tokens in the preset's samples; 0: its default.
         recompute: backwards recompute the forward (activation checkpointing).
+        numerics: of the preset: what a worker holds and sends with exact or fast numerics; or mixed, of published
+            systems of 16 bytes a parameter and gradients of 2, which Planaria has not.
     """
 
     preset: str = ""
@@ -64,6 +67,7 @@ class ModelPart(Section, frozen=True):
     microbatch: int = 0
     sequence_length: int = 0
     recompute: bool = False
+    numerics: str = "exact"
 
 
 class ClusterPart(Section, frozen=True):
@@ -71,7 +75,7 @@ class ClusterPart(Section, frozen=True):
 
     Attributes:
         nodes: that the job begins with, and for which it is planned.
-        devices_per_node: workers on each.
+        devices_per_node: workers on each node.
         memory_gb: of one device, in GB of 10**9 bytes; 0: the profile's.
         schedule: order of forwards and backwards in a pipeline.
         zones: names of the zones in which nodes are; they are dealt out in turn.
@@ -82,7 +86,7 @@ class ClusterPart(Section, frozen=True):
     nodes: int
     devices_per_node: int = 1
     memory_gb: float = 0.0
-    schedule: PipelineSchedule = PipelineSchedule.EAGER_ONE_F_ONE_B
+    schedule: ScheduleKind = ScheduleKind.EAGER_ONE_F_ONE_B
     zones: list[str] = msgspec.field(default_factory=list)
     network_gbit: float = 0.0
     network_latency_s: float = -1.0
@@ -177,8 +181,8 @@ class SweepPart(Section, frozen=True):
 
     Attributes:
         policies: one after the other.
-        nodes: of the cluster.
-        fault_tolerance: f.
+        nodes: numbers of nodes of the cluster.
+        fault_tolerance: f: how many nodes may be lost at once.
         hourly: shares of the nodes that go in an hour.
         mean_bulk: nodes that go together.
     """
@@ -221,7 +225,7 @@ def parse_scenario(text: str, *, overrides: Sequence[str] = (), origin: str) -> 
 
 
 def scenario_from_table(table: Mapping[str, Any]) -> Scenario:
-    """A checked scenario from plain dicts. Raises UserError."""
+    """Returns a checked scenario from plain dicts. Raises UserError."""
     scenario = Scenario(**sections(table, Scenario))
     _check(scenario)
     return scenario
@@ -332,7 +336,7 @@ def _check_failures(failures: FailuresPart) -> None:
 
 
 def _process(failures: FailuresPart) -> Failures | None:
-    """By which nodes go. Raises UserError."""
+    """Returns the process by which nodes go. Raises UserError."""
     try:
         match failures.kind:
             case FailureKind.NONE:
@@ -362,7 +366,7 @@ DEFAULT_HOURS = 24.0
 
 
 def made_up(scenario: Scenario, seed: int) -> Trace:
-    """The trace of a seed, where the scenario names no file."""
+    """Returns the trace of a seed, where the scenario names no file."""
     failures, cluster = scenario.failures, scenario.cluster
     assert not failures.trace
     process = _process(failures)
@@ -381,7 +385,7 @@ def made_up(scenario: Scenario, seed: int) -> Trace:
 
 
 def part_of(trace: Trace, failures: FailuresPart) -> Trace:
-    """The part of a trace file that the scenario asks for. Raises UserError."""
+    """Returns the part of a trace file that the scenario asks for. Raises UserError."""
     start_s = failures.from_hours * HOUR_S
     if start_s >= trace.horizon_s:
         raise UserError(
@@ -400,7 +404,7 @@ def part_of(trace: Trace, failures: FailuresPart) -> Trace:
 
 
 def experiment(scenario: Scenario, profile: ModelProfile, *, wants_timeline: bool = False) -> Experiment:
-    """What the scenario is about, with its model's costs.
+    """Returns what the scenario is about, with its model's costs.
 
     Raises:
         UserError: the batch is no whole number of microbatches.
@@ -419,7 +423,7 @@ def experiment(scenario: Scenario, profile: ModelProfile, *, wants_timeline: boo
         devices_per_node=cluster.devices_per_node,
         memory_bytes=int(cluster.memory_gb * 1e9) if cluster.memory_gb else profile.device.memory_bytes,
         min_nodes=job.min_nodes_per_pipeline,
-        schedule=ScheduleKind(cluster.schedule.value),
+        schedule=cluster.schedule,
         may_restore=job.checkpoint_every > 0,
     )
     return Experiment(

@@ -46,11 +46,11 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of work: runs of one policy in one scenario.
 
     Attributes:
-        label: of the scenario.
-        scenario: in which.
-        policy: or reference.
-        first_seed: of the runs.
-        runs: how many.
+        label: the scenario's name, for people.
+        scenario: the scenario.
+        policy: the policy, or the reference, that is simulated.
+        first_seed: the seed of the first run.
+        runs: how many runs.
         wants_timeline: results tell nodes and throughput over time.
     """
 

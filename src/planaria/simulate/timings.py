@@ -20,8 +20,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             resilience.heartbeat_timeout_s.
         decision_s: from the last report until the new plan is sent: the policy's own time. 0.01: decisions that were
             made in advance; `planaria.policy.forecast.USUAL_DECISION_S` is what one takes that was not.
-        unprepared_s: the same where it cannot have been made in advance: several nodes were lost, or nobody was. 0: as
-            long as the others, as it is where plans are not weighed.
+        unprepared_s: how long a decision takes that cannot have been made in advance: several nodes were lost, or
+            nobody was. 0: as long as the others, as it is where plans are not weighed.
         change_s: from the last vote under one plan to the first instruction under the next
             (`planaria.policy.forecast.CHANGE_S`).
         start_s: from a node's arrival in the trace until its workers have joined: image, process, model code. 30.

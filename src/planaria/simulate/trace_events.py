@@ -20,8 +20,8 @@ class TraceEvents:
     """A trace, as a run meets it.
 
     Attributes:
-        name: the trace's.
-        horizon_s: its length.
+        name: the trace's name.
+        horizon_s: the trace's length in seconds.
         happenings: in the order of time; nodes come when their workers have joined.
         num_initial: nodes 0, 1, ... that are there when it begins.
         stays: for each node, when it came and went in the trace, and its zone; a node that comes back is another one.

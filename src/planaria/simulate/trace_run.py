@@ -6,8 +6,9 @@ import copy
 import math
 from collections import Counter
 
+from planaria.plan.thresholds import FORECAST_GRAIN
 from planaria.protocol.planning.failure_rate import Failures
-from planaria.protocol.planning.replan_trigger import LONGER
+from planaria.protocol.thresholds import FAILURES_RARER
 from planaria.simulate.episode.episode_cache import Moment, Root
 from planaria.simulate.episode.situation import State
 from planaria.simulate.episode.subject import NUM_CAUSES, Cause, Disturbance, EpisodeTally, RestAfterEpisode, RunOutlook
@@ -26,7 +27,7 @@ class TraceRun:
     Attributes:
         now: seconds since the beginning of the trace; the end, where it is over.
         state: in which it trains; None: it does not.
-        is_over: it is.
+        is_over: whether the run is over.
     """
 
     def __init__(self, basis: RunBasis, course: TraceEvents) -> None:
@@ -199,7 +200,7 @@ class TraceRun:
         quiet second the next loss is thought to be further away."""
         if self._chosen_for_s is None or not self._memory.knows_forecast:
             return None
-        goal_s, now, expected_s = LONGER * self._chosen_for_s, self.now, self._failures.time_to_next_s
+        goal_s, now, expected_s = FAILURES_RARER * self._chosen_for_s, self.now, self._failures.time_to_next_s
         least, most = 1, steps
         if not steps or expected_s(now + steps * whole_s) < goal_s:
             return None
@@ -404,10 +405,7 @@ class TraceRun:
 
 _UNASKED = RunOutlook(time_to_failure_s=HOUR_S, steps_left=1_000_000, steps_at_stake=1)
 
-_GRAIN = 2
-"""Grain of what is known of the time to come: the factor from one value to the next."""
-
 
 def _rough(value: float) -> float:
     """Returns the value rounded to a grid on which each number is the next's by the same factor."""
-    return float(2.0 ** (round(_GRAIN * math.log2(value)) / _GRAIN)) if value > 0 else 0.0
+    return float(2.0 ** (round(FORECAST_GRAIN * math.log2(value)) / FORECAST_GRAIN)) if value > 0 else 0.0

@@ -11,7 +11,7 @@ class Trained:
 
     Attributes:
         steps: committed, and not lost again.
-        microbatches: that they counted.
+        microbatches: how many microbatches these steps counted.
     """
 
     def __init__(self) -> None:

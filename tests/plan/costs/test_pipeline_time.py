@@ -25,7 +25,9 @@ KINDS = [kind for kind in ScheduleKind if not kind.splits_backward]
 
 @settings(max_examples=examples(60), deadline=None)
 @given(profile=random_profiles(), kind=st.sampled_from(KINDS), num=st.integers(1, 9), data=st.data())
-def test_it_is_the_event_simulation(profile: ModelProfile, kind: ScheduleKind, num: int, data: st.DataObject) -> None:
+def test_a_templates_time_is_that_of_the_event_simulation(
+    profile: ModelProfile, kind: ScheduleKind, num: int, data: st.DataObject
+) -> None:
     nodes = data.draw(st.integers(1, profile.num_layers))
     planner = PlannerSettings(
         num_microbatches=num, fault_tolerance=0, num_nodes=nodes, devices_per_node=1, min_nodes=nodes, schedule=kind
@@ -82,7 +84,7 @@ def test_no_path_is_longer_than_the_step(chain: Chain, num: int) -> None:
             assert (weights @ own).max() <= step * (1 + 1e-9)
 
 
-def test_a_send_that_occupies_its_sender() -> None:
+def test_a_send_that_occupies_its_sender_lengthens_the_path() -> None:
     """Two stages, two microbatches, forward 1, backward 2, message 0.5: by hand."""
     times = {"forward_s": (1.0, 1.0), "backward_s": (2.0, 2.0), "link_s": (0.5,)}
     # 0: F0 0-1, sends to 1.5, F1 1.5-2.5, sends to 3. 1: F0 1.5-2.5, B0 -4.5, sends to 5, F1 5-6, B1 6-8, sends to

@@ -62,6 +62,7 @@ def profiles(draw: st.DrawFn) -> ModelProfile:
                 recompute_activation_bytes=draw(BYTES),
                 output_bytes=draw(BYTES),
                 workspace_bytes=draw(BYTES),
+                copy_bytes=draw(BYTES),
             )
         )
     link = LinkCost(latency_s=draw(SECONDS), bandwidth_bytes_per_s=draw(SECONDS))
@@ -112,6 +113,7 @@ def test_without_groups_each_layer_with_parameters_is_one(profile: ModelProfile)
 
 TIMES = ("forward_s", "backward_input_s", "backward_weight_s")
 SIZES = [field for field in LayerCost.__struct_fields__ if field.endswith("_bytes")]
+DEFAULTED = ("workspace_bytes", "copy_bytes")
 NO_NUMBER = st.sampled_from([float("nan"), float("inf"), -float("inf"), -1e-9, -1, "1", None, True, [], {}])
 
 
@@ -146,7 +148,7 @@ def damaged_layers(draw: st.DrawFn) -> tuple[dict[str, Any], int, str]:
 
     def missing_field() -> str:
         thing, fields = draw(
-            st.sampled_from([(times, TIMES), (layer, [s for s in SIZES if s != "workspace_bytes"] + ["times"])])
+            st.sampled_from([(times, TIMES), (layer, [s for s in SIZES if s not in DEFAULTED] + ["times"])])
         )
         field = draw(st.sampled_from(fields))
         del thing[field]
@@ -242,7 +244,7 @@ def whole() -> dict[str, Any]:
         ("groups.0.weight", 9, "no field 'weight'"),
     ],
 )
-def test_damages_beside_the_layers(path: str, value: object, said: str) -> None:
+def test_damages_beside_the_layers_are_refused_by_field(path: str, value: object, said: str) -> None:
     raw = whole()
     decode_profile(json.dumps(raw).encode())
     *way, last = path.split(".")
@@ -264,25 +266,25 @@ def test_damages_beside_the_layers(path: str, value: object, said: str) -> None:
         (b"{}", "missing required field `layers`"),
     ],
 )
-def test_what_is_no_profile_at_all(data: bytes, said: str) -> None:
+def test_what_is_no_profile_at_all_is_refused(data: bytes, said: str) -> None:
     with pytest.raises(PlanError, match=said):
         decode_profile(data)
 
 
 def test_a_layer_that_fits_no_device_is_named() -> None:
-    """State, activations, workspace and the process: 56 of the 60 bytes; d devices share all but the process."""
+    """State, copies, activations, workspace and the process are 68 bytes; d devices share all but the process."""
     raw = whole()
     raw["layers"][1] = {**raw["layers"][1], "name": "head", "optimizer_bytes": 20}
-    raw["device"] = {"name": "small", "process_bytes": 8, "memory_bytes": 60}
+    raw["device"] = {"name": "small", "process_bytes": 8, "memory_bytes": 68}
     decode_profile(json.dumps(raw).encode())
-    raw["device"]["memory_bytes"] = 59
+    raw["device"]["memory_bytes"] = 67
     message = refusal(raw)
     assert "layer 1 (head)" in message
-    assert "needs 60 bytes" in message
-    assert "small has device.memory_bytes 59" in message
+    assert "needs 68 bytes" in message
+    assert "small has device.memory_bytes 67" in message
     for layer in raw["layers"]:
         layer["times"] = [{**layer["times"][0], "num_devices": count} for count in (1, 2)]
-    raw["device"]["memory_bytes"] = 34
+    raw["device"]["memory_bytes"] = 38
     decode_profile(json.dumps(raw).encode())
-    raw["device"]["memory_bytes"] = 33
-    assert "share on 2 devices needs 34 bytes" in refusal(raw)
+    raw["device"]["memory_bytes"] = 37
+    assert "share on 2 devices needs 38 bytes" in refusal(raw)

@@ -43,7 +43,9 @@ def struck(machine: Machine, *lost: int, generation: int = 2) -> Plan | None:
     shape=st.sampled_from([(2, 3, 8), (1, 4, 6), (2, 2, 4), (3, 1, 6), (1, 5, 3)]),
     seed=st.integers(0, 1 << 30),
 )
-def test_a_loss_anywhere(mode: Redundancy, schedule: ScheduleKind, shape: tuple[int, int, int], seed: int) -> None:
+def test_shadows_finish_the_step_after_a_loss_anywhere(
+    mode: Redundancy, schedule: ScheduleKind, shape: tuple[int, int, int], seed: int
+) -> None:
     """The step ends, and nothing that survived is counted twice or missing. (Bits: tests/runtime/worker.)"""
     pipelines, depth, microbatches = shape
     plan = ring_plan(mode, pipelines=pipelines, depth=depth, microbatches=microbatches, schedule=schedule)

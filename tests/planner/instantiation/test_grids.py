@@ -89,7 +89,7 @@ def test_state_stays_in_its_place_when_nodes_come() -> None:
     assert len(after.pipelines) == 3
 
 
-def test_what_is_no_grid() -> None:
+def test_what_is_no_grid_is_told_from_one() -> None:
     wanted = settings(6, smallest=2)
     grid = next(grids(PROFILE, make_templates(PROFILE, wanted), wanted, nodes(6), 1)).plan
     first, *others = grid.pipelines
@@ -104,7 +104,7 @@ def test_what_is_no_grid() -> None:
     assert not is_grid(msgspec.structs.replace(grid, pipelines=(moved, *others)))
 
 
-def test_a_speed_that_is_none() -> None:
+def test_a_speed_that_is_none_is_refused() -> None:
     wanted = settings(2)
     with pytest.raises(PlanError, match="speed 0"):
         list(grids(PROFILE, make_templates(PROFILE, wanted), wanted, nodes(2), 1, speeds={NodeId(0): 0.0}))

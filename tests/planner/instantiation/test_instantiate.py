@@ -119,7 +119,7 @@ def test_step_times_are_the_templates(job: tuple[ModelProfile, PlannerSettings])
         assert list(times) == pytest.approx([template.time_s(m) for m in range(1, planner.num_microbatches + 1)])
 
 
-def test_times_that_are_no_line() -> None:
+def test_times_that_are_no_line_are_instantiated_best() -> None:
     """They are used as they are: for the sets of pipelines and for the shares."""
 
     @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ def test_a_first_plan_is_valid_and_uses_every_node(job: tuple[ModelProfile, Plan
         assert plan.nodes == tuple(nodes)
 
 
-def test_eq6_is_slower() -> None:
+def test_eq6_gives_a_deep_pipeline_fewer_microbatches() -> None:
     """Nine nodes make a pipeline of five and two of two; Eq. 6 takes the deep one for slower than it is."""
     profile = uniform_profile(12)
     planner = PlannerSettings(num_microbatches=24, fault_tolerance=2, num_nodes=9, devices_per_node=1, min_nodes=2)
@@ -190,7 +190,7 @@ def test_eq6_is_slower() -> None:
 
 
 @pytest.mark.parametrize("num_microbatches", [100, 512, 2048])
-def test_a_thousand_nodes(num_microbatches: int) -> None:
+def test_a_thousand_nodes_are_all_used(num_microbatches: int) -> None:
     """Many nodes, and batches that bound the pipelines, or do not."""
     profile = uniform_profile(24)
     planner = PlannerSettings(
@@ -202,7 +202,7 @@ def test_a_thousand_nodes(num_microbatches: int) -> None:
     assert 3 <= sum(counts) <= num_microbatches
 
 
-def test_too_few_nodes_or_microbatches() -> None:
+def test_too_few_nodes_or_microbatches_are_refused() -> None:
     profile = uniform_profile(4)
     planner = PlannerSettings(num_microbatches=2, fault_tolerance=1, num_nodes=9, devices_per_node=1, min_nodes=2)
     templates = make_templates(profile, planner)

@@ -36,7 +36,7 @@ def draw(rng: random.Random) -> tuple[list[int], int, int, int]:
     return sizes, rng.randint(1, 40), least, rng.randint(max(1, least), 24)
 
 
-def test_the_most_valuable_way_to_fill_the_nodes() -> None:
+def test_the_nodes_are_filled_in_the_most_valuable_way() -> None:
     rng = random.Random(3)
     filled = 0
     for _ in range(2000):
@@ -55,14 +55,14 @@ def test_the_most_valuable_way_to_fill_the_nodes() -> None:
     assert filled > 500
 
 
-def test_values_beyond_single_precision() -> None:
+def test_values_beyond_single_precision_are_told_apart() -> None:
     knapsack = Knapsack([2, 3], 1000, 1, 1000)
     values = [(1 << 24) + 1, 3 << 22]
     assert knapsack.most(values) == 500 * values[0]
     assert knapsack.counts(values) == (500, 0)
 
 
-def test_usable_nodes() -> None:
+def test_as_many_nodes_as_can_be_filled_are_usable() -> None:
     rng = random.Random(4)
     for _ in range(500):
         sizes, num_nodes, least, most = draw(rng)

@@ -98,7 +98,9 @@ def test_too_few_microbatches_recommend_the_nearest_batch() -> None:
         (3, None, 40, "is 40 samples"),
     ],
 )
-def test_batches_in_samples(global_batch: int, below: int | None, above: int, message: str) -> None:
+def test_a_batch_that_cannot_be_shared_recommends_sizes_in_samples(
+    global_batch: int, below: int | None, above: int, message: str
+) -> None:
     with pytest.raises(Undistributable, match=message) as info:
         microbatches_of(global_batch, 8, num_pipelines=5)
     assert (info.value.below, info.value.above, info.value.microbatch) == (below, above, 8)

@@ -151,7 +151,7 @@ class Bent(Template):
         return self.cost.path_s + self.cost.period_s * (num_microbatches // 2)
 
 
-def test_times_that_are_no_line_on_fast_nodes() -> None:
+def test_times_that_are_no_line_are_grouped_on_fast_nodes_too() -> None:
     """What a fast node saves is no more than a further microbatch costs: times never fall."""
     for job in jobs(9, 60, uneven=True):
         job.templates = tuple(
@@ -197,7 +197,7 @@ def test_slow_nodes_go_together() -> None:
     assert 7 in together.workers
 
 
-def test_nodes_that_are_all_as_slow() -> None:
+def test_nodes_that_are_all_as_slow_are_grouped_as_if_none_were() -> None:
     profile = uniform_profile(8)
     planner = PlannerSettings(num_microbatches=16, fault_tolerance=1, num_nodes=5, devices_per_node=1, min_nodes=2)
     templates = make_templates(profile, planner)
@@ -207,7 +207,7 @@ def test_nodes_that_are_all_as_slow() -> None:
 
 
 @pytest.mark.parametrize(("num_microbatches", "num_slow"), [(128, 5), (20, 96)])
-def test_many_nodes(num_microbatches: int, num_slow: int) -> None:
+def test_many_nodes_of_other_speeds_are_all_used(num_microbatches: int, num_slow: int) -> None:
     """Every node is used, whether the batch bounds the pipelines or not."""
     profile = uniform_profile(12)
     planner = PlannerSettings(

@@ -35,7 +35,7 @@ def least(cost: Ints, supply: Ints, demand: Ints, allowed: Bools) -> int | None:
 
 
 @pytest.mark.parametrize("most", [1, 3, 10**15])
-def test_the_cheapest_of_all(most: int) -> None:
+def test_the_matching_is_the_cheapest_of_all(most: int) -> None:
     impossible = 0
     for seed in range(500):
         draw, supply, demand = random_classes(seed)
@@ -59,7 +59,7 @@ def test_the_cheapest_of_all(most: int) -> None:
     assert impossible > 50
 
 
-def test_filling_or_why_not() -> None:
+def test_places_are_filled_or_it_is_said_why_not() -> None:
     stuck = 0
     for seed in range(1000):
         draw, supply, room = random_classes(seed)

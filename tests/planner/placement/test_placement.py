@@ -148,7 +148,7 @@ def test_many_devices_are_matched() -> None:
     assert sorted(orders.starts(1)) == list(range(12))
 
 
-def test_many_stages_of_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_stages_of_many_sizes_are_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large table is made in pieces, with the same result."""
     overlap = np.random.default_rng(1).integers(0, 5, (6, 11, 10))
     whole = DeviceOrders(overlap, [2, *[1] * 9])
@@ -162,7 +162,7 @@ def test_many_stages_of_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sorted([*starts, starts[0] + 1]) == list(range(11))
 
 
-def test_too_few_nodes_or_devices() -> None:
+def test_too_few_nodes_or_devices_are_refused() -> None:
     groups = uniform_profile(2).groups
     with pytest.raises(PlanError, match="need 2 nodes, and there are 1"):
         assign([template([[(1, 1)], [(1, 1)]])], [NodeId(0)], 1, groups, {})

@@ -25,7 +25,7 @@ def test_one_holder_sends_all() -> None:
     assert sources.most_bytes(np.array([100, 50])) == 126  # a byte more than 125, for what is rounded
 
 
-def test_what_nobody_holds() -> None:
+def test_groups_are_found_that_nobody_holds() -> None:
     assert unheld(range(4), [(0, 2), (2,)]) == [1, 3]
     assert unheld((2, 0), iter([(0,), (2,)])) == []
     assert unheld((1,), []) == [1]

@@ -12,11 +12,13 @@ import pytest
 
 from planaria.plan.errors import NoReplica
 from planaria.plan.plan import Group, Pipeline, Plan, Route, Stage, Transfer, WorkerId
+from planaria.plan.thresholds import WORTH_SPLITTING_BYTES
 from planaria.plan.validate import validate
-from planaria.planner.placement.transfers import WORTH_SPLITTING_BYTES, transfers
+from planaria.planner.placement.transfers import transfers
 from tests.plan.shapes import Scene, least_sent, random_crowd, random_scene
+from tests.proof import batches
 
-SEEDS = range(1200)
+SEEDS = batches(range(1200), size=900, kept=300)
 MIB = 1 << 20
 
 
@@ -86,10 +88,11 @@ def best_of_all(plan: Plan, scene: Scene, outer: Counter[int]) -> int:
     return max([least_sent(scene, outer), 0, *received.values()])
 
 
-def test_the_busiest_is_as_little_busy_as_can_be() -> None:
+@pytest.mark.parametrize("seeds", SEEDS, ids=str)
+def test_the_busiest_is_as_little_busy_as_can_be(seeds: range) -> None:
     """If splitting costs nothing; else within what it is worth. No choice of whole groups is better than that."""
     split = 0
-    for seed in SEEDS:
+    for seed in seeds:
         scene = random_crowd(seed) if seed % 2 else random_scene(seed)
         plan = random_plan(scene, seed)
         for worth in (2, 0):
@@ -97,13 +100,14 @@ def test_the_busiest_is_as_little_busy_as_can_be() -> None:
             best = best_of_all(plan, scene, check(plan, scene, moves))
             assert best <= busiest(plan, moves) <= best + worth, (seed, worth)
         split += any(move.part for move in moves)
-    assert split > 100
+    assert split > len(seeds) / 20
 
 
-def test_no_choice_of_whole_groups_is_better() -> None:
+@pytest.mark.parametrize("seeds", SEEDS, ids=str)
+def test_no_choice_of_whole_groups_is_better(seeds: range) -> None:
     """The same against an oracle that knows nothing of bounds: every choice of sources."""
     tried = 0
-    for seed in SEEDS:
+    for seed in seeds:
         scene = random_crowd(seed) if seed % 2 else random_scene(seed)
         if scene.devices_per_node > 1:
             continue
@@ -180,6 +184,6 @@ def test_weightless_groups_move_too() -> None:
     assert {(move.group, move.target) for move in moves if move.group == 1} == {(1, 2), (1, 3), (1, 4)}
 
 
-def test_nobody_holds_it() -> None:
+def test_a_group_that_nobody_holds_has_no_replica() -> None:
     with pytest.raises(NoReplica, match="group 1"):
         transfers(plan_of([range(2)], 1), {WorkerId(0): (0,)})

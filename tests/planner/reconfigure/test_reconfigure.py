@@ -145,13 +145,13 @@ def test_sources_send_equal_shares() -> None:
     assert len(sent) >= 4
 
 
-def test_too_few_nodes() -> None:
+def test_too_few_nodes_for_the_replicas_are_refused() -> None:
     with pytest.raises(TooFewNodes, match=r"3 nodes are left, and 2 replicas of 2 nodes each need 4") as info:
         lose([2, 2], {0})
     assert (info.value.needed, info.value.left) == (4, 3)
 
 
-def test_no_replica() -> None:
+def test_a_group_without_a_replica_is_refused() -> None:
     with pytest.raises(NoReplica, match="group 0") as info:
         lose([3, 3, 2], {0, 3, 6})
     assert info.value.group == 0
@@ -165,7 +165,9 @@ def test_no_replica() -> None:
     num_templates=st.integers(4, 8),
     replicas=st.integers(1, 3),
 )
-def test_sizes_after_a_loss(alive: list[int], spares: int, smallest: int, num_templates: int, replicas: int) -> None:
+def test_sizes_after_a_loss_are_those_of_the_paper(
+    alive: list[int], spares: int, smallest: int, num_templates: int, replicas: int
+) -> None:
     sizes = list(range(smallest, smallest + num_templates))
     total = sum(alive) + spares
     if total < replicas * smallest:
@@ -224,7 +226,7 @@ def shape(result: Reconfiguration | None) -> tuple[list[int], How] | None:
         ([2, 2], {0, 1}, 3, [([3, 2], How.SIMPLE)] * 3),
     ],
 )
-def test_each_way_on_its_own(
+def test_each_way_is_taken_on_its_own(
     sizes: list[int], lost: set[int], joined: int, expected: list[tuple[list[int], How] | None]
 ) -> None:
     change = change_of(sizes, lost, joined)
@@ -396,7 +398,7 @@ def uneven_devices(template: Template, devices_per_node: int) -> Template:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(job=random_jobs(), spare_devices=st.integers(0, 2), data=st.data())
-def test_losses_and_joins_in_any_order(
+def test_losses_and_joins_in_any_order_leave_valid_plans(
     job: tuple[ModelProfile, PlannerSettings], spare_devices: int, data: st.DataObject
 ) -> None:
     """Nodes go and come, alone and together, some of them slow, stages of several devices among them."""
@@ -465,7 +467,7 @@ def on_any_devices(profile: ModelProfile, most: int) -> ModelProfile:
     return msgspec.structs.replace(profile, layers=layers)
 
 
-def test_a_node_whose_other_workers_own_nothing() -> None:
+def test_a_node_is_used_whose_other_workers_own_nothing() -> None:
     """Two nodes of two devices, one stage on both of each; the second device's worker drives nothing."""
     planner = PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=4, devices_per_node=1, min_nodes=1)
     templates = [uneven_devices(template, 2) for template in make_templates(PROFILE, planner)]

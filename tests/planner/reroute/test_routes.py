@@ -97,7 +97,7 @@ def test_freedom_spares_a_stage_that_is_busy_anyhow() -> None:
     assert 24 * 2 * 0.03 <= free[0] < 1.05 * 24 * 2 * 0.03
 
 
-def test_what_is_left_of_a_plan() -> None:
+def test_what_is_left_of_a_plan_is_owned_by_whoever_holds_it() -> None:
     left = pipelines(EVEN, EVEN)
     plan = planned(left, Detours(left, COSTS, 8).deal(4))
     holders = dict(plan.groups_of)

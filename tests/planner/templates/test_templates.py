@@ -128,7 +128,9 @@ def test_device_counts_that_cannot_fill_a_node_are_refused() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(job=random_jobs())
-def test_node_specification(job: tuple[ModelProfile, PlannerSettings]) -> None:
+def test_templates_are_made_for_each_number_of_nodes_that_may_be_needed(
+    job: tuple[ModelProfile, PlannerSettings],
+) -> None:
     """n0 up to N - f n0 nodes, as far as there are layers (Oobleck, section 4.1.1); M stages a node."""
     profile, planner = job
     templates = make_templates(profile, planner)

@@ -16,19 +16,21 @@ from planaria.plan.costs.model_profile import LinkCost, ModelProfile
 from planaria.plan.errors import NoReplica, TooFewNodes
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.thresholds import CHANGE_S, DEGRADED_SAVES_S, RESTORE_S
 from planaria.plan.validate import lacking, validate
 from planaria.planner.placement.placement import Holders
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.adaptive.canonical import canonical
 from planaria.policy.adaptive.objective import Course, next_loss_s, transition_s, worth
 from planaria.policy.candidate_record import CandidateRecord
-from planaria.policy.forecast import CHANGE_S, DEGRADED_SAVES_S, RESTORE_S, FailureForecast, exposure
+from planaria.policy.forecast import FailureForecast, exposure
 from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
 from planaria.profile.presets.presets import preset
 from tests.plan.profiles import uniform_profile
+from tests.proof import rest_in_proof
 
 SMALL = uniform_profile(8)
 DEAR = uniform_profile(8, link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9), group_bytes=40_000_000)
@@ -67,7 +69,7 @@ def after(policy: AdaptivePolicy, plan: Plan, *lost: int, came: tuple[int, ...] 
 # The objective
 
 
-def test_eq_8() -> None:
+def test_worth_is_throughput_times_effective_time() -> None:
     """Throughput times the effective time ratio; the horizon is the sum of both times."""
     course = Course(step_time_s=0.5, transition_s=20.0, peril_before=0.0, peril=0.0)
     assert worth(course, FailureForecast(time_to_failure_s=100.0), 100.0).steps_per_s == pytest.approx(2 * 80 / 100)
@@ -122,7 +124,7 @@ def test_the_horizon_ends_with_the_job() -> None:
     assert FailureForecast(time_to_failure_s=10.0, steps_left=7).horizon_s(2.0) == 10
 
 
-def test_peril() -> None:
+def test_peril_is_the_chance_that_a_loss_takes_a_last_replica() -> None:
     a, b, c = (NodeId(n) for n in range(3))
     assert exposure([(a, (0, 1)), (b, (0, 1)), (c, ())], 2).peril(1.0) == 0
     assert exposure([(a, (0, 1)), (b, (0,)), (c, ())], 2).peril(1.0) == pytest.approx(1 / 3)
@@ -130,7 +132,7 @@ def test_peril() -> None:
 
 
 @pytest.mark.parametrize("zones", [("",), ("x", "y")])
-def test_peril_of_bulks(zones: tuple[str, ...]) -> None:
+def test_peril_of_bulks_is_as_often_as_when_they_are_drawn(zones: tuple[str, ...]) -> None:
     """As often as when bulks are drawn: their sizes geometric, from one zone."""
     draw, mean, num = random.Random(1), 1.6, 40
     zone_of = {NodeId(n): zones[n % 7 % len(zones)] for n in range(num)}
@@ -152,7 +154,7 @@ def test_peril_of_bulks(zones: tuple[str, ...]) -> None:
 # The choice, against a computation of its own
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", rest_in_proof(range(25), kept=10))
 def test_the_best_of_what_the_others_propose(seed: int) -> None:
     """No policy alone, and no combination in time, is worth more; the estimates are those of the chosen plan."""
     draw = random.Random(seed)
@@ -205,7 +207,7 @@ def peril_of(plan: Plan, holders: Holders) -> float:
 
 
 def test_the_same_question_has_the_same_answer() -> None:
-    one, two = (after(*started(DEAR, settings()), 1, 5, time_to_failure_s=20.0) for _ in range(2))
+    one, two = (after(*started(DEAR, settings()), 1, 4, time_to_failure_s=20.0) for _ in range(2))
     assert one == two
     assert one.plan.content_hash == two.plan.content_hash
 
@@ -260,7 +262,7 @@ def prepared(policy: AdaptivePolicy, plan: Plan, *lost: int) -> AdaptivePolicy:
     return policy
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", rest_in_proof(range(12), kept=6))
 def test_the_answer_in_advance_is_the_answer_at_the_loss(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the forecast is by then; and nothing is simulated any more."""
     draw = random.Random(seed)
@@ -425,7 +427,7 @@ def test_where_nodes_go_in_bulks_a_third_replica_is_worth_a_longer_step() -> Non
 
 def test_near_the_end_nothing_is_worth_waiting_for() -> None:
     """Five pipelines of which one is broken: new ones have the shorter step, but their state has to come first."""
-    profile = uniform_profile(8, link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9), group_bytes=16_000_000)
+    profile = uniform_profile(8, link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9), group_bytes=32_000_000)
     policy, _ = started(profile, settings(nodes=10, smallest=2, microbatches=20))
     plan = policy.planner.instantiated(policy.planner.templates[:1], [NodeId(node) for node in range(10)], 1)
     assert after(policy, plan, 1, transfer_stretch=3.0).how != "reroute"

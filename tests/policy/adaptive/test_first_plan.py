@@ -21,14 +21,15 @@ from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy, even_sets
 from planaria.profile.presets.presets import preset
 from tests.plan.profiles import uniform_profile
+from tests.proof import rest_in_proof
 
 ROUTED = 1.01
 """Detours have schedules of their own, which can be a little shorter than those of whole pipelines: no first plan is
 made with them."""
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_nothing_else_is_faster(seed: int) -> None:
+@pytest.mark.parametrize("seed", rest_in_proof(range(8), kept=4))
+def test_no_other_first_plan_is_faster(seed: int) -> None:
     draw = random.Random(seed)
     link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=draw.choice([1e9, 1e10]))
     profile = uniform_profile(draw.randint(6, 12), link=link, group_bytes=draw.choice([4_000, 40_000_000]))
@@ -56,20 +57,20 @@ def test_nothing_else_is_faster(seed: int) -> None:
 
 
 def test_the_quickest_set_of_a_number_of_pipelines_is_tried() -> None:
-    """BERT-Large's layers make uneven pipelines that are quicker than even ones: 9 + 9 + 6 nodes."""
-    profile = preset("bert-large", "v100")
+    """25 nodes of BERT-Large: five pipelines are the quickest, and an uneven set of four that uses all is told."""
+    profile = preset("bert-large", "v100", network_gbit_s=8.0)
     of = PlannerSettings(
-        num_microbatches=64, fault_tolerance=1, num_nodes=24, devices_per_node=1,
+        num_microbatches=64, fault_tolerance=1, num_nodes=25, devices_per_node=1,
         memory_bytes=profile.device.memory_bytes,
     )  # fmt: skip
     policy = AdaptivePolicy.of(Planner(profile, of))
-    first = policy.initial([NodeId(node) for node in range(24)], 1)
-    assert sorted(len(pipeline.stages) for pipeline in first.plan.pipelines) == [6, 9, 9]
-    evenly = next(told for told in first.candidates if told.name == "templates (6+6+6+6), zb-h2")
-    assert first.step_time_s < 0.99 * evenly.step_time_s
+    first = policy.initial([NodeId(node) for node in range(25)], 1)
+    assert [len(pipeline.stages) for pipeline in first.plan.pipelines] == [5] * 5
+    step_of = {told.name: told.step_time_s for told in first.candidates}
+    assert first.step_time_s < step_of["search (7+6+6+6), zb-h2"] < step_of["grid (3 x 7), zb-h2"]
 
 
-def test_so_many_pipelines_as_asked_for() -> None:
+def test_an_instantiation_has_as_many_pipelines_as_asked_for() -> None:
     profile = uniform_profile(12)
     of = PlannerSettings(num_microbatches=24, fault_tolerance=1, num_nodes=12, devices_per_node=1, min_nodes=2)
     templates = make_templates(profile, of)

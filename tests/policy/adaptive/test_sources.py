@@ -14,13 +14,14 @@ from planaria.plan.errors import NoReplica, TooFewNodes
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.thresholds import CHANGE_S
 from planaria.plan.validate import lacking, num_replicas, validate
 from planaria.planner.finish_step.salvage import to_halt
 from planaria.planner.placement.placement import Holders
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.adaptive.canonical import canonical
 from planaria.policy.candidate_record import CandidateRecord
-from planaria.policy.forecast import CHANGE_S, FailureForecast
+from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, FinishRequest, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.redundancy import RedundancyPolicy

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from planaria.job.errors import UserError
+from planaria.plan.costs.byte_counts import held_bytes, part_bytes
 from planaria.plan.costs.model_profile import LayerCost, ModelProfile
 from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import PlanError
@@ -47,15 +48,18 @@ def test_products_are_those_published(name: str) -> None:
 
 def test_a_gpt_block_keeps_34_bytes_a_position_and_channel() -> None:
     """Korthikanti et al. (2022), section 4.1, without the scores, which fused attention does not keep."""
-    cost = preset("gpt3-6.7b", "a100").layers[1]
+    cost = preset("gpt3-6.7b", "a100", numerics="mixed").layers[1]
     assert cost.activation_bytes == 34 * 2048 * 4096
     assert cost.recompute_activation_bytes == cost.output_bytes == 2 * 2048 * 4096
+    cost = preset("gpt3-6.7b", "a100").layers[1]
+    assert cost.activation_bytes == 36 * 2048 * 4096, "its input comes as float32"
+    assert cost.recompute_activation_bytes == cost.output_bytes == 4 * 2048 * 4096
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_pair_makes_sense(model: str, device: str) -> None:
-    """Whole by the checks of any file, never faster than the peak, and 16 bytes of state a parameter."""
+    """Whole by the checks of any file, never faster than the peak, and 24 bytes of state a parameter."""
     made = preset(model, device, device_counts=(1, 2, 4, 8))
     assert decode_profile(msgspec.json.encode(made)) == made
     shapes = MODELS[model].layers(made.microbatch_size, MODELS[model].sequence_length)
@@ -64,10 +68,23 @@ def test_every_pair_makes_sense(model: str, device: str) -> None:
         least_s = 2 * products / DEVICES[device].peak_flop_per_s
         assert cost.on(1).forward_s > least_s
         assert cost.on(1).backward_s > (2 if number else 1) * least_s
-        assert cost.state_bytes == 16 * shape.num_parameters
+        assert cost.state_bytes == 24 * shape.num_parameters
         for count in (2, 4, 8):
             assert cost.on(count).forward_s > least_s / count
-    assert sum(group.size_bytes for group in made.groups) == 2 * num_parameters(shapes)
+    assert sum(group.size_bytes for group in made.groups) == 4 * num_parameters(shapes)
+
+
+@pytest.mark.parametrize(
+    ("numerics", "held", "sent", "moved"), [("exact", 24, 4, 12), ("fast", 20, 4, 12), ("mixed", 16, 2, 14)]
+)
+def test_bytes_a_parameter_are_those_of_the_numerics(numerics: str, held: int, sent: int, moved: int) -> None:
+    made = preset("gpt2-345m", "a100", numerics=numerics)
+    parameters = EXACT_PARAMETERS["gpt2-345m"]
+    assert sum(sum(held_bytes(made, group)) for group in made.groups) == held * parameters
+    assert sum(map(part_bytes, made.groups)) == sent * parameters
+    assert sum(group.moved_bytes for group in made.groups) == moved * parameters
+    apply_s = made.step.apply_s_per_byte * sent
+    assert apply_s == pytest.approx(preset("gpt2-345m", "a100").step.apply_s_per_byte * 4), "28 bytes in either case"
 
 
 @pytest.mark.parametrize("model", ["gpt3-2.7b", "gpt3-6.7b", "llama2-7b"])
@@ -89,7 +106,7 @@ def test_a_faster_device_is_faster() -> None:
 def test_what_is_asked_for_is_what_is_made() -> None:
     made = preset("gpt2-345m", "t4", microbatch_size=3, sequence_length=512, network_gbit_s=10)
     assert made.microbatch_size == 3
-    assert made.layers[1].output_bytes == 2 * 3 * 512 * 1024
+    assert made.layers[1].output_bytes == 4 * 3 * 512 * 1024
     assert made.links.between_nodes.bandwidth_bytes_per_s == 10e9 / 8
     longer = preset("gpt2-345m", "t4", microbatch_size=3, sequence_length=1024, network_gbit_s=10)
     # Attention grows with the square.
@@ -108,6 +125,7 @@ def test_what_is_asked_for_is_what_is_made() -> None:
         ("vgg-19", "a100", {"microbatch_size": -1}, "microbatch of -1"),
         ("vgg-19", "a100", {"device_counts": (0, 2)}, "stage of 0 devices"),
         ("vgg-19", "a100", {"network_gbit_s": 0}, "network of 0"),
+        ("vgg-19", "a100", {"numerics": "half"}, "There are exact, fast, mixed"),
     ],
 )
 def test_what_makes_no_sense_is_refused(model: str, device: str, options: dict[str, object], said: str) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from planaria.plan.plan import NodeId, WorkerId
-from planaria.protocol.membership.admission import MAX_NODES, Admission
+from planaria.protocol.membership.admission import Admission
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, Hello
+from planaria.protocol.thresholds import MAX_NODES
 
 WIRES = [object() for _ in range(6)]
 """Each worker's connection."""
@@ -56,7 +57,7 @@ def test_whoever_says_that_he_is_somebody_who_is_here_is_refused(admission: Admi
 
 
 @pytest.mark.parametrize("worker", [-1, 2 * MAX_NODES])
-def test_workers_that_no_job_has(worker: int, admission: Admission[object]) -> None:
+def test_workers_that_no_job_has_are_refused(worker: int, admission: Admission[object]) -> None:
     assert admission.refusal(hello(worker)) == f"the job has no worker {worker}"
 
 
@@ -74,7 +75,7 @@ def test_no_number_is_given_twice(admission: Admission[object]) -> None:
     assert [admission.new_number(), admission.new_number()] == [8, 9]
 
 
-def test_who_is_missed(admission: Admission[object]) -> None:
+def test_workers_are_missed_that_should_be_here(admission: Admission[object]) -> None:
     """Neither those that are not here nor those that are given up."""
     assert admission.is_missed(WorkerId(2))
     assert not admission.is_missed(WorkerId(9))

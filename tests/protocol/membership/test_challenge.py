@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from planaria.plan.plan import NodeId, WorkerId
-from planaria.protocol.membership.challenge import MOST_HELD, ReconnectChallenge, Unproven
+from planaria.protocol.membership.challenge import ReconnectChallenge, Unproven
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, Activity, Alive, Hello, Pulse, Ready
+from planaria.protocol.thresholds import MOST_HELD
 
 HELLO = Hello(version=PROTOCOL_VERSION, token="token", worker=WorkerId(3), pid=1, data_address="nowhere:3")
 
@@ -38,7 +39,7 @@ def test_an_old_proof_is_none(doubts: ReconnectChallenge[str]) -> None:
         doubts.proven("way", "old")
 
 
-def test_it_does_not_hold_for_ever(doubts: ReconnectChallenge[str]) -> None:
+def test_a_challenge_holds_few_messages_and_is_forgotten(doubts: ReconnectChallenge[str]) -> None:
     for _ in range(MOST_HELD):
         doubts.hold("way", Ready(generation=1))
     with pytest.raises(Unproven):

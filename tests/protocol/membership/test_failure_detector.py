@@ -6,10 +6,11 @@ import pytest
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.membership.admission import Admission
-from planaria.protocol.membership.failure_detector import AWAY_S, TICK_S, Judge
+from planaria.protocol.membership.failure_detector import Judge
 from planaria.protocol.membership.liveness import Limits
 from planaria.protocol.messages.worker import Activity, Pulse
 from planaria.protocol.planning.step_times import Expectation
+from planaria.protocol.thresholds import DETECTOR_AWAY_S, DETECTOR_TICK_S
 
 LIMITS = Limits(silence_s=1.0, oversubscribed_silence_s=3.0, least_s=1.0, factor=3.0, busy_s=100.0, join_s=20.0)
 EXPECTATION = Expectation(instruction_s=0.1, step_s=1.0)
@@ -32,10 +33,10 @@ class Court:
         """Everybody else beats and works; returns who was lost."""
         lost, until = [], self.now + for_s
         while self.now < until:
-            self.now += TICK_S
+            self.now += DETECTOR_TICK_S
             for worker in range(6):
                 if worker not in silent:
-                    progress = 0 if worker in stuck else round(self.now / TICK_S)
+                    progress = 0 if worker in stuck else round(self.now / DETECTOR_TICK_S)
                     pulse = Pulse(activity=Activity.COMPUTING, progress=progress)
                     self.judge.liveness.felt(WorkerId(worker), pulse, self.now)
             for node, cause in self.judge.verdicts(self.now, lambda node: runnable, lambda: EXPECTATION):
@@ -81,12 +82,12 @@ def test_who_was_there_before_comes_back_soon_or_is_lost() -> None:
     assert court.pass_time(2.0) == [(3, "silent for 1.1 s")]
 
 
-@pytest.mark.parametrize("away_s", [AWAY_S / 2, 10.0])
+@pytest.mark.parametrize("away_s", [DETECTOR_AWAY_S / 2, 10.0])
 def test_a_judge_that_was_away_excuses_everybody(away_s: float) -> None:
     court = Court()
     court.pass_time(0.8, silent=(3,))
     court.now += away_s
-    assert bool(court.pass_time(TICK_S / 2, silent=(3,))) == (away_s < AWAY_S)
+    assert bool(court.pass_time(DETECTOR_TICK_S / 2, silent=(3,))) == (away_s < DETECTOR_AWAY_S)
 
 
 def test_a_judge_that_hears_of_nobody_waits() -> None:

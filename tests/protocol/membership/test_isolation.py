@@ -23,14 +23,14 @@ def test_when_nobody_is_heard_of_nobody_is_judged_and_then_there_is_time_to_come
     assert isolation.ended() == 0.0
 
 
-def test_patience_ends() -> None:
+def test_an_isolated_coordinator_has_patience_for_so_long() -> None:
     isolation = Isolation(60.0, 1.0)
     assert isolation.holds(60.0)
     assert not isolation.holds(60.1)
     assert not Isolation(0.0, 1.0).holds(5.0), "without patience, silence is judged as ever"
 
 
-def test_the_last_sign_of_anybody() -> None:
+def test_the_last_sign_of_anybody_counts() -> None:
     liveness = Liveness(Limits(silence_s=1.0))
     assert liveness.quiet_s(100.0) == 0.0
     for worker in range(3):

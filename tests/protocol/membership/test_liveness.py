@@ -32,7 +32,7 @@ def hung(liveness: Liveness, now: float, instruction_s: float = 0.1, step_s: flo
     return [number for number, _ in liveness.hung(now, instruction_s, step_s)]
 
 
-def test_silence(liveness: Liveness) -> None:
+def test_a_worker_that_says_nothing_is_silent(liveness: Liveness) -> None:
     liveness.felt(worker(1), pulse(Activity.IDLE), 0.9)
     assert list(liveness.silent(1.0)) == []
     assert [number for number, _ in liveness.silent(1.5)] == [0, 2]
@@ -119,7 +119,9 @@ def test_what_no_estimate_is_made_of_has_a_limit_of_its_own(liveness: Liveness) 
     ],
     ids=["what worker 2 sent is stuck", "somebody computes", "in a circle", "nothing to do"],
 )
-def test_a_stuck_message(states: tuple[tuple[Activity, int], ...], blamed: list[int], liveness: Liveness) -> None:
+def test_a_stuck_message_blames_who_should_have_sent_it(
+    states: tuple[tuple[Activity, int], ...], blamed: list[int], liveness: Liveness
+) -> None:
     for number, (activity, waits_for) in enumerate(states):
         liveness.felt(worker(number), pulse(activity, waits_for=waits_for), 1.0)
     assert hung(liveness, 1.9) == []

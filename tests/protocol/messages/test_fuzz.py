@@ -42,10 +42,12 @@ from planaria.protocol.messages.worker import (
     decode_from_worker,
     encode,
 )
-from planaria.runtime.wire.connection import HELLO_LIMIT_BYTES, Connection
+from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
+from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError, control_frame, read_control
+from tests.proof import examples
 
-many = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
 
 DECODERS: dict[str, tuple[Callable[[bytes], Any], Any]] = {
     "from a worker": (decode_from_worker, FromWorker),
@@ -146,7 +148,9 @@ def test_what_is_sent_is_what_arrives(name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", DECODERS)
 @many
 @given(seed=seeds, blows=damage)
-def test_damaged_messages(name: str, seed: int, blows: list[tuple[str, int, bytes]]) -> None:
+def test_a_damaged_message_is_refused_or_read_as_one_that_may_be_sent(
+    name: str, seed: int, blows: list[tuple[str, int, bytes]]
+) -> None:
     decode, expected = DECODERS[name]
     sent = encode(anything(expected, random.Random(seed)))
     try:
@@ -159,7 +163,7 @@ def test_damaged_messages(name: str, seed: int, blows: list[tuple[str, int, byte
 @pytest.mark.parametrize("name", DECODERS)
 @many
 @given(noise=st.binary(max_size=400))
-def test_noise(name: str, noise: bytes) -> None:
+def test_noise_is_no_message(name: str, noise: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         DECODERS[name][0](noise)
 
@@ -188,7 +192,7 @@ HUGE = b"\xff\xff\xff\xff"
         b"",
     ],
 )
-def test_what_is_deep_or_claims_to_be_long(name: str, data: bytes) -> None:
+def test_what_is_deep_or_claims_to_be_long_is_refused(name: str, data: bytes) -> None:
     """Refused before memory is taken for what is claimed."""
     tracemalloc.start()
     try:
@@ -238,7 +242,7 @@ def test_frames_arrive_however_they_are_cut(bodies: list[bytes], cuts: list[int]
 
 @many
 @given(noise=st.binary(max_size=300), cuts=st.lists(st.integers(0, 300), max_size=4))
-def test_noise_on_a_control_connection(noise: bytes, cuts: list[int]) -> None:
+def test_noise_on_a_control_connection_is_refused(noise: bytes, cuts: list[int]) -> None:
     """Frames within the limit for strangers, an end, or a refusal; never more memory than came."""
     try:
         frames = received(noise, cuts)
@@ -250,7 +254,7 @@ def test_noise_on_a_control_connection(noise: bytes, cuts: list[int]) -> None:
 
 @many
 @given(noise=st.binary(max_size=300))
-def test_noise_to_a_worker(noise: bytes) -> None:
+def test_noise_to_a_worker_is_refused(noise: bytes) -> None:
     near, far = socket.socketpair()
     with near, far:
         far.settimeout(5)
@@ -309,7 +313,7 @@ def refused_or_usable(make: Callable[[], Job]) -> None:
 
 @many
 @given(text=st.text(max_size=200))
-def test_a_job_file_of_noise(text: str) -> None:
+def test_a_job_file_of_noise_is_refused_in_one_line(text: str) -> None:
     refused_or_usable(lambda: parse_job(text, origin="test"))
 
 
@@ -320,7 +324,7 @@ def test_a_job_file_of_noise(text: str) -> None:
         st.tuples(st.integers(0, 80), st.sampled_from(["value", "drop", "double", "line"]), snippets), max_size=5
     ),
 )
-def test_a_job_file_with_lines_changed(example: str, edits: list[tuple[int, str, str]]) -> None:
+def test_a_job_file_with_lines_changed_is_a_job_or_one_line(example: str, edits: list[tuple[int, str, str]]) -> None:
     lines = example.splitlines()
     for where, kind, snippet in edits:
         at = where % len(lines)
@@ -350,7 +354,7 @@ def test_a_job_file_with_lines_changed(example: str, edits: list[tuple[int, str,
         max_size=4,
     ),
 )
-def test_overrides_of_a_job_file(example: str, overrides: list[str]) -> None:
+def test_overrides_make_a_job_or_one_line(example: str, overrides: list[str]) -> None:
     refused_or_usable(lambda: parse_job(example, overrides=overrides, origin="test"))
 
 
@@ -360,7 +364,7 @@ def test_overrides_of_a_job_file(example: str, overrides: list[str]) -> None:
     changes=st.dictionaries(st.sampled_from(KEYS), trees, max_size=4),
     strange=st.dictionaries(st.text(max_size=10), trees, max_size=1),
 )
-def test_a_job_from_tables(example: str, changes: dict[str, Any], strange: dict[str, Any]) -> None:
+def test_a_job_from_tables_is_a_job_or_one_line(example: str, changes: dict[str, Any], strange: dict[str, Any]) -> None:
     table: dict[str, Any] = tomllib.loads(example)
     for key, value in changes.items():
         section, _, field = key.partition(".")
@@ -370,7 +374,7 @@ def test_a_job_from_tables(example: str, changes: dict[str, Any], strange: dict[
 
 @many
 @given(data=st.data(), blows=damage)
-def test_a_damaged_job_json(data: st.DataObject, blows: list[tuple[str, int, bytes]]) -> None:
+def test_a_damaged_job_json_is_a_job_or_one_line(data: st.DataObject, blows: list[tuple[str, int, bytes]]) -> None:
     whole = job_json(parse_job(data.draw(st.sampled_from(EXAMPLES)), origin="test"))
     refused_or_usable(lambda: job_from_json(damaged(whole, blows)))
 
@@ -380,7 +384,7 @@ def test_a_damaged_job_json(data: st.DataObject, blows: list[tuple[str, int, byt
 
 @many
 @given(blows=damage)
-def test_a_damaged_manifest(blows: list[tuple[str, int, bytes]], folder: Path) -> None:
+def test_a_damaged_manifest_is_refused(blows: list[tuple[str, int, bytes]], folder: Path) -> None:
     """It is as it was, or the user is told that it is damaged."""
     part = SavedGroup(group=0, file="group-0.safetensors", size_bytes=8, sha256="0" * 64)
     write_manifest(folder, step=3, job_fingerprint="a job", exponents=(4,), saved=(part,), layers=((0, 1),))
@@ -393,7 +397,7 @@ def test_a_damaged_manifest(blows: list[tuple[str, int, bytes]], folder: Path) -
 @pytest.mark.parametrize(
     "noise", [b'{"version": "\xe4"}', b'{"x": ' + b"[" * 100_000, b'{"step": 1e999}', b"", b"null"]
 )
-def test_a_manifest_that_is_none(noise: bytes, folder: Path) -> None:
+def test_a_manifest_that_is_none_is_refused(noise: bytes, folder: Path) -> None:
     write_manifest(folder, step=3, job_fingerprint="a job", exponents=(4,), saved=(), layers=())
     (path,) = folder.iterdir()
     path.write_bytes(noise)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import Group, NodeId, Plan, Redundancy, WorkerId
+from planaria.plan.plan import Evaluation, Group, NodeId, Plan, Redundancy, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.finish_step.salvage import to_halt
 from planaria.planner.finish_step.shadow_takeover import resume
@@ -23,6 +23,7 @@ from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.messages.plan_delta import Orders, UpdateError, decode_order, difference, updated
 from planaria.protocol.messages.worker import Halt, PlanMessage, StateSource, ToWorker, encode
 from tests.plan.shadowed import ring_plan
+from tests.proof import examples
 
 LAYERS, NODES = 8, 13
 LAYER = LayerCost(
@@ -92,7 +93,9 @@ def history(seed: int) -> list[PlanMessage]:
         newcomer = WorkerId(NODES + turn)
         held = {**{w: placed.groups_of.get(w, ()) for w in workers}, newcomer: ()}
         target = POLICY.reconfigure(ReplanRequest(plan=placed, lost=[], holders=held, generation=10 * turn + 4))
-        found += [message(finishing, turn + 1), message(placed, turn + 2)]
+        all_done = placed.renewed(evaluation=Evaluation(num_microbatches=5, routes=()))
+        found += [message(finishing, turn + 1), message(placed.evaluating(5), turn + 2)]
+        found += [message(all_done, turn + 2), message(placed, turn + 2)]
         warming = POLICY.warm_up(placed, target, 10 * turn + 5)
         assert warming is not None
         found += [message(warming.plan, turn + 3), message(target.plan, turn + 4)]
@@ -147,12 +150,12 @@ def test_an_update_without_its_plan_is_refused() -> None:
             decode_order(wrong, plans[0])
 
 
-def test_other_orders_pass() -> None:
+def test_orders_that_are_no_plans_pass_as_they_are() -> None:
     halt: ToWorker = Halt(generation=1, step=2)
     assert Orders().decode(encode(halt)) == halt
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.binary(max_size=200), at=st.integers(0, 400), cut=st.integers(0, 3))
 def test_damaged_updates_are_refused_or_are_updates(data: bytes, at: int, cut: int) -> None:
     """Whatever comes instead of an update: a message, or a ValueError."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, PlanError
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.interface import Candidate, Policy, ReplanRequest

@@ -9,7 +9,7 @@ import pytest
 from planaria.estimate.restore_time import Storage
 from planaria.plan.plan import NodeId, PlanError, WorkerId
 from planaria.plan.settings import PlannerSettings
-from planaria.policy.forecast import CHANGE_S
+from planaria.plan.thresholds import CHANGE_S
 from planaria.policy.interface import Candidate
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
@@ -23,11 +23,12 @@ from planaria.protocol.messages.run_measurements import (
     RunMeasurements,
     SeenLosses,
 )
-from planaria.protocol.planning.memory_limits import CARRIED, SOON_STEPS, Shortages
-from planaria.protocol.planning.straggler_detection import STEPS, NodeSpeeds
-from planaria.protocol.planning.straggler_policy import FIRST_REST_STEPS, StragglerPolicy
+from planaria.protocol.planning.memory_limits import Shortages
+from planaria.protocol.planning.straggler_detection import NodeSpeeds
+from planaria.protocol.planning.straggler_policy import StragglerPolicy
 from planaria.protocol.planning.transition_times import ReadRates, TransitionTimes
 from planaria.protocol.run.replay import JournalState
+from planaria.protocol.thresholds import AGREEING_WINDOWS, FIRST_REST_STEPS, PLANS_CARRIED, SOON_STEPS
 from tests.plan.profiles import uniform_profile
 from tests.protocol.planning.test_transition_times import take
 from tests.protocol.run.test_replay import commit, node, plan
@@ -53,10 +54,10 @@ def test_the_last_that_was_said_counts() -> None:
 
 
 def test_plans_that_carried_steps_are_known() -> None:
-    plans = [plan(generation, generation) for generation in range(1, CARRIED + 4)]
+    plans = [plan(generation, generation) for generation in range(1, PLANS_CARRIED + 4)]
     entries = [entry for made in plans for entry in (made, commit(made.message.step, made.message.plan.generation))]
-    past = JournalState.of([*entries, commit(90, CARRIED + 3), plan(CARRIED + 4, 91)])
-    assert past.carried == tuple(made.message.plan for made in plans[-CARRIED:])
+    past = JournalState.of([*entries, commit(90, PLANS_CARRIED + 3), plan(PLANS_CARRIED + 4, 91)])
+    assert past.carried == tuple(made.message.plan for made in plans[-PLANS_CARRIED:])
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_what_steps_take_is_known_to_the_next_coordinator(life: Life) -> None:
 # What is measured
 
 
-def test_transitions() -> None:
+def test_transition_times_are_known_to_a_successor() -> None:
     moving, successor = TransitionTimes(), TransitionTimes()
     take(moving, 0.02)
     moving.changed(1, 0.03)
@@ -138,7 +139,7 @@ def test_transitions() -> None:
     assert fresh.change_s == CHANGE_S
 
 
-def test_storage() -> None:
+def test_read_rates_are_known_to_a_successor() -> None:
     loading = ReadRates(Storage(node_bytes_per_s=7.0, latency_s=3.0))
     loading.recall(())
     assert loading.storage == Storage(node_bytes_per_s=7.0, latency_s=3.0)
@@ -156,7 +157,7 @@ def test_a_node_that_changes_often_is_still_believed_more_slowly() -> None:
     speeds.recall(KnownSpeeds(changed={NodeId(1): (1, 4, 7)}), made.nodes)
     speeds.expect(made, expected)
     told = [step for step in range(8, 40) if speeds.committed(step, slow if step > 8 else expected)]
-    assert told == [8 + (STEPS << 2)], "not after three steps, but four times as many"
+    assert told == [8 + (AGREEING_WINDOWS << 2)], "not after three steps, but four times as many"
     assert speeds.learnt == KnownSpeeds(slow={NodeId(1): 0.5}, changed={NodeId(1): (1, 4, 7, told[0])})
 
 

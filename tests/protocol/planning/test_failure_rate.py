@@ -99,7 +99,7 @@ def test_a_clock_that_began_anew_does_no_harm() -> None:
     assert 0 <= successor.time_to_next_s(5.0) <= 100
 
 
-def test_earlier_runs_count() -> None:
+def test_losses_of_earlier_runs_count() -> None:
     failures = Failures(100.0, Watched(seconds=500.0, losses=2, nodes=5))
     assert failures.time_to_next_s(9.0) == 600 / 3
     assert failures.nodes_together == 6 / 3

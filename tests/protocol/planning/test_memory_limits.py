@@ -12,7 +12,8 @@ from planaria.plan.settings import PlannerSettings
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.messages.events import NodeGone, RanOut
-from planaria.protocol.planning.memory_limits import SOON_STEPS, Shortages
+from planaria.protocol.planning.memory_limits import Shortages
+from planaria.protocol.thresholds import SOON_STEPS
 from tests.plan.profiles import uniform_profile
 
 PROFILE = uniform_profile(6, tied=False)

@@ -12,8 +12,8 @@ from planaria.plan.settings import PlannerSettings
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.interface import ReplanRequest
 from planaria.policy.planner import Planner
+from planaria.protocol.planning.plan_validity import SecondLook
 from planaria.protocol.planning.precompute import Precomputed
-from planaria.protocol.planning.replan_trigger import SecondLook
 from tests.plan.profiles import uniform_profile
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planaria.protocol.planning.step_times import CALIBRATED_AFTER, MEASURED_STEPS, StepTimes
+from planaria.protocol.planning.step_times import StepTimes
+from planaria.protocol.thresholds import CALIBRATED_AFTER, MEASURED_STEPS
 
 
 def measured(timing: StepTimes, *durations_s: float) -> float | None:

@@ -14,15 +14,8 @@ from planaria.plan.settings import PlannerSettings
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.messages.records import NodeSpeed
-from planaria.protocol.planning.straggler_detection import (
-    FACTOR,
-    GRAIN,
-    MEMORY_STEPS,
-    ON_REAL_HOSTS,
-    STEPS,
-    NodeSpeeds,
-    SpeedEvidence,
-)
+from planaria.protocol.planning.straggler_detection import ON_REAL_HOSTS, NodeSpeeds, SpeedEvidence
+from planaria.protocol.thresholds import AGREEING_WINDOWS, REMEMBERED_WINDOWS, SLOWER_FACTOR, SPEED_GRAIN
 from tests.plan.profiles import uniform_profile
 
 NODES = 6
@@ -66,8 +59,8 @@ def run(speeds: NodeSpeeds, steps: range, slowness: Callable[[int], Mapping[int,
 def test_a_slow_node_is_found_and_found_to_be_fast_again(factor: float, speed: float, speeds: NodeSpeeds) -> None:
     news = run(speeds, range(2, 40), lambda step: {3: factor} if 5 <= step < 20 else {})
     assert news == [
-        NodeSpeed(node=3, step=5 + STEPS - 1, speed=speed, before=1.0, steps=STEPS),
-        NodeSpeed(node=3, step=20 + STEPS - 1, speed=1.0, before=speed, steps=STEPS),
+        NodeSpeed(node=3, step=5 + AGREEING_WINDOWS - 1, speed=speed, before=1.0, steps=AGREEING_WINDOWS),
+        NodeSpeed(node=3, step=20 + AGREEING_WINDOWS - 1, speed=1.0, before=speed, steps=AGREEING_WINDOWS),
     ]
     assert speeds.known == {}
 
@@ -80,7 +73,7 @@ def test_what_slows_everybody_says_nothing_of_a_node(speeds: NodeSpeeds) -> None
 
 
 def test_some_slow_steps_are_chance(speeds: NodeSpeeds) -> None:
-    assert not run(speeds, range(2, 60), lambda step: {step % NODES: 30.0} if step % 5 < STEPS - 1 else {})
+    assert not run(speeds, range(2, 60), lambda step: {step % NODES: 30.0} if step % 5 < AGREEING_WINDOWS - 1 else {})
 
 
 def test_half_of_the_nodes_may_be_slow(speeds: NodeSpeeds) -> None:
@@ -113,7 +106,7 @@ def test_the_first_step_of_a_plan_is_not_judged(speeds: NodeSpeeds) -> None:
 
 def test_measurements_count_on_under_another_plan(speeds: NodeSpeeds) -> None:
     """They are held against what that plan expects."""
-    run(speeds, range(2, 2 + STEPS - 1), lambda step: {1: 2.0})
+    run(speeds, range(2, 2 + AGREEING_WINDOWS - 1), lambda step: {1: 2.0})
     twice = {worker: 2 * seconds for worker, seconds in EXPECTED_S.items()}
     speeds.expect(PLAN, twice)
     speeds.committed(10, twice)
@@ -143,10 +136,10 @@ def test_a_node_that_changes_often_is_believed_more_slowly(speeds: NodeSpeeds) -
 
 def test_one_that_was_quiet_for_long_is_believed_at_once_again(speeds: NodeSpeeds) -> None:
     run(speeds, range(2, 60), lambda step: {1: 2.0} if step // 8 % 2 else {})
-    run(speeds, range(60, 60 + 2 * MEMORY_STEPS), lambda step: {})
-    begin = 60 + 2 * MEMORY_STEPS
+    run(speeds, range(60, 60 + 2 * REMEMBERED_WINDOWS), lambda step: {})
+    begin = 60 + 2 * REMEMBERED_WINDOWS
     (news,) = run(speeds, range(begin, begin + 20), lambda step: {1: 2.0})
-    assert news.step == begin + STEPS - 1
+    assert news.step == begin + AGREEING_WINDOWS - 1
 
 
 def test_a_node_that_is_gone_is_forgotten(speeds: NodeSpeeds) -> None:
@@ -161,7 +154,7 @@ def test_noise_within_the_factor_is_never_news(seed: int) -> None:
     draw = random.Random(seed)
     speeds = NodeSpeeds()
     speeds.expect(PLAN, EXPECTED_S)
-    root = FACTOR**0.5
+    root = SLOWER_FACTOR**0.5
     for step in range(1, 60):
         assert not speeds.committed(step, took({n: draw.uniform(1 / root, root) * 0.999 for n in range(NODES)}))
 
@@ -174,13 +167,13 @@ def test_a_slow_node_is_found_through_noise(seed: int, factor: float) -> None:
     speeds = NodeSpeeds()
     speeds.expect(PLAN, EXPECTED_S)
     news: list[NodeSpeed] = []
-    for step in range(1, 2 + STEPS):
+    for step in range(1, 2 + AGREEING_WINDOWS):
         noise = {node: draw.uniform(0.9, 1.1) for node in range(NODES)}
         news += speeds.committed(step, took({node: noise[node] * (factor if node == 2 else 1) for node in noise}))
     (found,) = news
     assert found.node == 2
-    assert 0.9 / 1.1 / factor - GRAIN / 2 <= found.speed + 1e-9
-    assert found.speed - 1e-9 <= 1.1 / 0.9 / factor + GRAIN / 2
+    assert 0.9 / 1.1 / factor - SPEED_GRAIN / 2 <= found.speed + 1e-9
+    assert found.speed - 1e-9 <= 1.1 / 0.9 / factor + SPEED_GRAIN / 2
 
 
 def test_an_idle_healthy_job_of_short_steps_has_no_slow_nodes() -> None:
@@ -208,7 +201,7 @@ def test_of_short_steps_several_together_tell_of_a_slow_node() -> None:
     speeds.expect(PLAN, EXPECTED_S)
     (news,) = run_short(speeds, range(1, 200), lambda step: {3: 2.0} if step > 20 else {})
     assert (news.node, news.speed) == (3, 0.5)
-    assert news.step > 20 + STEPS * ON_REAL_HOSTS.window_s / 0.02
+    assert news.step > 20 + AGREEING_WINDOWS * ON_REAL_HOSTS.window_s / 0.02
     (back,) = run_short(speeds, range(200, 400), lambda step: {})
     assert (back.node, back.speed) == (3, 1.0)
 

@@ -14,7 +14,8 @@ from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.planning.straggler_detection import SpeedEvidence
-from planaria.protocol.planning.straggler_policy import FIRST_REST_STEPS, TRIAL_STEPS, StragglerPolicy, same_work
+from planaria.protocol.planning.straggler_policy import TRIAL_STEPS, StragglerPolicy, same_work
+from planaria.protocol.thresholds import FIRST_REST_STEPS
 from tests.plan.profiles import uniform_profile
 
 SETTINGS = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=4, devices_per_node=1, min_nodes=1)
@@ -49,7 +50,7 @@ def pacing() -> StragglerPolicy:
     return made
 
 
-def test_it_is_looked_at_once(pacing: StragglerPolicy) -> None:
+def test_speeds_are_looked_at_once_in_a_step(pacing: StragglerPolicy) -> None:
     assert [pacing.is_due(step, NOW) for step in (4, 5, 6)] == [False, True, True]
     pacing.choose(6, SLOW, proposals({(): 1.0}), None, MANY)
     assert not pacing.is_due(7, NOW)

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from planaria.plan.plan import Group, Pipeline, Plan, Stage, Transfer, WorkerId
-from planaria.policy.forecast import CHANGE_S, RESTORE_S
-from planaria.protocol.planning.transition_times import UNMOVED_S, TransitionTimes
+from planaria.plan.thresholds import CHANGE_S, RESTORE_S
+from planaria.protocol.planning.transition_times import TransitionTimes
+from planaria.protocol.thresholds import UNMOVED_S
 
 WORKERS = (WorkerId(0), WorkerId(1))
 STILL = Plan(

@@ -89,7 +89,7 @@ ENTRIES: list[AnyEntry] = [
 ]
 
 
-def test_the_whole() -> None:
+def test_a_whole_journal_tells_the_state_of_the_run() -> None:
     past = JournalState.of(ENTRIES)
     assert (past.step, past.commit, past.plan) == (4, ENTRIES[11], ENTRIES[10])
     assert (past.joined, past.lost, past.released, past.leaving) == ({2, 3}, {1}, {0}, frozenset())
@@ -101,7 +101,7 @@ def test_the_whole() -> None:
     assert past.records == note("step 3") + note("node 0 released")
 
 
-def test_nothing() -> None:
+def test_an_empty_journal_tells_nothing() -> None:
     past = JournalState.of([])
     assert (past.step, past.plan, past.commit, past.records) == (None, None, None, ())
 
@@ -125,7 +125,7 @@ def test_zones_of_live_nodes_are_known() -> None:
     assert JournalState.of([*entries, node(3, Fate.LOST), node(1, Fate.RELEASED)]).zones == {0: "a"}
 
 
-def test_back_to_a_checkpoint() -> None:
+def test_a_restore_in_the_journal_goes_back_to_its_checkpoint() -> None:
     past = JournalState.of([*ENTRIES, plan(3, 2, StateSource.CHECKPOINT)])
     assert (past.step, past.commit, past.skipped_steps) == (2, None, frozenset())
     assert JournalState.of([*ENTRIES, plan(3, 2, StateSource.CHECKPOINT), commit(2, 3)]).step == 3
@@ -141,7 +141,7 @@ def test_what_is_written_is_what_is_read(entry: AnyEntry) -> None:
     assert decode_entry(encode_entry(entry)) == entry
 
 
-def test_what_is_no_entry() -> None:
+def test_what_is_no_entry_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_entry(b"\x81\xa4type\xa4none")
 

@@ -104,6 +104,7 @@ def returned(
         "is_settled": True,
         "ledger": Ledger.empty(1),
         "held": (0,),
+        "given": (0,),
         "serial": 0,
         "commit": None,
         "vote": None,
@@ -332,6 +333,39 @@ def test_what_was_held_before_the_job_went_back_is_nothing_to_go_on_with(life: L
     assert fenced == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("held", "given", "is_held"),
+    [((0,), (0,), True), ((), (0,), True), ((0,), (), False)],
+    ids=["as reported", "arrived before the vote", "taken away by its plan"],
+)
+def test_who_has_no_work_and_is_told_of_the_last_commit_holds_its_part(
+    held: tuple[int, ...], given: tuple[int, ...], is_held: bool, life: Life
+) -> None:
+    """The plan in force does without two workers, and the third is lost."""
+    cast = [vote(life.machine, worker).message for worker in range(3)]
+    life.does(*votes(life, 0, 1, 2))
+    entry = next(entry for entry in life.journal if isinstance(entry, JournalPlan))
+    before = life.machine.plan
+    route = msgspec.structs.replace(before.routes[0], microbatches=tuple(range(4)))
+    plan = msgspec.structs.replace(before, generation=2, pipelines=before.pipelines[:1], routes=(route,))
+    (left,) = plan.workers
+    told = msgspec.structs.replace(entry.message, plan=plan, step=2, source=StateSource.LIVE, begun=2, lineage=1)
+    after = Life(make_machine(JournalState.of([*life.journal, msgspec.structs.replace(entry, message=told)])))
+    idle = [worker for worker in range(3) if worker != left]
+    fields: dict[str, Any] = {"step": 1, "held": held, "given": given}
+    commands = after.does(
+        Restarted(),
+        *joined(*idle),
+        *(returned(life, w, WorkerPhase.VOTED, vote=cast[w], **fields) for w in idle),
+        NodeGone(NodeId(left), "x"),
+    )
+    assert [c.worker for c in sent(commands, Commit)] == idle
+    plans = [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, PlanMessage)]
+    assert [(plan.step, plan.source) for plan in plans] == [(2, StateSource.LIVE)] * (2 if is_held else 0)
+    failures = [c.message for c in commands if isinstance(c, Finish)]
+    assert is_held != any("no replica" in message for message in failures)
+
+
 def test_a_death_before_anything_was_written_is_a_beginning() -> None:
     after = Life(make_machine(JournalState()))
     beginning = Life(make_machine())
@@ -351,7 +385,7 @@ def test_a_worker_that_comes_back_too_late_is_lost(life: Life) -> None:
     assert Evict(NodeId(5)) in commands
 
 
-def test_a_ledger_without_the_work_of_routes(life: Life) -> None:
+def test_a_ledger_is_told_without_the_work_of_routes(life: Life) -> None:
     plan: Plan = life.machine.plan
     stages = tuple(Stage(worker=WorkerId(worker), first_layer=worker, end_layer=worker + 1) for worker in range(2))
     route = Route(hops=stages, microbatches=(1, 2), born=0, counted=(0,))

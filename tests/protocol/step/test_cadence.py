@@ -6,7 +6,14 @@ import math
 
 import pytest
 
-from planaria.protocol.step.cadence import LEAST_S, MOST_S, REMEMBERED, SHARE, UNMEASURED_S, Cadence
+from planaria.protocol.step.cadence import Cadence
+from planaria.protocol.thresholds import (
+    CHECKPOINT_SHARE,
+    COSTS_KEPT,
+    FIRST_CHECKPOINT_S,
+    LONGEST_INTERVAL_S,
+    UNMEASURED_INTERVAL_S,
+)
 
 RARELY_S = 3 * 3600.0
 
@@ -19,7 +26,7 @@ def measured(cost_s: float, *, step_s: float = 1.0, takes_s: float = 0.0) -> Cad
     """After some checkpoints, each of which made a step so much longer."""
     cadence, now = Cadence(None, None), 0.0
     cadence.begin(now)
-    for _ in range(REMEMBERED):
+    for _ in range(COSTS_KEPT):
         cadence.committed(step_s)
         cadence.ordered(now)
         cadence.committed(step_s + cost_s)
@@ -27,20 +34,20 @@ def measured(cost_s: float, *, step_s: float = 1.0, takes_s: float = 0.0) -> Cad
     return cadence
 
 
-def test_by_steps() -> None:
+def test_checkpoints_are_due_by_steps() -> None:
     for is_degraded in (False, True):
         every = Cadence(2, None)
         assert [step for step in range(1, 7) if due(every, step, 0.0, is_degraded=is_degraded)] == [2, 4, 6]
 
 
 @pytest.mark.parametrize("off", [Cadence(0, None), Cadence(None, 0.0), Cadence(0, 0.0)])
-def test_none_on_the_way(off: Cadence) -> None:
+def test_with_zero_no_checkpoint_is_due_on_the_way(off: Cadence) -> None:
     off.begin(0.0)
     assert not off.is_on
     assert not any(due(off, step, 1e6) for step in range(1, 7))
 
 
-def test_by_seconds() -> None:
+def test_checkpoints_are_due_by_seconds() -> None:
     cadence = Cadence(None, 30.0)
     cadence.begin(0.0)
     assert not due(cadence, 1, 29.0)
@@ -68,21 +75,21 @@ def test_the_run_begins_soon_and_doubles_the_interval_while_nothing_is_measured(
             moments.append(now)
             cadence.ordered(now)
             cadence.written(now)
-    assert moments == [LEAST_S, 3.0, 7.0, 15.0, 31.0]
-    assert cadence.interval_s(RARELY_S) == UNMEASURED_S
+    assert moments == [FIRST_CHECKPOINT_S, 3.0, 7.0, 15.0, 31.0]
+    assert cadence.interval_s(RARELY_S) == UNMEASURED_INTERVAL_S
 
 
-def test_young_and_daly() -> None:
+def test_the_interval_is_young_and_dalys() -> None:
     assert measured(0.5).interval_s(RARELY_S) == pytest.approx(math.sqrt(2 * 0.5 * RARELY_S))
 
 
 def test_where_nodes_are_lost_often_one_percent_of_the_time_is_the_limit() -> None:
-    assert measured(0.5).interval_s(60.0) == pytest.approx(0.5 / SHARE)
+    assert measured(0.5).interval_s(60.0) == pytest.approx(0.5 / CHECKPOINT_SHARE)
 
 
 def test_fifteen_minutes_win_over_one_percent_and_that_is_told_once() -> None:
     dear = measured(30.0)
-    assert dear.interval_s(RARELY_S) == MOST_S
+    assert dear.interval_s(RARELY_S) == LONGEST_INTERVAL_S
     assert measured(1.0).excess() is None
     told = dear.excess()
     assert told is not None
@@ -105,7 +112,7 @@ def test_writing_has_a_twentieth_of_the_time_from_the_first_checkpoint_on() -> N
 
 
 def test_what_the_first_one_cost_spaces_the_second_but_not_by_much_more_than_a_minute() -> None:
-    for cost_s, waits_s in ((0.3, 30.0), (9.0, UNMEASURED_S)):
+    for cost_s, waits_s in ((0.3, 30.0), (9.0, UNMEASURED_INTERVAL_S)):
         cadence = Cadence(None, None)
         cadence.begin(0.0)
         cadence.committed(1.0)

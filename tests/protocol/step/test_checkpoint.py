@@ -60,7 +60,7 @@ def test_a_writer_that_was_released_finishes_what_it_was_given() -> None:
     assert saving.assign({TWO: (0, 1, 2)}) == {}, "it is a holder no longer, and still a writer"
 
 
-def test_a_group_that_nobody_holds() -> None:
+def test_a_group_that_nobody_holds_is_named() -> None:
     with pytest.raises(NobodyHolds) as caught:
         begun().assign({ONE: (0, 2)})
     assert caught.value.group == 1

@@ -6,22 +6,15 @@ import math
 
 import pytest
 
-from planaria.job.settings import LrSchedule, TrainSection
 from planaria.protocol.step.commit import (
     FIRST_EXPONENT,
     LOWEST_EXPONENT,
     clip_factor,
     gradient_norm,
-    learning_rate,
     mean_loss,
     next_exponents,
     outcome,
 )
-
-
-def train(**changes: object) -> TrainSection:
-    fields: dict[str, object] = {"steps": 10, "global_batch": 4, "microbatch": 1, "sequence_length": 8}
-    return TrainSection(**(fields | changes))  # type: ignore[arg-type]
 
 
 def test_exponents_rise_at_once_and_fall_slowly() -> None:
@@ -31,7 +24,7 @@ def test_exponents_rise_at_once_and_fall_slowly() -> None:
     assert next_exponents([LOWEST_EXPONENT], {0: 0.0}) == (LOWEST_EXPONENT,)
 
 
-def test_norm_and_clip() -> None:
+def test_a_norm_above_the_limit_is_clipped() -> None:
     assert gradient_norm({1: 16.0, 0: 9.0}) == 5.0
     assert clip_factor(5.0, 0.0) == 1.0
     assert clip_factor(0.5, 1.0) == 1.0
@@ -42,17 +35,6 @@ def test_norm_and_clip() -> None:
 def test_mean_loss_does_not_depend_on_the_order_of_arrival() -> None:
     losses = {0: 0.1, 1: 0.2, 2: 0.3}
     assert mean_loss(losses) == mean_loss(dict(reversed(losses.items())))
-
-
-@pytest.mark.parametrize(
-    ("schedule", "last"), [(LrSchedule.CONSTANT, 1.0), (LrSchedule.LINEAR, 0.1), (LrSchedule.COSINE, 0.1)]
-)
-def test_learning_rate(schedule: LrSchedule, last: float) -> None:
-    section = train(learning_rate=1.0, warmup_steps=4, lr_schedule=schedule, min_lr_ratio=0.1)
-    rates = [learning_rate(section, step) for step in range(1, 11)]
-    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert rates[-1] == pytest.approx(last)
-    assert rates[3:] == sorted(rates[3:], reverse=True)
 
 
 def test_what_is_left_out_leaves_a_mean_over_the_rest() -> None:

@@ -52,7 +52,7 @@ def machine() -> WorkerMachine:
     return machine
 
 
-def test_a_step(machine: WorkerMachine) -> None:
+def test_a_step_is_run_voted_on_and_applied(machine: WorkerMachine) -> None:
     assert machine.handle(ProgramDone(1, 1)) == (SendVote(1, 1),)
     assert machine.handle(commit(1, 1)) == (Apply(commit(1, 1), proceed=True),)
     assert (machine.phase, machine.step) == (WorkerPhase.RUNNING, 2)
@@ -89,7 +89,7 @@ def test_a_halt_of_an_older_generation_is_ignored(machine: WorkerMachine) -> Non
     assert machine.handle(Halt(generation=1, step=1)) == ()
 
 
-def test_saving_at_a_boundary(machine: WorkerMachine) -> None:
+def test_state_is_saved_at_a_boundary(machine: WorkerMachine) -> None:
     machine.handle(ProgramDone(1, 1))
     machine.handle(commit(1, 1, hold=True))
     save = Save(step=1, serial=1, folder="f", groups=(0,))

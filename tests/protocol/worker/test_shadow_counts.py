@@ -30,13 +30,13 @@ def after_loss(*lost: int) -> Plan | None:
     return resume(PLAN, live, to_halt(PLAN, live), Ledger.empty(PLAN.num_layers), holders, 2)
 
 
-def test_they_count_once_their_owner_is_lost() -> None:
+def test_shadows_count_once_their_owner_is_lost() -> None:
     plan = after_loss(1)
     assert plan is not None
     assert shadows_of(PLAN).fate(plan, SHADOW) is Fate.PROMOTED
 
 
-def test_they_do_not_while_it_lives() -> None:
+def test_shadows_do_not_count_while_their_owner_lives() -> None:
     assert shadows_of(PLAN).fate(PLAN, SHADOW) is Fate.KEPT
     for lost in (2, 4):
         plan = after_loss(lost)
@@ -44,14 +44,14 @@ def test_they_do_not_while_it_lives() -> None:
         assert shadows_of(PLAN).fate(plan, SHADOW) is Fate.KEPT
 
 
-def test_they_are_dropped_where_the_lost_layers_work_is_begun_anew() -> None:
+def test_shadows_are_dropped_where_the_lost_layers_work_is_begun_anew() -> None:
     plan = after_loss(1)
     assert plan is not None
     anew = tuple(msgspec.structs.replace(route, born=2, reached=None) for route in plan.routes)
     assert shadows_of(PLAN).fate(msgspec.structs.replace(plan, routes=anew), SHADOW) is Fate.DROPPED
 
 
-def test_they_are_dropped_where_only_some_would_count() -> None:
+def test_shadows_are_dropped_where_only_some_would_count() -> None:
     """They are one sum: nobody can take a part of it."""
     plan = after_loss(1)
     assert plan is not None

@@ -39,7 +39,7 @@ def test_workers_share_cores_where_they_compute_on_fewer(
     assert run_settings(settings, profile).shares_cores == shares_cores
 
 
-GPT3 = preset("gpt3-6.7b", "a100")
+GPT3 = preset("gpt3-6.7b", "a100", numerics="mixed")
 
 
 @pytest.mark.parametrize(("memory_gb", "memory_bytes"), [(0, GPT3.device.memory_bytes), (75, 75_000_000_000)])

@@ -20,7 +20,8 @@ from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.messages.worker import Commit
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.step.commit import NOT_APPLIED
-from planaria.runtime.coordinator.journal import COMMITS_KEPT, THINNED_EVERY, Journal
+from planaria.runtime.coordinator.journal import Journal
+from planaria.runtime.thresholds import COMMITS_KEPT, THINNED_EVERY
 
 RUN, JOB = "a run", "a job"
 
@@ -164,7 +165,7 @@ def assert_a_prefix_is_kept(path: Path, entries: list[AnyEntry]) -> int:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_log_that_is_torn_anywhere(seed: int, path: Path) -> None:
+def test_a_log_that_is_torn_anywhere_keeps_the_entries_before(seed: int, path: Path) -> None:
     """A death inside a write, or a power cut: SQLite's log ends somewhere."""
     entries = written(path, 60)
     log = path.with_name(path.name + "-wal")
@@ -175,7 +176,7 @@ def test_a_log_that_is_torn_anywhere(seed: int, path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_file_that_is_damaged_anywhere(seed: int, path: Path) -> None:
+def test_a_file_that_is_damaged_anywhere_keeps_the_entries_before(seed: int, path: Path) -> None:
     """Some bytes are not what was written: in the log, or in the pages that have left it."""
     entries = written(path, 60)
     draw = random.Random(seed)
@@ -193,7 +194,7 @@ def test_a_file_that_is_damaged_anywhere(seed: int, path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 4096, 5000, 20_000])
-def test_a_file_that_is_cut(size: int, path: Path) -> None:
+def test_a_file_that_is_cut_keeps_the_entries_before(size: int, path: Path) -> None:
     entries = written(path, 60)
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -201,7 +202,7 @@ def test_a_file_that_is_cut(size: int, path: Path) -> None:
     assert_a_prefix_is_kept(path, entries)
 
 
-def test_a_file_of_something_else(path: Path) -> None:
+def test_a_file_of_something_else_is_no_journal(path: Path) -> None:
     path.write_bytes(b"not a journal\n" * 1000)
     assert assert_a_prefix_is_kept(path, []) == 0
     assert path.with_name(path.name + ".damaged").read_bytes().startswith(b"not a journal")

@@ -12,7 +12,7 @@ from planaria.job.parse import parse_job
 from planaria.job.settings import Job
 from planaria.runtime.coordinator.remote_nodes import (
     agents_of,
-    announce,
+    call_agents,
     check_token,
     reachable,
     read_token,
@@ -60,7 +60,7 @@ def test_what_is_no_token_is_refused(text: str, tmp_path: Path) -> None:
         check_token(text, "PLANARIA_TOKEN")
 
 
-def test_no_token_file(tmp_path: Path) -> None:
+def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read: No such file"):
         read_token(tmp_path / "none")
     (tmp_path / "bytes").write_bytes(b"\xff" * 20)
@@ -70,13 +70,13 @@ def test_no_token_file(tmp_path: Path) -> None:
 
 def test_the_command_for_each_node_can_be_copied(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "a run")
-    note = announce(make_job(), folder, "10.0.0.1:29400")
+    note = call_agents(make_job(), folder, "10.0.0.1:29400")
     assert note.text == (
         f"waiting for 3 nodes; run on each: planaria agent --coordinator 10.0.0.1:29400 "
         f"--token-file '{tmp_path}/a run/token'"
     )
-    assert ":29400 " in announce(make_job(), folder, "0.0.0.0:29400").text
-    assert "0.0.0.0" not in announce(make_job(), folder, "0.0.0.0:29400").text
+    assert ":29400 " in call_agents(make_job(), folder, "0.0.0.0:29400").text
+    assert "0.0.0.0" not in call_agents(make_job(), folder, "0.0.0.0:29400").text
 
 
 def test_where_this_machine_finds_the_coordinator() -> None:

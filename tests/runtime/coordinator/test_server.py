@@ -47,7 +47,8 @@ from planaria.protocol.run.settings import RunSettings
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.journal import Journal
 from planaria.runtime.coordinator.server import Server
-from planaria.runtime.wire.connection import HELLO_LIMIT_BYTES, Connection
+from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
+from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError, control_frame, read_control
 from planaria.runtime.wire.socket_server import SocketServer, listen
 from tests.plan.profiles import uniform_profile
@@ -295,7 +296,7 @@ def test_strangers_that_say_nothing_or_half_a_word_hold_nobody_up(running: Runni
     assert not running.of(NodeLost)
 
 
-def test_a_hello_in_pieces(running: Running) -> None:
+def test_a_hello_in_pieces_is_heard(running: Running) -> None:
     first = running.client()
     for byte in raw(GOOD):
         first.socket.sendall(bytes([byte]))
@@ -358,6 +359,19 @@ def test_a_node_that_never_joins_is_lost_and_the_others_begin(tmp_path: Path) ->
         running.close()
 
 
+def test_what_is_silent_or_hangs_was_not_killed_by_the_kernel(tmp_path: Path) -> None:
+    """Though it killed something a moment ago: what that was has ended."""
+    running = Running(tmp_path, Limits(join_s=0.3))
+    running.server._kernel_kills = lambda: True
+    try:
+        running.join(*range(4))
+        assert running.wait_for(NodeLost).cause.startswith("did not join within")
+        running.nodes.tell(0)
+        assert running.wait_for(NodeLost, 2).cause.startswith("killed by the kernel for lack of memory")
+    finally:
+        running.close()
+
+
 def test_both_devices_of_a_node_die_at_once(running: Running) -> None:
     """Their sockets close in one batch, and the launcher tells of them in the same: one loss."""
     clients = running.join_all()
@@ -388,7 +402,7 @@ def test_a_lost_node_is_fenced(running: Running) -> None:
     assert ghost.is_closed()
 
 
-def test_a_node_lost_before_all_have_joined(running: Running) -> None:
+def test_a_node_lost_before_all_have_joined_is_left_out(running: Running) -> None:
     clients = running.join(0, 1, 2, 4, 5)
     running.wait_for(NodeJoined, 2)
     running.nodes.tell(1)
@@ -434,7 +448,7 @@ def test_a_mistake_of_our_own_is_not_taken_for_nonsense(running: Running, monkey
     assert not running.nodes.killed
 
 
-def test_the_port_in_use(running: Running) -> None:
+def test_a_port_in_use_is_named(running: Running) -> None:
     port = int(running.address.rsplit(":", 1)[1])
     with pytest.raises(UserError, match=f"cluster.port = {port}"):
         listen("127.0.0.1", port)

@@ -12,7 +12,8 @@ from planaria.job.parse import parse_job
 from planaria.job.settings import Job
 from planaria.policy.forecast import FailureForecast
 from planaria.protocol.planning.failure_rate import Watched
-from planaria.runtime.launch.expected_losses import MOST_COUNTED, expected_losses, losses_of_trace
+from planaria.runtime.launch.expected_losses import expected_losses, losses_of_trace
+from planaria.runtime.thresholds import LOSSES_COUNTED
 from tests.plan.profiles import uniform_profile
 
 NODES = 8
@@ -70,8 +71,8 @@ def test_of_a_long_trace_it_is_the_rate_that_counts(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
     path.write_text("\n".join(rows) + "\n")
     seen = losses_of_trace(job_with(path))
-    assert seen.losses == seen.nodes == MOST_COUNTED
-    assert seen.seconds == pytest.approx(MOST_COUNTED * 10.0, rel=0.01)
+    assert seen.losses == seen.nodes == LOSSES_COUNTED
+    assert seen.seconds == pytest.approx(LOSSES_COUNTED * 10.0, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,9 @@ nodes = 2
 
 
 @pytest.mark.parametrize("target", ["file", "file/below"])
-def test_a_target_that_cannot_be_written(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_cannot_be_written_is_refused(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tmp_path.joinpath("file").write_text("taken")
     folder = RunFolder.create(tmp_path, "run")
     folder.job.write_bytes(job_json(parse_job(JOB, origin="job.toml")))
@@ -65,7 +67,9 @@ def test_the_tokenizer_goes_with_the_model_from_any_folder(
     Path("text.txt").unlink()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    exporting.export_run(folder, Path("model"))
+    exporting.export_run(folder, Path("model"), step=1)
+    with pytest.raises(UserError, match=r"--step 2: run folder .* has no checkpoint of it \(there are: 1\)"):
+        exporting.export_run(folder, Path("other"), step=2)
     read = AutoTokenizer.from_pretrained("model")
     model = AutoModelForCausalLM.from_pretrained("model")
     text = "flat worm Würmer\n"

@@ -13,14 +13,15 @@ import torch
 
 from planaria.data.tokens import prepare_tokens
 from planaria.job.parse import parse_job
-from planaria.job.settings import Device, Job, ModelSection
+from planaria.job.settings import Device, DType, Job, ModelSection
 from planaria.plan.costs.model_profile import LayerTimes
 from planaria.plan.costs.profile_check import check_profile, decode_profile
 from planaria.runtime.measure import ERROR_SUFFIX
 from planaria.runtime.measure.allocations import follow_allocations
-from planaria.runtime.measure.layers import LEAST_SHARE, split_backward
+from planaria.runtime.measure.layers import split_backward
 from planaria.runtime.measure.measure import measure_into
 from planaria.runtime.measure.memory import own_bytes
+from planaria.runtime.thresholds import LEAST_BACKWARD_SHARE
 
 CPU = torch.device("cpu")
 MODEL = """
@@ -119,6 +120,38 @@ def test_a_measured_profile_is_whole_and_its_bytes_are_right(job: Job, tmp_path:
     assert profile.step.apply_s_per_byte > 0
 
 
+def test_copies_of_weights_are_apart_from_what_each_microbatch_keeps(job: Job, tmp_path: Path) -> None:
+    """The head's matrix has one; a weight that a layer transposes itself is cast, and kept, for each microbatch."""
+    output = tmp_path / "profile.json"
+    narrow = msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, dtype=DType.BFLOAT16))
+    assert measure_into(narrow, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
+    embedding, _, wide, _, head = decode_profile(output.read_bytes()).layers
+    assert (embedding.copy_bytes, wide.copy_bytes, head.copy_bytes) == (0, 0, 2 * 64 * 300)
+    assert wide.activation_bytes >= 2 * 64 * 32 + 2 * 32 * 32
+    # Its input and what it keeps of logits, in both precisions.
+    assert 4 * 32 * (64 + 300) <= head.activation_bytes <= 6 * 32 * (64 + 300) + 1000
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_bytes_are_those_of_boundaries_that_round(job: Job, tmp_path: Path, recomputes: bool) -> None:
+    """Messages halve, and so does what is kept where the forward runs again; else the widened input is kept too."""
+    train = msgspec.structs.replace(job.train, boundary_dtype=DType.BFLOAT16, activation_checkpointing=recomputes)
+    output = tmp_path / "profile.json"
+    assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
+    wide = decode_profile(output.read_bytes())
+    rounding = msgspec.structs.replace(job, train=train)
+    assert measure_into(rounding, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
+    profile = decode_profile(output.read_bytes())
+    assert profile.fingerprint != wide.fingerprint
+    *_, head = profile.layers
+    assert head.output_bytes == 4, "the loss"
+    for now, before in zip(profile.layers[:-1], wide.layers, strict=False):
+        assert now.output_bytes == before.output_bytes // 2
+    for now, before in zip(profile.layers[1:], wide.layers[1:], strict=True):
+        assert now.recompute_activation_bytes == before.recompute_activation_bytes // 2
+        assert now.activation_bytes == before.activation_bytes + before.recompute_activation_bytes // 2
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.parametrize("is_measured_before", [False, True])
 def test_a_device_that_is_not_there_is_the_users_mistake(job: Job, tmp_path: Path, is_measured_before: bool) -> None:
@@ -159,14 +192,14 @@ def test_a_profile_that_still_fits_is_not_measured_again(job: Job, tmp_path: Pat
     ("whole_s", "input_s", "has_parameters", "expected"),
     [
         (4.0, 1.0, True, (1.0, 3.0)),
-        (4.0, 5.0, True, (4.0 - 4.0 * LEAST_SHARE, 4.0 * LEAST_SHARE)),
+        (4.0, 5.0, True, (4.0 - 4.0 * LEAST_BACKWARD_SHARE, 4.0 * LEAST_BACKWARD_SHARE)),
         (4.0, 4.0, False, (4.0, 0.0)),
         (4.0, 3.5, False, (4.0, 0.0)),
         (4.0, 0.0, True, (0.0, 4.0)),
         (4.0, 0.0, False, (0.0, 0.0)),
     ],
 )
-def test_halves_of_a_backward(
+def test_the_halves_of_a_backward_are_measured_apart(
     whole_s: float, input_s: float, has_parameters: bool, expected: tuple[float, float]
 ) -> None:
     times = split_backward(1.0, whole_s, input_s, 4.5, has_parameters=has_parameters)
@@ -237,3 +270,21 @@ def test_own_bytes_count_touched_pages_and_memory_files_but_not_files(tmp_path: 
             holder.stdin.write(b"\n")
             holder.stdin.flush()
     assert [now - found[0] for now in found] == pytest.approx([0, 0, size, 2 * size, 2 * size], abs=1 << 20)
+
+
+def test_a_given_profile_is_taken_for_the_model_that_it_is_of(job: Job, tmp_path: Path) -> None:
+    """Nothing is measured: its times, however wrong, are what the run begins with."""
+    measured, output = tmp_path / "measured.json", tmp_path / "profile.json"
+    assert measure_into(job, tmp_path / "data", measured, str(tmp_path)) == 0, said(measured)
+    profile = decode_profile(measured.read_bytes())
+    prior = msgspec.structs.replace(profile, step=msgspec.structs.replace(profile.step, vote_s=12.0))
+    measured.write_bytes(msgspec.json.encode(prior))
+    with_prior = msgspec.structs.replace(job, cluster=msgspec.structs.replace(job.cluster, profile=str(measured)))
+    assert measure_into(with_prior, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
+    assert decode_profile(output.read_bytes()) == prior
+    other = (*prior.groups[:-1], msgspec.structs.replace(prior.groups[-1], size_bytes=4))
+    last = msgspec.structs.replace(prior.layers[-1], parameter_bytes=4)
+    wrong = msgspec.structs.replace(prior, groups=other, layers=(*prior.layers[:-1], last))
+    measured.write_bytes(msgspec.json.encode(wrong))
+    assert measure_into(with_prior, tmp_path / "data", output, str(tmp_path)) == 2
+    assert "other layers, parameter groups or optimizer state than model.type" in said(output)

@@ -172,7 +172,7 @@ def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coo
     made.close()
 
 
-def test_a_node_from_enrolment_to_the_end_of_the_run(coordinator: CoordinatorStandIn, tmp_path: Path) -> None:
+def test_a_node_is_served_from_enrolment_to_the_end_of_the_run(coordinator: CoordinatorStandIn, tmp_path: Path) -> None:
     agent = Running(coordinator.address, import_path=tmp_path, zone="rack 7")
     enrol = coordinator.accept()
     assert (enrol.token, enrol.host, enrol.node) == (TOKEN, "127.0.0.1", -1)
@@ -263,7 +263,7 @@ def test_workers_do_not_outlive_patience_and_the_agent_gives_up_in_the_end(
     coordinator: CoordinatorStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packets vanish: the connection stands, and nothing is answered on it any more."""
-    monkeypatch.setattr(agent_module, "SILENCE_S", 0.2)
+    monkeypatch.setattr(agent_module, "AGENT_SILENCE_S", 0.2)
     agent = Running(coordinator.address, give_up_s=1.2)
     coordinator.accept()
     coordinator.welcome(patience_s=0.6)
@@ -301,7 +301,7 @@ def test_a_node_with_another_file_system_cannot_take_part(
     assert said in str(error)
 
 
-def test_an_address_of_another_host(coordinator: CoordinatorStandIn) -> None:
+def test_an_address_of_another_host_is_refused(coordinator: CoordinatorStandIn) -> None:
     agent = Running(coordinator.address, host="192.0.2.1")
     assert coordinator.accept().host == "192.0.2.1"
     coordinator.welcome()
@@ -331,13 +331,13 @@ def test_something_else_answers_there(data: bytes, coordinator: CoordinatorStand
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:x", "host:0", "host:65536"])
-def test_what_is_no_address(address: str) -> None:
+def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(UserError, match="HOST:PORT"):
         AgentSettings(coordinator=address, token=TOKEN)
 
 
 @pytest.mark.parametrize("zone", [" ", "a\nb", "z" * 129])
-def test_what_is_no_zone(zone: str) -> None:
+def test_what_is_no_zone_is_refused(zone: str) -> None:
     with pytest.raises(UserError, match="--zone"):
         AgentSettings(coordinator="host:1", token=TOKEN, zone=zone)
 

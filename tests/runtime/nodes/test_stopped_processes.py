@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planaria.runtime.nodes.stopped_processes import LOOK_S, Stopped
+from planaria.runtime.nodes.stopped_processes import Stopped
+from planaria.runtime.thresholds import STOPPED_LOOK_S
 
 TIMEOUT_S = 1.0
 
@@ -22,7 +23,7 @@ class Kernel:
         found = []
         end = self.now + seconds
         while self.now < end:
-            self.now += LOOK_S
+            self.now += STOPPED_LOOK_S
             found += [pid for pid, _ in self._stopped.look(self.states, self.now) if pid not in found]
         return found
 
@@ -36,7 +37,7 @@ def kernel() -> Kernel:
 def test_whoever_is_stopped_is_found_after_the_deadline(state: str, kernel: Kernel) -> None:
     kernel.states[2] = state
     assert kernel.look_for(TIMEOUT_S) == []
-    assert kernel.look_for(2 * LOOK_S) == [2]
+    assert kernel.look_for(2 * STOPPED_LOOK_S) == [2]
 
 
 @pytest.mark.parametrize("state", ["R", "S", "D"])
@@ -48,9 +49,9 @@ def test_whoever_is_slow_is_not_stopped(state: str, kernel: Kernel) -> None:
 def test_short_stops_do_not_add_up(kernel: Kernel) -> None:
     for _ in range(10):
         kernel.states[1] = "T"
-        assert kernel.look_for(TIMEOUT_S - 2 * LOOK_S) == []
+        assert kernel.look_for(TIMEOUT_S - 2 * STOPPED_LOOK_S) == []
         kernel.states[1] = "S"
-        kernel.look_for(LOOK_S)
+        kernel.look_for(STOPPED_LOOK_S)
 
 
 def test_whoever_was_stopped_together_with_the_observer_has_the_whole_time_again(kernel: Kernel) -> None:

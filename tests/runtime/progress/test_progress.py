@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 from planaria.job.settings import Device
-from planaria.plan.quantities import size
+from planaria.plan.quantities import count, size
 from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,
+    EstimateCorrected,
+    LinkChanged,
     NodeSpeed,
     Recovered,
     Restored,
@@ -23,10 +25,8 @@ from planaria.runtime.progress.progress import ProgressDisplay
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.sentences import (
     age,
-    counted,
     duration,
     oversubscription,
-    picture,
     rate,
     recovery_sentence,
 )
@@ -48,12 +48,17 @@ def plain(records: list[AnyRecord], clock: object = None) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_plain_lines() -> None:
+def test_plain_lines_tell_of_steps_plans_and_losses() -> None:
     assert plain(short_run()) == [
-        "plan 1: [0-3|4-7] [0-7], 3+1 microbatches, 120 ms a step expected. Fastest of 3.",
+        "plan 1: 120 ms a step expected",
+        "  pipeline  microbatches  nodes  layers",
+        "         0             3  0, 1   0-3 | 4-7",
+        "         1             1  2      0-7",
+        "  Fastest of 3.",
         "step 1/3  loss 0.3000  41.2k tok/s  3 nodes  plan 1",
         "step 2: node 1 lost (connection closed, seen after 8 ms), 2 nodes live",
-        "plan 2 finishes step 2. Fastest of 3.",
+        "plan 2 finishes step 2",
+        "  Fastest of 3.",
         "step 2/3  loss 0.3000  41.2k tok/s  2 nodes  plan 2",
         f"recovered: {RECOVERED}",
         "step 3/3  loss 2.5000  41.2k tok/s  2 nodes  plan 2",
@@ -121,6 +126,24 @@ def test_slow_nodes_are_told_of() -> None:
     ]
 
 
+def test_links_that_are_not_as_probed_are_told_of() -> None:
+    corrected = EstimateCorrected(step=9, before_s=0.1, step_s=0.4, stretch=1.0, link_slowdown=5.0, is_reviewed=True)
+    records: list[AnyRecord] = [
+        corrected,
+        msgspec.structs.replace(corrected, is_reviewed=False),
+        LinkChanged(step=17, hosts=("a", "b"), bytes_per_s=12.5e6, factor=0.1),
+        LinkChanged(step=33, hosts=("a", "b"), bytes_per_s=125e6, factor=10.0),
+    ]
+    assert plain(records) == [
+        "step 9: steps take 400 ms, and 100 ms were estimated: links between hosts count as 5 times slower than "
+        "probed, and the plan is reviewed",
+        "step 17: the link between a and b is 10 times slower than before: 100 Mbit/s from now on, and the plan is "
+        "reviewed",
+        "step 33: the link between a and b is 10 times faster than before: 1 Gbit/s from now on, and the plan is "
+        "reviewed",
+    ]
+
+
 def test_the_last_recoveries_are_enough() -> None:
     records: list[AnyRecord] = [Recovered(recovery=RECOVERY)] * 12
     lines = plain([*records, short_run()[-1]])[12:]
@@ -130,8 +153,8 @@ def test_the_last_recoveries_are_enough() -> None:
 
 
 def test_a_resumed_run_says_where_it_goes_on() -> None:
-    (line,) = plain([msgspec.structs.replace(plan_taken(1, "start"), step=7)])
-    assert line.startswith("plan 1 goes on with step 7: [0-3|4-7]")
+    line, *_ = plain([msgspec.structs.replace(plan_taken(1, "start"), step=7)])
+    assert line == "plan 1 goes on with step 7: 120 ms a step expected"
 
 
 def test_workers_that_share_cores_are_told_of_once() -> None:
@@ -184,10 +207,8 @@ def test_the_live_panel_shows_plan_losses_and_the_end(monkeypatch: pytest.Monkey
             show(record, 0.0)
     shown = stream.getvalue()
     for part in (
-        "pipeline 0",
-        "node 1",
-        "[4-7]",
-        "3 microbatches",
+        "pipeline  microbatches  nodes  layers",
+        "0             3  0, 1   0-3 | 4-7",
         "step 3/3",
         "4 of 24 microbatches ran again",
         "2 of 3 nodes",
@@ -197,8 +218,7 @@ def test_the_live_panel_shows_plan_losses_and_the_end(monkeypatch: pytest.Monkey
 
 
 def test_words() -> None:
-    assert picture((((0, 0, 1), (1, 1, 8)),)) == "[0|1-7]"
-    assert [counted(n, "recovery") for n in (0, 1, 2)] == ["0 recoveries", "1 recovery", "2 recoveries"]
+    assert [count(n, "recovery") for n in (0, 1, 2)] == ["0 recoveries", "1 recovery", "2 recoveries"]
     assert [duration(s) for s in (0.0002, 0.061, 0.9999, 5.123, 12.34, 247, 3723)] == [
         "0.2 ms", "61 ms", "1.00 s", "5.12 s", "12.3 s", "4:07", "1:02:03",
     ]  # fmt: skip
@@ -207,7 +227,6 @@ def test_words() -> None:
     ]  # fmt: skip
     assert [rate(r) for r in (12.3, 41_234, 2.5e6)] == ["12 tok/s", "41.2k tok/s", "2.5M tok/s"]
     assert [size(b) for b in (12, 1500, 2_500_000, 3 * 10**9)] == ["12 bytes", "1.5 kB", "2.5 MB", "3.0 GB"]
-    assert picture((((0, 0, 8),), ((1, 0, 8),), ((2, 0, 1), (3, 1, 8)))) == "2x[0-7] [0|1-7]"
     assert recovery_sentence(RECOVERY) == RECOVERED
     unseen = msgspec.structs.replace(RECOVERY, lost_nodes=(1, 2), detect_ms=None, microbatches_rerun=0)
     assert recovery_sentence(unseen) == (

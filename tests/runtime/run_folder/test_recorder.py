@@ -48,7 +48,7 @@ def test_a_summary_that_finds_no_room_is_a_warning(folder: RunFolder, caplog: py
     assert lines(folder.events)[-1]["event"] == "run_ended"
 
 
-def test_files_of_a_run(folder: RunFolder) -> None:
+def test_a_run_leaves_its_files(folder: RunFolder) -> None:
     record(folder)
     events = lines(folder.events)
     assert [event["event"] for event in events][3:6] == ["plan_taken", "step_committed", "node_lost"]
@@ -147,7 +147,7 @@ def test_run_folders_are_never_overwritten(folder: RunFolder, tmp_path: Path) ->
     assert RunFolder.open(folder.path) == folder
 
 
-def test_names_are_numbered(tmp_path: Path) -> None:
+def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     found = []
     for _ in range(3):
         found.append(free_name(tmp_path, "job-drill"))
@@ -155,7 +155,7 @@ def test_names_are_numbered(tmp_path: Path) -> None:
     assert found == ["job-drill", "job-drill-2", "job-drill-3"]
 
 
-def test_run_folders_that_cannot_be(tmp_path: Path) -> None:
+def test_run_folders_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         RunFolder.open(tmp_path / "none")
     with pytest.raises(UserError, match="not a run folder"):

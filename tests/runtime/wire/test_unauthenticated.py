@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planaria.runtime.wire.unauthenticated import TELL_EVERY_S, Strangers
+from planaria.runtime.thresholds import TELL_EVERY_S
+from planaria.runtime.wire.unauthenticated import Strangers
 
 
 def test_whoever_has_been_silent_longest_makes_room() -> None:

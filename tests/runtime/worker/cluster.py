@@ -25,12 +25,13 @@ import torch
 
 from planaria.checkpoint.manifest import read_manifest, weights_sha256, write_manifest
 from planaria.job.parse import job_fingerprint
-from planaria.job.settings import Job, PolicyName, WhenExhausted
+from planaria.job.registry import PolicyName
+from planaria.job.settings import Job, WhenExhausted
 from planaria.model.load import load_model
 from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.plan import Group, NodeId, WorkerId
 from planaria.plan.program.instructions import Instruction
-from planaria.policy.forecast import USUAL_DECISION_S
+from planaria.plan.thresholds import USUAL_DECISION_S
 from planaria.policy.interface import Policy
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
@@ -70,6 +71,7 @@ from planaria.protocol.messages.worker import (
     Challenge,
     Failed,
     FaultInjected,
+    Flow,
     FromWorker,
     Message,
     Notice,
@@ -257,7 +259,8 @@ def profile_of(job: Job, vocab_size: int) -> ModelProfile:
         Group(layers=spec.layers, size_bytes=4 * sum(torch.Size(p.shape).numel() for p in spec.parameters))
         for spec in model.groups
     )
-    link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e8)
+    # Some links are so slow that beside a step the state of a layer or two has room.
+    link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e6 if job.cluster.nodes % 3 == 1 else 1e8)
     return ModelProfile(
         layers=layers,
         groups=groups,
@@ -754,8 +757,10 @@ class Worker:
         self.mailbox = SimulatedMailbox(self)
         self._is_waiting = False
         self._dying = False
-        self._turn = threading.Semaphore(0)
-        self._back = threading.Semaphore(0)
+        self._turn, self._back = threading.Lock(), threading.Lock()
+        """Released to let the thread, or the scheduler, go on: whoever waits for its turn acquires one."""
+        self._turn.acquire()
+        self._back.acquire()
         self._thread = threading.Thread(target=self._live, name=f"worker-{number}", daemon=True)
         self.is_started = False
 
@@ -800,7 +805,7 @@ class Worker:
     def abandon(self) -> None:
         self.is_over = True
         self._dying = True
-        if self.is_started and self._thread is not threading.current_thread():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._turn.release()
             self._thread.join()
 
@@ -998,8 +1003,11 @@ class SimulatedTransport:
         for peer in [peer for peer in self._worker.ways if peer not in addresses]:
             self._worker.ways.pop(peer).cut()
 
-    def is_on_this_host(self, peer: WorkerId) -> bool:
-        return self._worker.cluster.weather.one_host
+    def flows(self) -> dict[WorkerId, Flow]:
+        return {}
+
+    def host_of(self, worker: WorkerId) -> int:
+        return 0 if self._worker.cluster.weather.one_host else worker
 
     def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         worker = self._worker

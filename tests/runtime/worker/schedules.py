@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from planaria.job.parse import job_from_table, validated
-from planaria.job.settings import Job, PolicyName, RedundancyMode, RunSection, WhenExhausted
+from planaria.job.registry import PolicyName
+from planaria.job.settings import Job, RedundancyMode, RunSection, WhenExhausted
 from tests.runtime.worker.cluster import Crash, Kill, Switch, Visit, Weather
 
 INSTRUCTIONS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "transfer")

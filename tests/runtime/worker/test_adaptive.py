@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.policy import finishing
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.adaptive.canonical import Canonical
@@ -19,6 +19,7 @@ from planaria.policy.candidate_record import CandidateRecord
 from planaria.policy.interface import Candidate
 from planaria.protocol.messages.records import Note, PlanMeasured, PlanTaken, RunStatus
 from planaria.protocol.run.settings import RunSettings
+from tests.proof import rest_in_proof
 from tests.runtime.worker.cluster import Kill, Weather
 from tests.runtime.worker.dst import laboratory as new_laboratory
 from tests.runtime.worker.schedules import INSTRUCTIONS, Schedule, any_policy, comings_and_goings, job_of
@@ -39,7 +40,9 @@ def adaptively(schedule: Schedule) -> Schedule:
 
 
 @pytest.mark.proof
-def test_random_schedules_with_random_choices(laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_schedules_with_random_choices_keep_every_promise(
+    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A kind of candidates is drawn at each decision, then one of that kind, so each is taken now and then, in every
     situation: none may cost a bit."""
     draw = random.Random(5)
@@ -92,7 +95,7 @@ def test_the_horizon_is_what_is_expected_and_seen(mean_time_s: float, until: str
     plain = grid(laboratory, (Kill(node=1, at="backward", step=2),))
     resilience = msgspec.structs.replace(plain.job.resilience, mean_time_between_failures_s=mean_time_s)
     outcome = laboratory.run(replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience)))
-    reasons = [plan.reason for plan in outcome.of(PlanTaken) if "samples a second over" in plan.reason]
+    reasons = [plan.reason for plan in outcome.of(PlanTaken) if "samples/s over" in plan.reason]
     assert reasons
     assert until in reasons[0]
 
@@ -123,7 +126,7 @@ def test_state_moves_beside_one_rerouted_step(laboratory: Laboratory, monkeypatc
     assert {w for stages in warm.pipelines for w, _, _ in stages} == {0, 2, 3, 4, 5}
 
 
-@pytest.mark.parametrize("at", [*INSTRUCTIONS, "apply"])
+@pytest.mark.parametrize("at", rest_in_proof([*INSTRUCTIONS, "apply"], kept=3))
 def test_a_kill_beside_which_state_moves(at: str, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
     favouring("one step rerouted", monkeypatch)
     kills = (Kill(node=1, at="backward", step=2), Kill(node=4, at=at, step=3))
@@ -151,7 +154,7 @@ def test_a_step_is_begun_anew_where_that_is_quicker(
 ) -> None:
     """Of two pipelines of three stages one breaks, and five workers are quicker than three, where the two that are left
     of it take no part in the rest; not where they would take each other's cores."""
-    monkeypatch.setattr(finishing, "BUDGET", 0)
+    monkeypatch.setattr(finishing, "FINISHING_BUDGET", 0)
     monkeypatch.setattr("tests.runtime.worker.cluster.RunSettings", partial(RunSettings, shares_cores=shares_cores))
     job = job_of(
         nodes=6, depth=3, steps=6, microbatches=12, smallest=3, policy="adaptive", source=str(laboratory.source)

@@ -44,7 +44,7 @@ from planaria.protocol.messages.records import (
 from planaria.protocol.worker import step_work
 from planaria.runtime.launch.reference import train_reference
 from planaria.runtime.run_folder.run_folder import RunFolder
-from tests.proof import rest_in_proof
+from tests.proof import batches, rest_in_proof
 from tests.runtime.worker.cluster import Cluster, Kill, Outcome, Visit, Weather
 from tests.runtime.worker.promises import Reference, check
 from tests.runtime.worker.schedules import (
@@ -59,7 +59,7 @@ from tests.runtime.worker.schedules import (
 )
 
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.json"))
-BATCHES = rest_in_proof(range(at, at + 30) for at in range(1000, 1240, 30))
+BATCHES = batches(range(1000, 1240), size=15, kept=4)
 
 
 class Laboratory:
@@ -154,7 +154,7 @@ def try_seed(laboratory: Laboratory) -> Callable[[int], Outcome]:
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
-def test_random_schedules(batch: range, try_seed: Callable[[int], Outcome]) -> None:
+def test_random_schedules_keep_every_promise(batch: range, try_seed: Callable[[int], Outcome]) -> None:
     for seed in batch:
         try:
             try_seed(seed)
@@ -164,7 +164,7 @@ def test_random_schedules(batch: range, try_seed: Callable[[int], Outcome]) -> N
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
-def test_comings_and_goings(batch: range, laboratory: Laboratory) -> None:
+def test_comings_and_goings_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
     for seed in batch:
         try:
             laboratory.run(comings_and_goings(seed, str(laboratory.source)))
@@ -173,8 +173,8 @@ def test_comings_and_goings(batch: range, laboratory: Laboratory) -> None:
             raise
 
 
-@pytest.mark.parametrize("batch", rest_in_proof(range(at, at + 20) for at in range(3000, 3060, 20)), ids=str)
-def test_restarts_of_the_coordinator(batch: range, laboratory: Laboratory) -> None:
+@pytest.mark.parametrize("batch", batches(range(3000, 3060), size=10, kept=3), ids=str)
+def test_restarts_of_the_coordinator_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
     """It dies at any command, among deaths, comings and goings: the reference's bits, and no step twice."""
     returned = 0
     for seed in batch:
@@ -184,11 +184,11 @@ def test_restarts_of_the_coordinator(batch: range, laboratory: Laboratory) -> No
             error.add_note(f"seed {seed}")
             raise
         returned += len(outcome.of(CoordinatorRestarted))
-    assert returned >= 5
+    assert returned >= len(batch) // 2
 
 
-@pytest.mark.parametrize("batch", rest_in_proof(range(at, at + 20) for at in range(3000, 3040, 20)), ids=str)
-def test_a_journal_that_lags_behind_its_workers(batch: range, laboratory: Laboratory) -> None:
+@pytest.mark.parametrize("batch", batches(range(3000, 3040), size=10, kept=3), ids=str)
+def test_a_journal_that_lags_behind_its_workers_is_made_up_for(batch: range, laboratory: Laboratory) -> None:
     """What any worker was told is made up for; what nobody was told is decided anew, in the same way."""
     lag = 0
     for seed in batch:
@@ -202,12 +202,12 @@ def test_a_journal_that_lags_behind_its_workers(batch: range, laboratory: Labora
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
-def test_corpus(path: Path, laboratory: Laboratory) -> None:
+def test_schedules_that_once_failed_keep_every_promise(path: Path, laboratory: Laboratory) -> None:
     laboratory.run(msgspec.json.decode(path.read_bytes(), type=Case).schedule_with(str(laboratory.source)))
 
 
-@pytest.mark.parametrize("batch", rest_in_proof(range(at, at + 15) for at in range(0, 45, 15)), ids=str)
-def test_all_replicas_of_a_layer_lost(batch: range, laboratory: Laboratory) -> None:
+@pytest.mark.parametrize("batch", batches(range(45), size=15, kept=4), ids=str)
+def test_with_all_replicas_of_a_layer_lost_the_job_goes_back(batch: range, laboratory: Laboratory) -> None:
     """Back to the checkpoint, or to the start, and on to the same bits; or an end that says why not."""
     restored = 0
     for seed in batch:
@@ -218,7 +218,7 @@ def test_all_replicas_of_a_layer_lost(batch: range, laboratory: Laboratory) -> N
             error.add_note(f"seed {seed}")
             raise
         restored += bool(outcome.of(Restored)) and outcome.finish.status is RunStatus.COMPLETED
-    assert restored >= 5
+    assert restored >= len(batch) // 3
 
 
 def in_parts(plan: Plan, holders: Holders) -> tuple[Transfer, ...]:
@@ -235,7 +235,7 @@ def in_parts(plan: Plan, holders: Holders) -> tuple[Transfer, ...]:
     return tuple(moves)
 
 
-def test_state_that_moves_in_parts(laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_that_moves_in_parts_arrives_whole(laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups that come from several sources at once, with deaths in between: the reference's bits all the same."""
     taken: list[Plan] = []
 
@@ -300,8 +300,8 @@ def _half(op: Op, whole: Instruction, counted: tuple[int, ...]) -> Instruction:
     )
 
 
-@pytest.mark.parametrize("batch", rest_in_proof(range(at, at + 15) for at in range(5000, 5030, 15)), ids=str)
-def test_backwards_in_two_passes(
+@pytest.mark.parametrize("batch", batches(range(5000, 5030), size=5, kept=2), ids=str)
+def test_backwards_in_two_passes_keep_every_promise(
     batch: range, try_seed: Callable[[int], Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under any deaths, and where one plan cuts a backward in two and the next one does not."""
@@ -328,7 +328,7 @@ def test_layers_that_get_no_gradient_in_some_steps(seed: int, laboratory: Labora
     laboratory.run(Schedule(seed=seed, job=job, kills=(), weather=Weather(), stop_at_s=None))
 
 
-@pytest.mark.parametrize("batch", rest_in_proof(range(at, at + 12) for at in range(7000, 7024, 12)), ids=str)
+@pytest.mark.parametrize("batch", batches(range(7000, 7024), size=12, kept=3), ids=str)
 def test_steps_that_are_not_finite_are_skipped(batch: range, laboratory: Laboratory) -> None:
     """Under any deaths, comings and goings: the reference's bits, and its skipped steps."""
     skipped = applied = 0
@@ -348,8 +348,8 @@ def test_steps_that_are_not_finite_are_skipped(batch: range, laboratory: Laborat
             raise
         skipped += len(outcome.of(StepSkipped))
         applied += len(outcome.of(StepCommitted))
-    assert skipped >= 10
-    assert applied >= 10
+    assert skipped >= len(batch)
+    assert applied >= len(batch)
 
 
 def test_a_step_that_is_not_finite_stops_the_run(laboratory: Laboratory) -> None:
@@ -402,7 +402,7 @@ def test_with_too_few_nodes_the_job_waits_for_others(laboratory: Laboratory) -> 
 def test_a_node_that_is_killed_after_its_release_holds_no_checkpoint_up(laboratory: Laboratory) -> None:
     """What it was still to write is given up, and later steps are saved."""
     given_up = 0
-    for seed in range(12):
+    for seed in range(4):
         job = job_of(nodes=4, depth=2, steps=9, microbatches=4, checkpoint_every=1, source=str(laboratory.source))
         visits = (Visit(node=1, after="StepCommitted", nth=2, grace_s=60.0),)
         kills = (Kill(node=1, at="after NodeReleased"),)

@@ -106,7 +106,7 @@ def test_it_begins_again_with_the_replicas_that_the_nodes_are_enough_for(laborat
     ],
     ids=["after it", "before that is written down", "while it is written"],
 )
-def test_the_coordinator_dies(crash: Crash, saved: list[int], laboratory: Laboratory) -> None:
+def test_a_degraded_run_outlives_its_coordinator(crash: Crash, saved: list[int], laboratory: Laboratory) -> None:
     """The next one goes back to what is whole, and has the state saved once more."""
     which = grid(laboratory, "reroute", one_by_one("reroute", last=10), crashes=(crash,))
     outcome = laboratory.run(which)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing
+import signal
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -16,24 +17,28 @@ JOB = (
     '[model]\ntype = "gpt2"\n[train]\nsteps = 1\nglobal_batch = 2\nmicrobatch = 1\nsequence_length = 8\n'
     'numerics = "fast"\n[cluster]\nnodes = 2\ndevice = "cuda"\n'
 )
-HOLD = (
-    "import sys\nfrom pathlib import Path\nfrom planaria.runtime.worker.compute.device import claim\n"
-    "print(claim(sys.argv[2].split(','), int(sys.argv[3]), Path(sys.argv[1])), flush=True)\nsys.stdin.read()\n"
-)
+
+
+def hold(folder: Path, first: int, place: Connection) -> None:
+    """Claims a device, says which, and lives until it is killed."""
+    device._held.clear()
+    place.send(device.claim(NAMES, first, folder))
+    signal.pause()
 
 
 class Holder:
-    """A process that claims a device and lives until it is killed."""
+    """A process that has claimed a device."""
 
     def __init__(self, folder: Path, first: int) -> None:
-        command = [sys.executable, "-c", HOLD, str(folder), ",".join(NAMES), str(first)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.place = int(self._process.stdout.readline())
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        self._process = context.Process(target=hold, args=(folder, first, theirs))
+        self._process.start()
+        self.place = ours.recv()
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.communicate(timeout=60)
+        self._process.join()
 
 
 def test_who_takes_a_lost_ones_place_gets_its_device(tmp_path: Path) -> None:

@@ -10,15 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from planaria.runtime.worker.preemption import (
-    GOOGLE_GRACE_S,
-    AwsSource,
-    FunctionSource,
-    GoogleSource,
-    SourceError,
-    Watch,
-    make_source,
-)
+from planaria.runtime.thresholds import GOOGLE_GRACE_S
+from planaria.runtime.worker.preemption import AwsSource, FunctionSource, GoogleSource, SourceError, Watch, make_source
 
 Answer = tuple[int, str]
 NOON = 1_505_736_000.0
@@ -241,7 +234,7 @@ def test_a_function_that_is_not_there(name: str, words: str, mine: list[object])
     assert name in str(caught.value)
 
 
-def test_sources_by_name(mine: list[object]) -> None:
+def test_sources_are_found_by_name(mine: list[object]) -> None:
     assert make_source("none") is None
     assert isinstance(make_source("aws"), AwsSource)
     assert isinstance(make_source("google"), GoogleSource)

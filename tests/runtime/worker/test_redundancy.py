@@ -9,14 +9,11 @@ import pytest
 
 from planaria.plan.plan import Redundancy
 from planaria.protocol.messages.records import PlanTaken, Recovered, RunStatus
-from tests.proof import rest_in_proof
+from tests.proof import batches, rest_in_proof
 from tests.runtime.worker.cluster import Kill, Outcome, Visit, Weather
 from tests.runtime.worker.dst import laboratory as new_laboratory
 from tests.runtime.worker.schedules import INSTRUCTIONS, Schedule, comings_and_goings, job_of, schedule, shadowed
 from tests.runtime.worker.test_cluster import Laboratory
-
-SEEDS = range(20)
-BATCH = 10
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +22,9 @@ def laboratory() -> Iterator[Laboratory]:
         yield place
 
 
-@pytest.mark.parametrize("first", rest_in_proof(range(SEEDS.start, SEEDS.stop, BATCH)))
-def test_random_schedules(first: int, laboratory: Laboratory) -> None:
-    for seed in range(first, first + BATCH):
+@pytest.mark.parametrize("seeds", batches(range(20), size=10, kept=3), ids=str)
+def test_random_schedules_keep_every_promise(seeds: range, laboratory: Laboratory) -> None:
+    for seed in seeds:
         draw = random.Random(f"redundancy {seed}")
         plain = draw.choice([schedule, comings_and_goings])(seed, str(laboratory.source))
         try:
@@ -60,7 +57,7 @@ def finishes(outcome: Outcome) -> list[PlanTaken]:
 
 @pytest.mark.parametrize("mode", rest_in_proof(Redundancy))
 @pytest.mark.parametrize("at", [*(at for at in INSTRUCTIONS if at != "transfer"), "shadow"])
-@pytest.mark.parametrize("victim", [0, 1, 2], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("victim", rest_in_proof([1, 0, 2]))
 def test_a_kill_at_each_instruction_in_each_mode(victim: int, at: str, mode: str, laboratory: Laboratory) -> None:
     """The predecessor takes over in the middle of the step, and has both stages from then on. No state ever moves."""
     outcome = laboratory.run(grid(laboratory, (Kill(node=victim, at=at, step=2, delay_s=1e-3),), mode=mode))
@@ -113,7 +110,9 @@ def test_who_comes_gets_the_lost_place_back(laboratory: Laboratory) -> None:
 
 @pytest.mark.parametrize("mode", rest_in_proof(Redundancy))
 @pytest.mark.parametrize("at", ["forward", "backward", "shadow", "sync", "vote"])
-def test_pure_data_parallelism(at: str, mode: str, laboratory: Laboratory) -> None:
+def test_in_pure_data_parallelism_each_node_runs_the_next_ones_work_too(
+    at: str, mode: str, laboratory: Laboratory
+) -> None:
     """Each node runs the next one's microbatches too; nobody is halted when that is lost."""
     job = job_of(
         nodes=3, depth=2, steps=4, microbatches=9, smallest=1, policy="redundancy", redundancy=mode,

@@ -7,14 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from planaria.protocol.messages.records import Note, PlanTaken, Restored, RunStatus
-from tests.proof import rest_in_proof
+from tests.proof import batches, rest_in_proof
 from tests.runtime.worker.cluster import Kill, Visit, Weather
 from tests.runtime.worker.dst import laboratory as new_laboratory
 from tests.runtime.worker.schedules import INSTRUCTIONS, Schedule, any_policy, job_of
 from tests.runtime.worker.test_cluster import Laboratory
-
-SEEDS = range(60)
-BATCH = 20
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +20,9 @@ def laboratory() -> Iterator[Laboratory]:
         yield place
 
 
-@pytest.mark.parametrize("first", rest_in_proof(range(SEEDS.start, SEEDS.stop, BATCH)))
-def test_random_schedules(first: int, laboratory: Laboratory) -> None:
-    for seed in range(first, first + BATCH):
+@pytest.mark.parametrize("seeds", batches(range(60), size=20, kept=6), ids=str)
+def test_random_schedules_keep_every_promise(seeds: range, laboratory: Laboratory) -> None:
+    for seed in seeds:
         try:
             laboratory.run(any_policy(seed, str(laboratory.source)))
         except BaseException as error:
@@ -44,7 +41,7 @@ def grid(
     return Schedule(seed=1, job=job, kills=kills, visits=visits, weather=Weather(), stop_at_s=None)
 
 
-@pytest.mark.parametrize("at", [at for at in INSTRUCTIONS if at != "transfer"])
+@pytest.mark.parametrize("at", rest_in_proof([at for at in INSTRUCTIONS if at != "transfer"], kept=3))
 def test_a_kill_at_each_instruction_of_a_rerouted_step(at: str, laboratory: Laboratory) -> None:
     """The second strikes a step whose routes cross, and leaves one owner of some layers; nothing ever moves."""
     outcome = laboratory.run(grid(laboratory, (Kill(node=1, at="backward", step=2), Kill(node=2, at=at, step=3))))

@@ -47,6 +47,7 @@ RETURNED = Returned(
     is_settled=True,
     ledger=Ledger.empty(2),
     held=(0, 1),
+    given=(0, 1),
     serial=0,
     commit=None,
     vote=None,
@@ -138,7 +139,7 @@ def test_the_next_coordinator_is_found_after_the_last_order_of_the_one_before(co
     assert order(coordinators) == halt
 
 
-def test_many_coordinators_one_after_the_other(coordinators: Coordinators) -> None:
+def test_many_coordinators_one_after_the_other_are_served(coordinators: Coordinators) -> None:
     for number in range(2, 6):
         coordinators.die()
         coordinators.accept()
@@ -231,7 +232,7 @@ def test_a_coordinator_that_talks_nonsense_ends_the_worker_loudly(data: bytes, c
         order(coordinators)
 
 
-def test_nobody_at_the_address_at_the_start() -> None:
+def test_where_nobody_is_at_the_address_the_start_fails() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     with pytest.raises(OSError, match="refused"):

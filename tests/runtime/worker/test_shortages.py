@@ -14,7 +14,7 @@ from tests.runtime.worker.test_cluster import Laboratory, laboratory, no_garbage
 
 @pytest.mark.proof
 @pytest.mark.parametrize("batch", [range(at, at + 30) for at in range(9000, 9060, 30)], ids=str)
-def test_random_shortages(batch: range, laboratory: Laboratory) -> None:  # noqa: F811
+def test_random_shortages_keep_every_promise(batch: range, laboratory: Laboratory) -> None:  # noqa: F811
     seen: Counter[str] = Counter()
     for seed in batch:
         try:

@@ -13,6 +13,7 @@ import torch
 
 from planaria.protocol.messages.records import NodeLost, NodeReleased, NodeSpeed, PlanTaken, Recovered, StepCommitted
 from planaria.protocol.planning import straggler_detection, straggler_policy
+from planaria.protocol.thresholds import AGREEING_WINDOWS
 from tests.proof import rest_in_proof
 from tests.runtime.worker.cluster import Kill, Outcome, Slow, Visit, Weather
 from tests.runtime.worker.schedules import Schedule, comings_and_goings, job_of
@@ -63,8 +64,8 @@ def test_a_node_of_half_speed_gets_less_to_do_and_is_restored(node: int, laborat
     slow = Slow(node=node, factor=2.0, step=SLOW_STEP, until=FAST_STEP)
     outcome = run(laboratory, slow_schedule(slow, nodes=6, smallest=3, depth=6))
     slower, faster = outcome.of(NodeSpeed)
-    assert (slower.node, slower.step, slower.speed) == (node, SLOW_STEP + straggler_detection.STEPS - 1, 0.5)
-    assert (faster.node, faster.step, faster.speed) == (node, FAST_STEP + straggler_detection.STEPS - 1, 1.0)
+    assert (slower.node, slower.step, slower.speed) == (node, SLOW_STEP + AGREEING_WINDOWS - 1, 0.5)
+    assert (faster.node, faster.step, faster.speed) == (node, FAST_STEP + AGREEING_WINDOWS - 1, 1.0)
     plans = outcome.of(PlanTaken)
     slow_plan = [plan for plan in plans if plan.step < FAST_STEP][-1]
     assert slow_plan.generation > plans[0].generation
@@ -141,9 +142,9 @@ def test_nodes_of_one_speed_are_left_alone(laboratory: Laboratory) -> None:
 @pytest.mark.parametrize("seed", rest_in_proof(range(12), kept=3))
 def test_new_plans_at_any_time(seed: int, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise is taken for speed after every step, nodes rest for a step or two, and die, come and go meanwhile."""
-    monkeypatch.setattr(straggler_detection, "STEPS", 1)
-    monkeypatch.setattr(straggler_detection, "MOST_STEPS", 2)
-    monkeypatch.setattr(straggler_detection, "LEAST_S", 0.0)
+    monkeypatch.setattr(straggler_detection, "AGREEING_WINDOWS", 1)
+    monkeypatch.setattr(straggler_detection, "MOST_AGREEING_WINDOWS", 2)
+    monkeypatch.setattr(straggler_detection, "LEAST_COMPUTE_S", 0.0)
     monkeypatch.setattr(straggler_policy, "FIRST_REST_STEPS", 1)
     monkeypatch.setattr(straggler_policy, "TRIAL_STEPS", 2)
     monkeypatch.setattr(straggler_policy, "WORTH_RESTING", 1.0)

@@ -22,7 +22,7 @@ def laboratory() -> Iterator[Laboratory]:
 
 
 @pytest.mark.proof
-def test_random_schedules(laboratory: Laboratory) -> None:
+def test_random_schedules_keep_every_promise(laboratory: Laboratory) -> None:
     switches = 0
     for seed in SEEDS:
         try:

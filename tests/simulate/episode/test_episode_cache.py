@@ -26,9 +26,9 @@ class Counting(TemplatesPolicy):
         ASKED.append("reconfigure")
         return super().reconfigure(request)
 
-    def warm_up(self, plan: Plan, target: Candidate, generation: int) -> Candidate | None:
+    def warm_up(self, plan: Plan, target: Candidate, generation: int, *, in_parts: bool = False) -> Candidate | None:
         ASKED.append("warm up")
-        return super().warm_up(plan, target, generation)
+        return super().warm_up(plan, target, generation, in_parts=in_parts)
 
 
 def warming(memory: EpisodeCache) -> tuple[Root, Moment]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.simulate.experiment import Experiment
 from planaria.simulate.timings import Timings
 from planaria.simulate.traces import tally

@@ -23,6 +23,7 @@ from planaria.simulate.traces.scripts import (
 )
 from planaria.simulate.traces.tally import WARM_UP_STEPS
 from planaria.simulate.traces.trace import HOUR_S, Change, Trace, TraceError, TraceEvent
+from tests.proof import examples
 from tests.runtime.run_folder.happenings import committed, plan_taken
 
 
@@ -64,7 +65,7 @@ def test_who_is_hit_in_a_grid_of_four_pipelines() -> None:
     devices=st.integers(1, 3),
     least=st.integers(0, 40),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_every_script_fits_its_plan(name: ScriptName, pipelines: int, stages: int, devices: int, least: int) -> None:
     plan = grid(pipelines, stages, devices)
     script = built_in(name, plan, 50.0, least_nodes=least)
@@ -79,7 +80,7 @@ def test_every_script_fits_its_plan(name: ScriptName, pipelines: int, stages: in
 
 
 @given(pipelines=st.integers(2, 6), stages=st.integers(1, 6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_a_burst_in_a_stage_takes_holders_of_one_layer_and_leaves_one(pipelines: int, stages: int) -> None:
     plan = grid(pipelines, stages)
     hit = gone(built_in(ScriptName.BURST_IN_STAGE, plan, 50.0))
@@ -89,7 +90,7 @@ def test_a_burst_in_a_stage_takes_holders_of_one_layer_and_leaves_one(pipelines:
 
 
 @given(pipelines=st.integers(2, 6), stages=st.integers(1, 6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_a_steady_loss_leaves_every_layer_an_owner(pipelines: int, stages: int) -> None:
     plan = grid(pipelines, stages)
     live = set(plan.nodes) - {NodeId(node) for node in gone(built_in(ScriptName.STEADY_LOSS, plan, 50.0))}
@@ -132,7 +133,7 @@ def test_a_built_in_script_is_a_trace(name: ScriptName) -> None:
         ('"node": "b", "notice', '"node": "", "notice', r"line 5: the node has no name"),
     ],
 )
-def test_what_is_refused(old: str, new: str, message: str) -> None:
+def test_scripts_that_cannot_be_are_refused(old: str, new: str, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         read_script(STEPS.replace(old, new), "two.jsonl")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.planner.rings import conflicts
 from planaria.policy.planner import Planner

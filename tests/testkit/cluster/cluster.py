@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.policy.interface import Policy
 from planaria.policy.planner import Planner
@@ -18,7 +18,14 @@ from planaria.policy.registry import make_policy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.events import Finish, Restarted, WriteManifest
-from planaria.protocol.messages.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
+from planaria.protocol.messages.journal import (
+    JournalCommit,
+    JournalEntry,
+    JournalEvaluation,
+    JournalPlan,
+    decode_entry,
+    encode_entry,
+)
 from planaria.protocol.messages.records import AnyRecord
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, Alive, FromWorker, Hello
 from planaria.protocol.phases import Phase
@@ -98,6 +105,7 @@ class Cluster:
             resume=self._earlier_checkpoint(),
             waits=setup.waits,
             may_drop=True,
+            evaluation=setup.evaluation,
         )
         self._policy = make_policy(setup.policy, Planner(self.profile, setup.planner))
         self._next_node = setup.num_nodes
@@ -200,6 +208,8 @@ class Cluster:
             case JournalCommit():
                 self.note(f"    commit {entry.step} of generation {entry.commit.generation}")
                 self.witness.committed_step(machine, entry)
+            case JournalEvaluation():
+                self.witness.evaluated(entry)
             case JournalPlan():
                 self.note(f"    plan {entry.message.plan.generation} for step {entry.message.step}")
                 self.witness.planned(machine, entry)

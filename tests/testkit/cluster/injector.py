@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.events import NodeNotice, PolicyRequested, SaveRequested, StopRequested
 from planaria.protocol.messages.journal import LASTING, AnyEntry, decode_entry

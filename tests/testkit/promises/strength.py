@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import Plan
 from planaria.plan.validate import lacking
 from planaria.protocol.coordinator import Coordinator

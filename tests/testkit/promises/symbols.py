@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from planaria.job.settings import TrainSection
 from planaria.plan.plan import Group
+from planaria.protocol.messages.worker import Score
 from planaria.protocol.step.commit import (
     FIRST_EXPONENT,
     NOT_APPLIED,
@@ -27,7 +28,7 @@ from planaria.protocol.step.commit import (
 
 Symbol = int
 
-BATCH, FORWARD, BACKWARD, CONTRIBUTION, INITIAL, APPLIED = range(101, 107)
+BATCH, FORWARD, BACKWARD, CONTRIBUTION, INITIAL, APPLIED, HELD_OUT = range(101, 108)
 """Tags, so that symbols of different kinds never meet."""
 
 
@@ -57,6 +58,13 @@ class Algebra:
 
     def batch(self, step: int, microbatch: int) -> Symbol:
         return hash((BATCH, self._seed, step, microbatch))
+
+    def held_out(self, microbatch: int) -> Symbol:
+        return hash((HELD_OUT, self._seed, microbatch))
+
+    def score(self, last: Symbol) -> Score:
+        """Returns what is made of a microbatch that is evaluated, given what comes out of the last layer."""
+        return Score(1.0 + (last % 4096) / 4096.0, last % 17, 16 + last % 3)
 
     def parameters(self, layer: int, replica: Callable[[int], Symbol]) -> Symbol:
         """Returns the parameters of a layer, given what each group's replica holds."""
@@ -142,6 +150,18 @@ class Reference:
         while len(self._steps) <= step:
             self._steps.append(self._train_one(len(self._steps), self._steps[-1]))
         return self._steps[step]
+
+    def scores(self, step: int, num_microbatches: int) -> dict[int, Score]:
+        """Returns what is made of the microbatches that are held out, by the model after a step."""
+        algebra, after = self._algebra, self.after(step)
+        scores = {}
+        for microbatch in range(num_microbatches):
+            value = algebra.held_out(microbatch)
+            for layer in range(algebra.num_layers):
+                parameters = algebra.parameters(layer, after.replicas.__getitem__)
+                value = algebra.forward(parameters, value, 0, microbatch, layer)
+            scores[microbatch] = algebra.score(value)
+        return scores
 
     def _train_one(self, step: int, before: TrainedStep) -> TrainedStep:
         algebra = self._algebra

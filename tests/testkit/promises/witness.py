@@ -9,14 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from planaria.estimate.conditions import Conditions
+from planaria.estimate.evaluation_time import evaluation_time
 from planaria.estimate.step_time import outline
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, Plan
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import Finish, WriteManifest
-from planaria.protocol.messages.journal import JournalCommit, JournalPlan
+from planaria.protocol.messages.journal import JournalCommit, JournalEvaluation, JournalPlan
 from planaria.protocol.messages.records import (
     AnyRecord,
+    Evaluated,
     NodeJoined,
     NodeLost,
     NodeReleased,
@@ -30,7 +32,8 @@ from planaria.protocol.messages.records import (
     Waiting,
 )
 from planaria.protocol.messages.worker import Commit, StateSource, ToWorker
-from planaria.protocol.phases import Phase
+from planaria.protocol.phases import Phase, Purpose
+from planaria.protocol.step.evaluation import Evaluations, evaluated
 from tests.testkit.cluster.disk import Disk
 from tests.testkit.promises.strength import Strength
 from tests.testkit.promises.symbols import Reference
@@ -186,7 +189,7 @@ class InvariantChecker:
         self.require(
             machine.shortages.allows(plan), f"plan {plan.generation} needs more memory than is known to be there"
         )
-        if step > self._begun:
+        if step > self._begun and plan.evaluation is None:
             self._begin(machine, step)
 
     def _check_estimate(self, machine: Coordinator, entry: JournalPlan) -> None:
@@ -196,7 +199,11 @@ class InvariantChecker:
         for record in entry.records:
             if isinstance(record, PlanTaken) and speeds:
                 conditions = Conditions(node_speeds=speeds, stretch=stretch)
-                right_s = outline(entry.message.plan, self._profile, conditions).step_time_s
+                plan = entry.message.plan
+                if plan.evaluation is not None and record.purpose == Purpose.FINISH_STEP:
+                    right_s = evaluation_time(plan, self._profile, conditions).total_s
+                else:
+                    right_s = outline(plan, self._profile, conditions).step_time_s
                 told_s = record.estimated_step_s
                 self.require(abs(told_s - right_s) < 1e-9, f"a step takes {right_s} s at speeds {speeds}, not {told_s}")
 
@@ -234,6 +241,34 @@ class InvariantChecker:
         self._commits[key] = entry
         self.committed = step
         self._highest = max(self._highest, step)
+
+    def evaluated(self, entry: JournalEvaluation) -> None:
+        """Checks an evaluation: of the last committed step, with the numbers of one process."""
+        record, evaluation = entry.evaluated, self._setup.evaluation
+        is_last = record.step == self.committed or self._is_cut
+        self.require(is_last, f"step {record.step} is evaluated when {self.committed} steps are committed")
+        right = evaluated(
+            Evaluations(evaluation, self._setup.steps),
+            self.reference.scores(record.step, evaluation.microbatches),
+            step=record.step,
+            generation=record.generation,
+            duration_s=record.duration_s,
+        )
+        self.require(
+            (record.loss, record.accuracy) == (right.loss, right.accuracy),
+            f"step {record.step} is evaluated with other numbers than one process has: {entry}",
+        )
+
+    def _check_evaluations(self, steps: int, *, is_last_left: bool) -> None:
+        """Checks that a completed run was evaluated when it had to be; after the last step, unless it says why not."""
+        evaluation = self._setup.evaluation
+        if not evaluation.every or self._is_cut:
+            return
+        told = {record.step for record in self.records if isinstance(record, Evaluated)}
+        first = max(1, self._setup.done)
+        due = {step for step in range(first, steps + 1) if step % evaluation.every == 0 or step == self._setup.steps}
+        due -= {steps} if is_last_left else set()
+        self.require(told == due, f"steps {sorted(told)} were evaluated, not {sorted(due)}")
 
     def _check_sums(self, machine: Coordinator, step: int) -> None:
         plan = self.plan  # the machine's may be the next one already
@@ -382,8 +417,13 @@ class InvariantChecker:
             self.require(not is_failed, f"{num_lost} losses at f = {setup.fault_tolerance}: {message}")
         match status:
             case RunStatus.COMPLETED:
-                self.require(self.committed == setup.steps, f"completed after {self.committed} steps")
-                self.require(disk.has(setup.steps), f"no checkpoint of step {setup.steps}")
+                is_reached = "reaches eval.stop_at" in message
+                self.require(
+                    self.committed == setup.steps or is_reached, f"completed after {self.committed} steps: {message}"
+                )
+                self.require(disk.has(self.committed), f"no checkpoint of step {self.committed}")
+                if not is_stopped:
+                    self._check_evaluations(self.committed, is_last_left="is not evaluated: " in message)
             case RunStatus.STOPPED:
                 self.require(is_stopped, "stopped by nobody")
             case RunStatus.INTERRUPTED:

@@ -6,7 +6,7 @@ from random import Random
 
 import msgspec
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import Redundancy, ScheduleKind
 from tests.testkit.schedules.faults import Fault, FaultKind
 from tests.testkit.schedules.manners import MANNERS, WEIGHTS, damages, slowness, when
@@ -32,7 +32,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def schedule(seed: int) -> Schedule:
     """Returns the schedule of a seed."""
     draw = Random(seed)
-    setup = msgspec.structs.replace(_setup(draw), num_zones=Random(f"zones of {seed}").choice([0, 0, 2, 3]))
+    num_zones, is_slow = Random(f"zones of {seed}").choice([0, 0, 2, 3]), Random(f"links of {seed}").random() < 0.5
+    setup = msgspec.structs.replace(_setup(draw), num_zones=num_zones, is_slow=is_slow)
     manner = draw.choices(MANNERS, WEIGHTS)[0]
     if manner is slowness:
         setup = _longer(draw, setup)
@@ -57,6 +58,7 @@ def schedule(seed: int) -> Schedule:
     allowed = Random(f"allowed {seed}")
     setup = msgspec.structs.replace(setup, may_drop=allowed.random() < 0.3, may_restore=allowed.random() < 0.5)
     faults += switches
+    setup = _evaluated(Random(f"evaluation {seed}"), setup)
     return Schedule(seed=seed, setup=setup, weather=weather, faults=tuple(faults))
 
 
@@ -105,6 +107,18 @@ def _policies(draw: Random, setup: Setup) -> tuple[Setup, list[Fault]]:
         switch = when(draw, setup, -1, kind=FaultKind.SWITCH)
         switches.append(msgspec.structs.replace(switch, what=draw.choice([*PolicyName]).value))
     return setup, switches
+
+
+def _evaluated(draw: Random, setup: Setup) -> Setup:
+    """Returns the setup, in a third of all with evaluations, and a target that some runs reach."""
+    if draw.random() < 0.65:
+        return setup
+    return msgspec.structs.replace(
+        setup,
+        eval_every=draw.choice([1, 1, 2, 3]),
+        num_evaluated=draw.choice([1, 2, 5, 12]),
+        eval_target=draw.choice([0.0, 0.0, 0.0, 0.6]),
+    )
 
 
 def _longer(draw: Random, setup: Setup) -> Setup:

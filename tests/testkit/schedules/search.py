@@ -12,7 +12,15 @@ from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.schedules.schedule import Schedule, schedule
 from tests.testkit.schedules.weather import Weather
 
-PLAIN = {"done": 0, "bad": (), "is_large": False, "is_tied": False, "checkpoint_every": 0, "num_zones": 0}
+PLAIN = {
+    "done": 0,
+    "bad": (),
+    "is_large": False,
+    "is_tied": False,
+    "checkpoint_every": 0,
+    "num_zones": 0,
+    "is_slow": False,
+}
 """Plainer values that are tried for fields of a setup."""
 
 

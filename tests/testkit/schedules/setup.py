@@ -6,10 +6,14 @@ from random import Random
 
 import msgspec
 
-from planaria.job.settings import PolicyName, TrainSection, WhenNotFinite
+from planaria.job.registry import PolicyName
+from planaria.job.settings import EvalMetric, EvalSection, EvalTarget, TrainSection, WhenNotFinite
 from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.plan import Group, Redundancy, ScheduleKind
 from planaria.plan.settings import PlannerSettings
+
+SLOW_LAYER_S = 0.15
+"""Seconds that the state of a layer takes on slow links."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +39,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         num_zones: to which nodes are dealt out in turn; 0: nobody knows where they are.
         redundancy: what shadows compute, where they do.
         may_drop: the policy adaptive may leave samples out.
+        eval_every: steps between evaluations; 0: there are none.
+        num_evaluated: microbatches of each.
+        eval_target: accuracy that ends the run; 0: none does.
         may_restore: it may go back to a checkpoint where no replica is the last.
+        is_slow: links, so that beside a step the state of a layer or two has room.
     """
 
     num_layers: int
@@ -58,6 +66,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     redundancy: Redundancy = Redundancy.EAGER_LAZY
     may_drop: bool = False
     may_restore: bool = False
+    is_slow: bool = False
+    eval_every: int = 0
+    num_evaluated: int = 1
+    eval_target: float = 0.0
 
     def zone_of(self, node: int) -> str:
         return f"zone-{node % self.num_zones}" if self.num_zones else ""
@@ -65,6 +77,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def needed_nodes(self) -> int:
         return (self.fault_tolerance + 1) * self.min_nodes
+
+    @property
+    def evaluation(self) -> EvalSection:
+        target = EvalTarget(metric=EvalMetric.ACCURACY, value=self.eval_target) if self.eval_target else None
+        keeps = self.num_evaluated % 2 == 0
+        return EvalSection(every=self.eval_every, microbatches=self.num_evaluated, keep_best=keeps, stop_at=target)
 
     @property
     def train(self) -> TrainSection:
@@ -111,14 +129,15 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 optimizer_bytes=2 * size_bytes,
                 activation_bytes=100,
                 recompute_activation_bytes=50,
-                output_bytes=draw.choice([0, 100_000]),
+                output_bytes=draw.choice([0, 0 if self.is_slow else 100_000]),
             )
             for number in range(self.num_layers)
         )
         groups = [Group(layers=(number,), size_bytes=size_bytes) for number in range(self.num_layers)]
         if self.is_tied:
             groups.append(Group(layers=(0, self.num_layers - 1), size_bytes=size_bytes))
-        link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
+        rate = 3 * size_bytes / SLOW_LAYER_S if self.is_slow else 1e9
+        link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=rate)
         return ModelProfile(
             layers=layers,
             groups=tuple(groups),

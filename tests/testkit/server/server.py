@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.membership.admission import Admission
-from planaria.protocol.membership.failure_detector import TICK_S, Judge
+from planaria.protocol.membership.failure_detector import Judge
 from planaria.protocol.membership.liveness import Limits
 from planaria.protocol.messages.events import (
     Command,
@@ -32,6 +32,7 @@ from planaria.protocol.messages.journal import JournalEntry
 from planaria.protocol.messages.worker import Challenge, FromWorker, Hello, Stop, ToWorker
 from planaria.protocol.reception import Nonsense, Reception, Unwanted
 from planaria.protocol.run.replay import JournalState
+from planaria.protocol.thresholds import DETECTOR_TICK_S
 from tests.testkit.cluster.disk import DiskFull
 from tests.testkit.cluster.network import COORDINATOR, Network, Way
 from tests.testkit.server.wire import Wire
@@ -129,7 +130,7 @@ class Server(Reception[Connection]):
         self._is_dead = False
         self._timer = 0
         """Number of the timer that was set last."""
-        self._clock.after(TICK_S, self._look_at_the_clock)
+        self._clock.after(DETECTOR_TICK_S, self._look_at_the_clock)
 
     @property
     def is_dead(self) -> bool:
@@ -187,7 +188,7 @@ class Server(Reception[Connection]):
         if self._is_dead or self.finished is not None:
             return
         self._judge_all(self._clock.now)
-        self._clock.after(TICK_S, self._look_at_the_clock)
+        self._clock.after(DETECTOR_TICK_S, self._look_at_the_clock)
 
     # The machine
 

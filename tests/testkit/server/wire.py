@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from planaria.protocol.messages.plan_delta import Orders, difference
+from planaria.protocol.messages.plan_delta import Orders, encoded
 from planaria.protocol.messages.worker import Challenge, FromWorker, PlanMessage, ToWorker, decode_from_worker, encode
 
 
@@ -26,11 +26,10 @@ class Wire:
 
     def order(self, message: ToWorker | Challenge) -> Callable[[], ToWorker | Challenge]:
         """Encodes a message to a worker; returns what reads it when it arrives."""
-        before, update = self._last, None
+        data = encoded(message, self._last)
         if isinstance(message, PlanMessage):
             self._last = message
-            update = difference(before, message) if before is not None else None
-        return partial(self._ordered, encode(update or message), message)
+        return partial(self._ordered, data, message)
 
     def _ordered(self, data: bytes, sent: ToWorker | Challenge) -> ToWorker | Challenge:
         """Returns the message as it arrives. Raises ChangedOnTheWire."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from planaria.protocol.messages.worker import BEAT_S, Alive, Challenge, FromWorker, Notice, Proof, Pulse, Returned
+from planaria.protocol.thresholds import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
-from planaria.protocol.worker.session import FIRST_PAUSE_S, LONGEST_PAUSE_S, WorkerSession
+from planaria.protocol.worker.session import WorkerSession
 
 if TYPE_CHECKING:
     from tests.testkit.cluster.cluster import Cluster

@@ -9,9 +9,10 @@ from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import WorkerId
 from planaria.plan.program.instructions import Instruction, Op
 from planaria.protocol.messages.worker import OutOfMemory
+from planaria.protocol.worker.sums import Piece
 from tests.testkit.cluster.clock import Clock
 from tests.testkit.schedules.weather import Weather
-from tests.testkit.worker.interpreter import Interpreter
+from tests.testkit.worker.interpreter import Interpreter, Part
 
 NOISE = 0.05
 """Share by which computing differs, to either side, from the profile, where it is as the profile says at all."""
@@ -60,11 +61,12 @@ class Device:
                 seconds += times.split_s
         return seconds if self._weather.is_exact else seconds * self._clock.random.uniform(1 - NOISE, 1 + NOISE)
 
-    def sum_s(self, group: int, num_parts: int) -> float:
-        """Returns the seconds of adding up so many parts of a sum."""
+    def sum_s(self, piece: Piece[Part]) -> float:
+        """Returns the seconds of a piece of a sum: those of adding up its parts."""
         if not self._weather.is_exact:
             return self._clock.vary(self._weather.compute_s / 10)
-        return max(0, num_parts - 1) * self._profile.groups[group].size_bytes * self._profile.step.sum_s_per_byte
+        size = self._profile.groups[piece.group].size_bytes * piece.sum.slices.share(piece.about)
+        return max(0, piece.num_parts - 1) * size * self._profile.step.sum_s_per_byte
 
     def apply_s(self, groups: Collection[int]) -> float:
         """Returns the seconds of the optimizer's step."""

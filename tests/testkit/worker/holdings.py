@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from planaria.plan.plan import Group
+from planaria.protocol.messages.worker import Score
 from planaria.protocol.worker.holdings import HeldState
 from planaria.protocol.worker.progress import Work
 from tests.testkit.promises.symbols import Algebra, Symbol
@@ -102,6 +103,16 @@ class Layers:
             return value, None
         assert batch is not None, "no labels for the loss"
         return value, self._algebra.loss(step, work[0], value)
+
+    def evaluate(
+        self, step: int, work: Work, layer: int, inputs: Symbol, batch: Symbol | None
+    ) -> tuple[Symbol, Score | None]:
+        parameters = hash(tuple([replica.state for replica in self._bound[layer]]))
+        value = self._algebra.forward(parameters, inputs, 0, work[0], layer)
+        if layer + 1 < self._algebra.num_layers:
+            return value, None
+        assert batch is not None, "no labels for the loss"
+        return value, self._algebra.score(value)
 
     def backward(self, step: int, work: Work, layer: int, gradients: Symbol, *, counted: bool) -> Symbol:
         given = self.backward_input(step, work, layer, gradients)

@@ -5,15 +5,17 @@ When things happen, how long they take and who waits is the worker's business (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 from planaria.plan.plan import WorkerId
 from planaria.plan.program.instructions import Instruction, Op
+from planaria.plan.sum_slices import Slices
 from planaria.protocol.messages.worker import Commit
 from planaria.protocol.worker.mail import Key, Kind, Mail, MailStore, Ways
 from planaria.protocol.worker.step_work import StepWork
-from planaria.protocol.worker.sums import Sums
+from planaria.protocol.worker.sums import Sum, Sums
 from tests.testkit.promises.symbols import Algebra, Symbol
 from tests.testkit.worker.holdings import Accumulator, Holdings
 
@@ -22,6 +24,9 @@ Read = Callable[[], Any]
 
 Part = Symbol | Accumulator
 """A part of a sum: as it arrived, or where it lies in the memory of the host."""
+
+Totals = dict[WorkerId, Symbol]
+"""A group's gradient: slice -> its total."""
 
 
 class WatchedMail(Mail[Any]):
@@ -42,11 +47,11 @@ class WatchedMail(Mail[Any]):
 
 
 class SymbolSums(Sums[Accumulator, Read, Part]):
-    """The sums of one worker, in symbols.
+    """The sums of one worker, in symbols: each slice of a group has the whole sum as its total.
 
     Args:
         algebra: what norms are.
-        is_on_this_host: whether a peer reads sums in place.
+        host_of: worker -> whose memory it shares.
     """
 
     def __init__(
@@ -56,29 +61,64 @@ class SymbolSums(Sums[Accumulator, Read, Part]):
         ways: Ways[Read],
         mail: MailStore[Any],
         algebra: Algebra,
-        is_on_this_host: Callable[[WorkerId], bool],
+        host_of: Callable[[WorkerId], Hashable],
     ) -> None:
         super().__init__(worker, holdings, ways, mail)
         self._algebra = algebra
-        self._is_on_this_host = is_on_this_host
+        self._hosts = host_of
+        self._totals: dict[int, Totals] = defaultdict(dict)
+
+    def _host_of(self, worker: WorkerId) -> Hashable:
+        return self._hosts(worker)
 
     def _own(self, accumulator: Accumulator) -> Part:
         return accumulator
 
-    def _parcel(self, owner: WorkerId, accumulator: Accumulator | None) -> tuple[str, Read]:
-        if accumulator is None:
-            return Kind.SUM, lambda: (None,)
-        if self._is_on_this_host(owner):
-            return Kind.SHARED_SUM, lambda: (accumulator,)
-        return Kind.SUM, lambda: (accumulator.total,)
+    def _place(self, accumulator: Accumulator | None) -> Read:
+        return lambda: (accumulator,)
 
-    def _part(self, kind: str, owner: WorkerId, group: int, sent: tuple[Part | None]) -> tuple[Part | None] | None:
+    def _part_at(self, owner: WorkerId, group: int, sent: tuple[Part | None]) -> tuple[Part | None] | None:
         return sent
 
-    def _add_up(self, group: int, parts: Sequence[Part], *, with_norm: bool) -> float:
-        total = sum(part.total if isinstance(part, Accumulator) else part for part in parts)
-        self._holdings.replicas[group].gradient = total
-        return self._algebra.norm(total)
+    def _encoded(self, group: int, about: WorkerId, slices: Slices, parts: Sequence[Part]) -> Read:
+        total = _sum(parts) if parts else None
+        return lambda: (total,)
+
+    def _came(self, sent: tuple[Part | None]) -> Part | None:
+        return sent[0]
+
+    def _add_up(self, group: int, slices: Slices, in_place: Sequence[Part], came: Sequence[Part]) -> None:
+        self._totals[group][self._worker] = _sum([*in_place, *came])
+
+    def _total(self, group: int, about: WorkerId, slices: Slices) -> Read:
+        totals = self._totals[group]
+        return lambda: (totals[about],)
+
+    def _total_place(self, group: int) -> Read:
+        totals = self._totals[group]
+        return lambda: (totals,)
+
+    def _take(self, group: int, about: WorkerId, slices: Slices, sent: tuple[Symbol]) -> None:
+        self._totals[group][about] = sent[0]
+
+    def _take_from(self, group: int, about: WorkerId, slices: Slices, owner: WorkerId, sent: tuple[Totals]) -> bool:
+        self._totals[group][about] = sent[0][about]
+        return True
+
+    def _norm(self, group: int) -> float:
+        gradient = self._holdings.replicas[group].gradient
+        assert gradient is not None
+        return self._algebra.norm(gradient)
+
+    def _finish(self, group: int, pending: Sum[Part]) -> None:
+        totals = [self._totals[group][owner] for owner in pending.slices.owners]
+        # Slices that differ are of sums that differ: one was begun anew while another owner still read the old one.
+        self._holdings.replicas[group].gradient = totals[0] if len(set(totals)) == 1 else hash(tuple(totals))
+        super()._finish(group, pending)
+
+
+def _sum(parts: Sequence[Part]) -> Symbol:
+    return sum(part.total if isinstance(part, Accumulator) else part for part in parts)
 
 
 class Interpreter(StepWork[Symbol, Symbol]):
@@ -90,7 +130,7 @@ class Interpreter(StepWork[Symbol, Symbol]):
         holdings: the worker's.
         mail: the worker's.
         ways: to its peers.
-        is_on_this_host: whether a peer reads sums in place.
+        host_of: worker -> whose memory it shares.
     """
 
     def __init__(
@@ -100,9 +140,9 @@ class Interpreter(StepWork[Symbol, Symbol]):
         holdings: Holdings,
         mail: WatchedMail,
         ways: Ways[Read],
-        is_on_this_host: Callable[[WorkerId], bool],
+        host_of: Callable[[WorkerId], Hashable],
     ) -> None:
-        self.sums = SymbolSums(worker, holdings, ways, mail, algebra, is_on_this_host)
+        self.sums = SymbolSums(worker, holdings, ways, mail, algebra, host_of)
         super().__init__(worker, algebra.num_layers, holdings, holdings.compute, self.sums, mail, 0)
         self._algebra = algebra
         self._letters = mail
@@ -118,7 +158,7 @@ class Interpreter(StepWork[Symbol, Symbol]):
     def is_ready(self, instruction: Instruction) -> bool:
         """Returns whether what a receipt or a vote waits for is here."""
         if instruction.op is Op.VOTE:
-            return self.sums.is_whole()
+            return self.plan.evaluation is not None or self.sums.is_whole()
         kind = Kind.ACTIVATION if instruction.op is Op.RECV_ACTIVATION else Kind.GRADIENT
         return self._letters.has_come(self._key(kind, instruction.peer, instruction))
 
@@ -131,6 +171,8 @@ class Interpreter(StepWork[Symbol, Symbol]):
         self.progress.finish()
 
     def _batch(self, microbatch: int) -> Symbol:
+        if self.plan.evaluation is not None:
+            return self._algebra.held_out(microbatch)
         return self._algebra.batch(self.step, microbatch)
 
     def _inputs(self, batch: Symbol) -> Symbol:

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 from planaria.plan.costs.model_profile import LinkCost
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.worker import CutOff
+from planaria.protocol.thresholds import CUT_OFF_S
 from planaria.protocol.worker.mail import Key, Kind
-from planaria.protocol.worker.session import CUT_OFF_S
+from planaria.protocol.worker.sums import read_share
 from tests.testkit.cluster.network import Way
 from tests.testkit.worker.interpreter import Read
 
 if TYPE_CHECKING:
     from tests.testkit.cluster.cluster import Cluster
     from tests.testkit.worker.worker import Worker
-
-_SUMS = (Kind.SUM, Kind.SHARED_SUM)
 
 ANY = ""
 """A message of whatever kind."""
@@ -57,15 +56,24 @@ class Transport:
             way = self._ways[peer] = self._cluster.way(self._worker.node, peer)
         takes_s = self._takes_s(peer, key, size_bytes) if self._cluster.weather.is_exact else None
         payload = _Payload(read)
-        way.send(partial(self._deliver, way, peer, key, payload.get), takes_s, payload.leave)
+        way.send(
+            partial(self._deliver, way, peer, key, payload.get, self._read_bytes(peer, key)), takes_s, payload.leave
+        )
 
     def _takes_s(self, peer: WorkerId, key: Key, size_bytes: int | None) -> float:
-        """Returns seconds on the link; a sum's part is read when it is told of."""
-        if key.kind in _SUMS:
-            return 0.0
+        """Returns seconds on the link; of a sum's part, until it can be read."""
+        if key.kind in Kind.SUMS:
+            return self._link(peer).latency_s
         if size_bytes is None:
             size_bytes = self._cluster.profile.layers[key.layer - 1].output_bytes
         return self._link(peer).time_s(size_bytes)
+
+    def _read_bytes(self, peer: WorkerId, key: Key) -> float:
+        """Returns the bytes that a peer reads of a sum's part."""
+        if key.kind not in Kind.SUMS:
+            return 0.0
+        share = read_share(key, peer, self._worker.interpreter.sums.slices(key.item))
+        return share * self._cluster.profile.groups[key.item].size_bytes
 
     def _link(self, peer: WorkerId) -> LinkCost:
         same_node = self._cluster.workers[peer].node == self._worker.node
@@ -81,21 +89,21 @@ class Transport:
         for way in self._ways.values():
             way.is_stuck = True
 
-    def _deliver(self, way: Way, peer: WorkerId, key: Key, read: Read) -> None:
+    def _deliver(self, way: Way, peer: WorkerId, key: Key, read: Read, read_bytes: float) -> None:
         target = self._cluster.workers[peer]
         if not target.is_over:
             payload, is_damaged = read(), self._damages(key)
-            if key.kind in _SUMS and payload != (None,) and self._cluster.weather.is_exact:
-                target.transport.hear(self._worker.number, key, payload, is_damaged=is_damaged)
+            if key.kind in Kind.SUMS and payload != (None,) and self._cluster.weather.is_exact:
+                target.transport.hear(self._worker.number, key, payload, read_bytes, is_damaged=is_damaged)
             else:
                 target.receive(key, payload, is_damaged=is_damaged)
         elif not self._cluster.is_dark(target.node):
             way.is_stuck = True
             self._clock.after(CUT_OFF_S, partial(self._complain_of, way, peer))
 
-    def hear(self, peer: WorkerId, key: Key, payload: Any, *, is_damaged: bool) -> None:
+    def hear(self, peer: WorkerId, key: Key, payload: Any, read_bytes: float, *, is_damaged: bool) -> None:
         """Schedules the reading of a sum's part: one after another, whichever worker it is of."""
-        seconds = self._link(peer).time_s(self._cluster.profile.groups[key.item].size_bytes)
+        seconds = read_bytes / self._link(peer).bandwidth_bytes_per_s
         self._read_at = max(self._read_at, self._clock.now) + seconds
         self._clock.at(self._read_at, partial(self._read, key, payload, is_damaged=is_damaged))
 

@@ -87,7 +87,7 @@ class Worker(WorkerExecutor):
             self.holdings,
             self.mail,
             self.transport,
-            lambda peer: cluster.weather.is_one_host,
+            lambda peer: 0 if cluster.weather.is_one_host else cluster.workers[peer].node,
         )
         super().__init__(number, self.holdings, self.moves, self.interpreter, self.mail, self.transport, self.control)
         self._then: Callable[[], None] | None = None
@@ -238,6 +238,8 @@ class Worker(WorkerExecutor):
             return self._misbehave()
         if instruction.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT, Op.VOTE):
             return self._take_or_add_up(instruction)
+        if not self.interpreter.progress.has_sends and self._adds_up():
+            return True
         self._activity, self._waits_for = Activity.COMPUTING, -1
         if instruction.op in COMPUTING:
             seconds = self.device.begin(instruction, self.slowness)
@@ -280,13 +282,16 @@ class Worker(WorkerExecutor):
         return self._add_up_or_wait(self.interpreter.awaited(instruction))
 
     def _add_up_or_wait(self, awaited: WorkerId | None) -> bool:
-        found = self.interpreter.sums.collect()
-        if found is None:
-            return self._wait(awaited)
+        return self._adds_up() or self._wait(awaited)
+
+    def _adds_up(self) -> bool:
+        """Does a piece of a sum; returns False when there is none that needs not wait."""
+        piece = self.interpreter.sums.next_piece()
+        if piece is None:
+            return False
         self._activity, self._waits_for = Activity.WAITING, -1
-        group, pending = found
-        seconds = self.device.sum_s(group, len(pending.parts)) * self.slowness
-        self._sleep_for(seconds, partial(self.interpreter.sums.finish, group, pending))
+        seconds = self.device.sum_s(piece) * self.slowness
+        self._sleep_for(seconds, partial(self.interpreter.sums.do, piece))
         return True
 
     # Commands of its machine

@@ -91,7 +91,7 @@ def refused(result: Result) -> str:
     return lines[0]
 
 
-def test_help_and_version() -> None:
+def test_help_and_version_are_shown() -> None:
     assert run("--version").output == f"planaria {planaria.__version__}\n"
     assert "train" in run("--help").output
     assert run().output == run("--help").output
@@ -111,7 +111,9 @@ def test_an_agent_needs_a_token_and_an_address(place: Path, monkeypatch: pytest.
     assert "chmod 600" in refused(run("agent", "--coordinator", "host:1", "--token-file", "token"))
 
 
-def test_a_token_for_training(training: Training, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_for_training_is_read_from_file_or_environment(
+    training: Training, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file is stronger than the environment; without either, a new one is made."""
     monkeypatch.delenv("PLANARIA_TOKEN", raising=False)
     assert run("train", "mine.toml").exit_code == 0
@@ -173,7 +175,7 @@ def test_the_public_names_are_lazy() -> None:
     ("status", "code"),
     [("completed", 0), ("stopped", 0), ("failed", 1), ("exhausted", 3), ("interrupted", 130)],
 )
-def test_exit_codes(place: Path, training: Training, status: str, code: int) -> None:
+def test_each_ending_has_its_exit_code(place: Path, training: Training, status: str, code: int) -> None:
     training.status = RunStatus(status)
     assert run("train", "mine.toml").exit_code == code
 
@@ -206,7 +208,7 @@ def test_one_process_at_a_time_writes_a_run_folder(
     assert run("train", "mine.toml", "--resume").exit_code == 0
 
 
-def test_a_command_that_does_not_exist() -> None:
+def test_a_command_that_does_not_exist_is_refused() -> None:
     assert refused(run("statu")).endswith("there is no command 'statu'. Did you mean status?")
     assert "There are train, agent, plan, " in refused(run("go"))
 
@@ -248,7 +250,7 @@ def test_other_exceptions_keep_their_traceback(place: Path, training: Training) 
     assert result.exit_code == 1
 
 
-def test_ctrl_c_before_training(place: Path, training: Training) -> None:
+def test_ctrl_c_before_training_ends_with_130(place: Path, training: Training) -> None:
     training.error = KeyboardInterrupt()  # type: ignore[assignment]
     assert run("train", "mine.toml").exit_code == 130
 

@@ -134,11 +134,11 @@ def test_mistakes_are_one_line(arguments: list[str], said: str) -> None:
 @pytest.mark.parametrize(
     ("devices", "counts"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8)), (9, (1, 2, 4, 8, 9))]
 )
-def test_device_counts(devices: int, counts: tuple[int, ...]) -> None:
+def test_device_counts_are_powers_of_two_and_all_of_a_nodes(devices: int, counts: tuple[int, ...]) -> None:
     assert device_counts(devices) == counts
 
 
-def test_no_torch_without_a_measurement() -> None:
+def test_without_a_measurement_no_torch_is_loaded() -> None:
     code = (
         "import sys; from click.testing import CliRunner; from planaria.ui.cli.main import cli\n"
         "for arguments in (['--list'], ['--preset', 'vgg-19', '--device', 't4', '-o', 'x', '--calibrate', '1'],"

@@ -148,7 +148,7 @@ def test_a_sweep_shows_each_scenario(scenario: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
-def test_pictures(scenario: Path, tmp_path: Path, ending: str) -> None:
+def test_a_picture_of_runs_is_written(scenario: Path, tmp_path: Path, ending: str) -> None:
     target = tmp_path / f"p.{ending}"
     result = run(scenario, "--plot", target)
     assert result.exit_code == 0, result.output

@@ -37,7 +37,7 @@ def status(folder: RunFolder) -> tuple[str, dict[str, object]]:
     return text.removeprefix(f"{folder.path}: "), msgspec.json.decode(live.status(folder.path, as_json=True))
 
 
-def test_its_beginning(folder: RunFolder) -> None:
+def test_a_run_that_begins_says_so(folder: RunFolder) -> None:
     with claimed(folder.claim):
         say(folder.claim, "starting: the data are read")
         text, state = status(folder)
@@ -53,7 +53,7 @@ def test_its_beginning_when_it_goes_on(folder: RunFolder) -> None:
         assert status(folder)[0] == "starting, step 1 of 3"
 
 
-def test_its_end(folder: RunFolder) -> None:
+def test_a_run_that_is_over_says_how(folder: RunFolder) -> None:
     record(folder, len(short_run()))
     text, state = status(folder)
     assert text.splitlines()[0].startswith("completed: 3 of 3 steps, loss 2.5000, 2 nodes live, 1 recovery")

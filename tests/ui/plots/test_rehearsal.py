@@ -36,7 +36,8 @@ def shown(
 
 def test_what_happens_is_a_line_and_figures_come_now_and_then() -> None:
     lines = shown([*short_run()[:-1], *(committed(step) for step in range(4, 20))])
-    assert lines[0].startswith("plan 1: [0-3|4-7] [0-7]")
+    assert lines[0] == "plan 1: 120 ms a step expected"
+    assert [line.split() for line in lines[2:4]] == [["0", "3", "0,", "1", "0-3", "|", "4-7"], ["1", "1", "2", "0-7"]]
     assert "step 2: node 1 lost (connection closed, seen after 8 ms), 2 nodes live" in lines
     assert not any("checkpoint" in line for line in lines)
     assert not any("joined" in line for line in lines)
@@ -69,7 +70,7 @@ def test_a_line_is_written_in_one_piece_so_that_threads_do_not_mix_theirs() -> N
     assert all(piece.endswith("\n") for piece in stream.pieces)
 
 
-def test_by_steps() -> None:
+def test_a_script_by_steps_is_told_in_steps() -> None:
     lines = shown([*short_run(), committed(9)], clock=Clock.STEPS)
     assert lines[-1].startswith("step 6.")
     assert lines[-1].endswith("of 90: node 1 (b) is killed")

@@ -24,7 +24,7 @@ class LayerTimes(Part, frozen=True, kw_only=True):
 
     Attributes:
         num_devices: that share the stage.
-        forward_s: the forward.
+        forward_s: seconds of the forward.
         backward_input_s: the part of the backward that gives the gradient of the layer's input.
         backward_weight_s: the part that gives the gradients of its parameters.
         split_s: by how much longer the two parts take apart than the backward that does both at once.
@@ -48,13 +48,14 @@ class LayerCost(Part, frozen=True, kw_only=True):
         name: the layer's name, as the model calls it.
         times: by number of devices, ascending; every layer of a profile has the same numbers.
         parameter_bytes: its parameters, tied ones included.
-        gradient_bytes: its gradients: accumulators and sums.
+        gradient_bytes: its gradients: the sum, as large as the parameters, and the rest for what is counted.
         optimizer_bytes: the optimizer's state.
         activation_bytes: kept for one microbatch from its forward until its backward.
         recompute_activation_bytes: kept instead where the backward recomputes the forward.
         output_bytes: what it passes on.
         workspace_bytes: needed beside all that while the layer runs: gradients before they are added, what kernels
             allocate, and the allocator's holes.
+        copy_bytes: copies of weights in bfloat16, made once a step for all its microbatches.
     """
 
     name: str
@@ -66,6 +67,7 @@ class LayerCost(Part, frozen=True, kw_only=True):
     recompute_activation_bytes: int
     output_bytes: int
     workspace_bytes: int = 0
+    copy_bytes: int = 0
 
     def on(self, num_devices: int) -> LayerTimes:
         """Returns the layer's times on a stage of `num_devices` devices.
@@ -94,11 +96,24 @@ class LinkCost(Part, frozen=True, kw_only=True):
         return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
 
 
-class Links(Part, frozen=True, kw_only=True):
-    """Costs of the links between two stages, or two owners of a layer."""
+class Links(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """Costs of the links between two stages, or two owners of a layer, by class.
+
+    Attributes:
+        within_node: between devices of a node, or nodes of one host.
+        between_nodes: between nodes of one zone, and wherever no zones are known.
+        across_zones: between nodes of two zones; None: as within one.
+    """
 
     within_node: LinkCost
     between_nodes: LinkCost
+    across_zones: LinkCost | None = None
+
+    @property
+    def classes(self) -> dict[str, LinkCost]:
+        """The classes that are told apart, by name."""
+        named = {"within_node": self.within_node, "between_nodes": self.between_nodes}
+        return named if self.across_zones is None else {**named, "across_zones": self.across_zones}
 
     def of(self, *, same_node: bool) -> LinkCost:
         return self.within_node if same_node else self.between_nodes
@@ -113,7 +128,8 @@ class DeviceKind(Part, frozen=True, kw_only=True):
         process_bytes: of them, taken by a process that trains nothing yet.
         allocator_overhead: what the allocator holds for activations beyond what it is asked for, as a share of it,
             where forwards and backwards alternate.
-        is_host: it computes in the host's memory, so there is no other to move anything to.
+        is_host: it computes in the host's memory, so there is no other to move anything to, and owners on one host read
+            each other's gradients in place.
     """
 
     name: str
@@ -173,16 +189,6 @@ class ModelProfile(Part, frozen=True, kw_only=True, dict=True, cache_hash=True):
     def device_counts(self) -> tuple[int, ...]:
         """The numbers of devices that a stage may have, ascending."""
         return tuple(times.num_devices for times in self.layers[0].times)
-
-    @cached_property
-    def group_state_bytes(self) -> tuple[int, ...]:
-        """For each group, bytes of its parameters, gradients and optimizer state: in the proportion of its first
-        layer's."""
-        sizes = []
-        for group in self.groups:
-            layer = self.layers[group.layers[0]]
-            sizes.append(round(group.size_bytes * layer.state_bytes / layer.parameter_bytes) if group.size_bytes else 0)
-        return tuple(sizes)
 
     def recomputed(self) -> ModelProfile:
         """Returns the profile of a run whose backwards recompute the forward (activation checkpointing by layer)."""

@@ -17,25 +17,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
-from planaria.plan.compiled import Kernel, Numbers, Work
+from planaria.plan.compiled import Kernel, Numbers, Work, numba_is_loaded
+from planaria.plan.costs.byte_counts import message_bytes
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.stage_costs import PipelineCost
 from planaria.plan.plan import NodeId, PlanError, ScheduleKind
+from planaria.plan.thresholds import INTERPRETED_EVENTS_PER_S
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Times = npt.NDArray[np.float64]
 """Seconds of a pipeline's step with 1, 2, ... microbatches; not falling."""
-
-
-INTERPRETED_EVENTS_PER_S = 5e6
-"""Events that interpreted loops simulate in a second: forwards and backwards of one microbatch on one stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +42,7 @@ class Chain:
 
     Attributes:
         forward_s: of each stage, for one microbatch.
-        backward_s: the same, whole.
+        backward_s: seconds of each stage's whole backward.
         link_s: of each boundary between stages, one message either way.
         schedule: order of forwards and backwards.
         overlap: whether messages travel beside the sender's compute.
@@ -69,7 +67,7 @@ class Chain:
 
 
 def charged(forward_s: Floats, backward_s: Floats, link_s: Floats, *, overlap: bool) -> tuple[Floats, Floats, Floats]:
-    """The chains (one a row) with messages charged to links (overlap) or to their senders' compute.
+    """Returns the chains (one a row) with messages charged to links (overlap) or to their senders' compute.
 
     A sender that waits for its message is one whose compute is longer by it, and whose messages take no time.
     """
@@ -107,7 +105,7 @@ def times_s(
     work: Work | None = None,
     before: Before | None = None,
 ) -> Floats:
-    """Seconds of many chains with equally many stages, one a row.
+    """Returns the seconds of many chains with equally many stages, one a row.
 
     Args:
         forward_s: chains x stages.
@@ -115,23 +113,29 @@ def times_s(
         link_s: chains x (stages - 1).
         num_microbatches: of one step, at least 1.
         schedule: order of forwards and backwards.
-        work: that this is part of.
+        work: that this is part of; None: too little to load numba for.
         before: what comes before their first stages; None: nothing.
     """
     chains, stages = forward_s.shape
-    ahead = np.array([schedule.forwards_ahead(stages - 1 - s, num_microbatches) for s in range(stages)], dtype=np.int64)
+    ahead = _ahead(schedule, stages, num_microbatches)
     nothing = np.zeros(chains)
     before = before or Before(nothing, nothing, nothing, num_microbatches)
-    work = work or Work()
-    work.add(2.0 * chains * stages * num_microbatches / INTERPRETED_EVENTS_PER_S)
+    if work is not None:
+        work.add(2.0 * chains * stages * num_microbatches / INTERPRETED_EVENTS_PER_S)
     times, clocks, left = np.empty(chains), np.empty((3, stages)), np.empty(num_microbatches)
     arrived = np.empty((stages + 1) * num_microbatches)
     links = np.concatenate([link_s, nothing[:, None]], axis=1)  # of the last stage: nobody waits for its message
-    STEP_TIMES.form(compiled=work.compiled)(
+    STEP_TIMES.form(compiled=numba_is_loaded() if work is None else work.compiled)(
         forward_s, backward_s, links, ahead, num_microbatches, before.fill_s, before.drain_s, before.loop_s,
         before.lead, times, clocks, arrived, left,
     )  # fmt: skip
     return times
+
+
+@lru_cache(maxsize=1024)
+def _ahead(schedule: ScheduleKind, stages: int, num_microbatches: int) -> Ints:
+    """Returns how many forwards each stage runs ahead."""
+    return np.array([schedule.forwards_ahead(stages - 1 - s, num_microbatches) for s in range(stages)], dtype=np.int64)
 
 
 def _step_times(
@@ -228,7 +232,7 @@ class Template:
         return self.cost.time_s(num_microbatches)
 
     def stages_of(self, node: int) -> tuple[TemplateStage, ...]:
-        """The stages on the template's node `node`."""
+        """Returns the stages on the template's node `node`."""
         return tuple(stage for stage in self.stages if stage.node == node)
 
 
@@ -295,8 +299,7 @@ class TemplateSlowdown:
         self._messages = np.zeros(len(stages))
         for at in range(1, len(stages)):
             link = profile.links.of(same_node=stages[at].node == stages[at - 1].node)
-            size = profile.layers[stages[at].first_layer - 1].output_bytes
-            self._messages[at - 1 : at + 1] += link.time_s(size)
+            self._messages[at - 1 : at + 1] += link.time_s(message_bytes(profile, stages[at].first_layer))
         node_of = np.array([stage.node for stage in stages])
         busiest = [float(self._compute[node_of == node].max()) for node in range(template.num_nodes)]
         in_all = [float(self._compute[node_of == node].sum()) for node in range(template.num_nodes)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from planaria.plan.costs.model_profile import FORMAT, LayerCost, LayerTimes, LinkCost, ModelProfile
+from planaria.plan.costs.model_profile import FORMAT, LayerCost, LayerTimes, ModelProfile
 from planaria.plan.plan import Group, PlanError
 
 _BYTES = (
@@ -25,6 +25,7 @@ _BYTES = (
     "recompute_activation_bytes",
     "output_bytes",
     "workspace_bytes",
+    "copy_bytes",
 )
 _MOST_BYTES = 1 << 53
 """Largest bytes of one layer (9 petabytes), so that sums of hundreds of layers fit the planner's 64-bit numbers."""
@@ -188,8 +189,7 @@ def _check_groups(profile: ModelProfile) -> None:
 
 def _check_rest(profile: ModelProfile) -> None:
     """Checks the costs of links, the device and the step."""
-    for name in ("within_node", "between_nodes"):
-        link: LinkCost = getattr(profile.links, name)
+    for name, link in profile.links.classes.items():
         if not math.isfinite(link.latency_s) or link.latency_s < 0:
             raise PlanError(f"links.{name}.latency_s is {link.latency_s}; seconds are 0 or more. {_CORRECT}")
         if not math.isfinite(link.bandwidth_bytes_per_s) or link.bandwidth_bytes_per_s <= 0:
@@ -217,13 +217,14 @@ def _check_fits(profile: ModelProfile) -> None:
         return
     count = profile.device_counts[-1]
     for number, layer in enumerate(profile.layers):
-        shared = layer.state_bytes + layer.activation_bytes + layer.workspace_bytes
+        shared = layer.state_bytes + layer.copy_bytes + layer.activation_bytes + layer.workspace_bytes
         needed = profile.device.process_bytes + -(-shared // count)
         if needed > memory:
             share = f"even its share on {count} devices" if count > 1 else "its state and one microbatch"
             raise PlanError(
                 f"{_of(number, layer)}: {share} needs {needed} bytes (state_bytes {layer.state_bytes}, "
-                f"activation_bytes {layer.activation_bytes}, workspace_bytes {layer.workspace_bytes}), and "
+                f"copy_bytes {layer.copy_bytes}, activation_bytes {layer.activation_bytes}, "
+                f"workspace_bytes {layer.workspace_bytes}), and "
                 f"{profile.device.name or 'a device'} has device.memory_bytes {memory}. "
                 "Use a smaller microbatch, cut the layer into smaller ones, or add times on more devices."
             )
@@ -262,7 +263,7 @@ def _check_group_fields(groups: object) -> None:
 
 
 def _explained(message: str, raw: dict[str, Any]) -> str:
-    """msgspec's "what - at `$.layers[3].times[0].forward_s`" with the layer's name and the value."""
+    """Returns msgspec's "what - at `$.layers[3].times[0].forward_s`" with the layer's name and the value."""
     what, _, path = message.partition(" - at `$")
     steps: list[str | int] = [
         int(index) if index else name for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path.removesuffix("`"))

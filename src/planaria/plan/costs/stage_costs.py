@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
+from planaria.plan.costs.byte_counts import held_bytes, message_bytes
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import ScheduleKind
 
@@ -54,9 +55,10 @@ class StageCosts:
             for d in profile.device_counts
         }
         self._activations = tuple(accumulate((c.activation_bytes for c in profile.layers), initial=0))
-        own = [0] * profile.num_layers
+        own = [layer.copy_bytes for layer in profile.layers]
         self._tied: list[tuple[tuple[int, ...], int]] = []
-        for group, state_bytes in zip(profile.groups, profile.group_state_bytes, strict=True):
+        for group in profile.groups:
+            state_bytes = sum(held_bytes(profile, group))
             if len(group.layers) == 1:
                 own[group.layers[0]] += state_bytes
             else:
@@ -81,7 +83,7 @@ class StageCosts:
         if boundary <= 0 or boundary >= self._profile.num_layers:
             return 0.0
         link = self._profile.links.of(same_node=same_node)
-        return link.time_s(self._profile.layers[boundary - 1].output_bytes)
+        return link.time_s(message_bytes(self._profile, boundary))
 
     def period_s(self, first: int, end: int) -> float:
         """Returns the period that the stage [first, end) on one device imposes on its pipeline, between nodes.
@@ -93,7 +95,10 @@ class StageCosts:
         return self.compute_s(first, end) + self.link_s(first) + self.link_s(end)
 
     def state_bytes(self, first: int, end: int, num_devices: int = 1) -> int:
-        """Returns the state bytes per device of a stage with layers [first, end); a tied group counts once."""
+        """Returns the bytes per device of the state, and of copies of weights, of a stage with layers [first, end).
+
+        A tied group counts once.
+        """
         tied = sum(size for layers, size in self._tied if any(first <= layer < end for layer in layers))
         return -(-(self._own[end] - self._own[first] + tied) // num_devices)
 

@@ -18,7 +18,7 @@ class RouteHop(msgspec.Struct, frozen=True, kw_only=True):
         worker: the worker that does it.
         place: of the hop in its route, from 0.
         hops_after: hops of the route above this one.
-        born: the route's.
+        born: the generation in which the route was made.
         first_layer: lowest layer that runs forward.
         low_layer: lowest layer that runs backward; end_layer where none does.
         end_layer: one above the highest.
@@ -98,7 +98,7 @@ def route_hops(
     """Returns the hops of a route, merged.
 
     Args:
-        route: whose.
+        route: the route.
         split: whether backwards are split, where an input's gradient goes on to another worker and weights count.
         keeps_sent: whether what is sent is kept.
         redundant_backwards: of each hop, the worker that runs its backwards once more, or none; empty: nobody does.

@@ -64,7 +64,7 @@ class Instruction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         born: generation in which the microbatch's route was made.
         first_layer: with end_layer, the layers that a forward or (whole or split) backward runs, lowest included,
             end excluded. For a send or receive it is the boundary: the layer that consumes the activation.
-        end_layer: see first_layer.
+        end_layer: end of the layers, exclusive; see first_layer.
         counted: of a backward, the layers whose gradients are accumulated, ascending.
         keeps: of a forward, whether a backward will follow for at least one of its layers; of a send, whether what is
             sent stays here as well, because it may have to be sent again.
@@ -153,17 +153,19 @@ def _input_gradient(hop: RouteHop, microbatch: int, *, by_layer: bool) -> Iterat
     if not hop.is_done:
         if hop.above is not None:
             yield _message(hop, Op.RECV_GRADIENT, microbatch, hop.end_layer, hop.above)
-        ranges = [(hop.low_layer, hop.end_layer)]
+        counted = () if hop.has_weight else tuple([layer for layer in hop.counted if layer >= hop.low_layer])
+        ranges = [(hop.low_layer, hop.end_layer, counted)]
         if by_layer and not hop.has_weight:
-            ranges = [(layer, layer + 1) for layer in reversed(range(hop.low_layer, hop.end_layer))]
-        for first, end in ranges:
+            counts, layers = {*counted}, reversed(range(hop.low_layer, hop.end_layer))
+            ranges = [(layer, layer + 1, (layer,) if layer in counts else ()) for layer in layers]
+        for first, end, own in ranges:
             yield Instruction(
                 op=Op.BACKWARD_INPUT if hop.has_weight else Op.BACKWARD,
                 microbatch=microbatch,
                 born=hop.born,
                 first_layer=first,
                 end_layer=end,
-                counted=() if hop.has_weight else tuple(layer for layer in hop.counted if first <= layer < end),
+                counted=own,
             )
     yield from _sent(hop, Op.SEND_GRADIENT, microbatch, hop.low_layer, hop.gradient_to)
     yield from _sent(hop, Op.SEND_GRADIENT, microbatch, hop.low_layer, hop.copy_to)

@@ -19,7 +19,7 @@ class CutOrder:
     """A worker's units of work in order, and which of them are cut.
 
     Attributes:
-        units: all.
+        units: all units of the worker.
         end: of those before the weights' gradients that are left when all else is done: these go layer by layer.
         own_end: of its own; after them comes only what it shadows.
         cut: born, microbatch and phase of the units whose gradients of weights are computed layer by layer.

@@ -13,6 +13,7 @@ from planaria.plan.plan import Route, WorkerId
 from planaria.plan.program.hops import RouteHop
 from planaria.plan.program.units import Phase, Unit
 from planaria.plan.schedule_kind import ScheduleKind
+from planaria.plan.thresholds import TURN_ROUNDS
 
 LayerUnits = tuple[int, int, int]
 """Units of time of a layer's forward, its input's gradient and its weights' gradients."""
@@ -20,8 +21,6 @@ LayerUnits = tuple[int, int, int]
 _ALIKE: LayerUnits = (1, 1, 1)
 """Units of time of every layer where a plan does not say."""
 
-_ROUNDS = 3
-"""Rounds of settling the microbatches' turns; more gain nothing."""
 
 _Waiting = tuple[int, float, int, int]
 """Key of a waiting unit: born, its microbatch's turn, the microbatch, the unit's number."""
@@ -55,8 +54,8 @@ def list_schedule(
     held up above it.
 
     Args:
-        routes: that cross.
-        hops: of each route.
+        routes: the routes that cross.
+        hops: the hops of each route.
         kind: how backwards are made, and how many microbatches are kept.
         spare_in_flight: microbatches that a worker may keep beyond these.
         layer_units: of each layer; none: all layers and phases take the same.
@@ -225,7 +224,7 @@ def _turns(routes: Sequence[Route], hops: Sequence[tuple[RouteHop, ...]]) -> dic
             travellers = passing.setdefault((hop.worker, hop.place), set())
             travellers.update((route.born, microbatch) for microbatch in route.microbatches)
     due = {(route.born, microbatch): 0.0 for route in routes for microbatch in route.microbatches}
-    for _ in range(_ROUNDS):
+    for _ in range(TURN_ROUNDS):
         turns: dict[tuple[WorkerId, int], dict[tuple[int, int], float]] = {}
         for where, travellers in passing.items():
             order = sorted(travellers, key=lambda traveller: (traveller[0], due[traveller], traveller[1]))

@@ -25,8 +25,8 @@ def pipeline_order(
     Args:
         passing: hops and microbatches, in the order in which they set out.
         place: the worker's, from 0.
-        num_hops: of the pipeline.
-        kind: of schedule.
+        num_hops: the pipeline's number of hops.
+        kind: the kind of schedule.
     """
     ahead = kind.forwards_ahead(num_hops - 1 - place, len(passing))
     for phase, turn in turns(len(passing), ahead, kind.weights_behind(place)):

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from planaria.plan.plan import Plan, Route, WorkerId
+from planaria.plan.program.evaluation import evaluation_programs
 from planaria.plan.program.hops import passing, route_hops, shadowed
 from planaria.plan.program.instructions import Program, body_of
 from planaria.plan.program.layer_cuts import CutOrder
@@ -27,7 +28,7 @@ from planaria.plan.sync_rounds import colour
 
 
 def program(plan: Plan, worker: WorkerId) -> Program:
-    """Returns the worker's instructions for one step under the plan, in order.
+    """Returns the worker's instructions for one step under the plan, or for the evaluation before it, in order.
 
     Raises:
         KeyError: the worker owns no layers in the plan.
@@ -37,6 +38,8 @@ def program(plan: Plan, worker: WorkerId) -> Program:
 
 def programs(plan: Plan, workers: Iterable[WorkerId] | None = None) -> dict[WorkerId, Program]:
     """Returns the programs of these workers, or of all workers."""
+    if plan.evaluation is not None:
+        return evaluation_programs(plan, plan.workers if workers is None else workers)
     orders = cut_orders(plan, plan.workers if workers is None else workers)
     bodies = {worker: body_of(order) for worker, order in orders.items()}
     rounds = colour(plan)

@@ -33,12 +33,12 @@ def with_shadows(
     can begin; the last worker, for which it comes last, is that much behind.
 
     Args:
-        own: its units.
+        own: the worker's own units.
         shadowed: hops and microbatches, in the order in which they set out.
-        by: the worker.
-        kind: what is eager.
+        by: the worker that shadows.
+        kind: whether shadows run forwards alone, or all of the step.
         place: its own in its pipeline.
-        num_hops: of the pipeline.
+        num_hops: the pipeline's number of hops.
     """
     left = _Shadowed(shadowed, by, kind)
     is_last = place == num_hops - 1

@@ -19,7 +19,7 @@ class PipelineRoutes:
     """Routes with the same hops, whose workers serve no others: a pipeline, whatever the rest of the plan does.
 
     Attributes:
-        hops: merged.
+        hops: the hops of all the routes, merged.
         routes: all that have these hops, in the plan's order.
         redundant_workers: of each hop, the worker that runs it once more, or none.
         redundant_backwards: of each hop, the worker that runs its backwards once more, or none.

@@ -107,9 +107,9 @@ def along_owners(
     Args:
         pipelines: which own every layer together.
         busy_s: seconds for which workers have other work.
-        missing: what runs again.
+        missing: the microbatches that run again.
         generation: of the new plan.
-        profile: costs.
+        profile: what layers and links cost.
         freedom: which routes are taken.
         head: see `Detours.deal`.
         speeds: of workers that compute slower or faster than the profile says.

@@ -62,13 +62,13 @@ def finish_step(
 
     Args:
         plan: in force when the loss happened.
-        live: workers that live.
+        live: the live workers.
         halted: live workers that stopped; at least `to_halt(plan, live)`.
         counted: what is in live accumulators and is no kept route's work: the union over live workers of the
             last ledger that each reported in this step, now or at an earlier loss.
         holders: the layers that each live worker holds.
         generation: of the new plan.
-        profile: costs.
+        profile: what layers and links cost.
 
     Raises:
         NoReplica: a layer has no live holder.
@@ -76,6 +76,32 @@ def finish_step(
     """
     undone = left_undone(plan, live, halted, counted, holders, generation)
     return undone.finished_by(undone.usual(profile))
+
+
+def finish_evaluation(
+    plan: Plan,
+    live: Collection[WorkerId],
+    halted: Collection[WorkerId],
+    counted: Ledger,
+    holders: LayerHolders,
+    generation: int,
+    profile: ModelProfile,
+) -> Plan:
+    """Returns the plan under which the live workers finish the evaluation that `plan` began, in the usual way.
+
+    Arguments and errors as in `finish_step`. Of the step's own routes it keeps those that are left: another placement
+    follows before that.
+    """
+    assert plan.evaluation is not None
+    rest = finish_step(plan.of_pass, live, halted, counted, holders, generation, profile)
+    owned = {worker: set(layers) for worker, layers in rest.layers_of.items()}
+    left = (r for r in plan.routes if all(owned.get(hop.worker, set()).issuperset(hop.layers) for hop in r.hops))
+    return rest.renewed(
+        routes=tuple(left),
+        num_microbatches=plan.num_microbatches,
+        dropped=plan.dropped,
+        evaluation=msgspec.structs.replace(plan.evaluation, routes=rest.routes),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +116,7 @@ class Undone:
         intact: whole pipelines of which all workers go on.
         pipelines: what is left of all, the intact ones as they are.
         shadows: those that live and have all of their state.
-        live: workers that live.
+        live: the live workers.
         holders: the layers that each of them holds.
     """
 
@@ -199,6 +225,8 @@ def _missing(plan: Plan, kept: Sequence[Route], counted: Ledger) -> dict[tuple[i
     for own, mask in counted_together(kept).items():
         for layer in own:
             present[layer] |= mask
+    for layer in range(plan.counting_layers.start):
+        present[layer] = (1 << plan.num_microbatches) - 1  # of an evaluation, nothing but the loss is wanted
     everywhere = mask_of(plan.dropped)  # what is left out is looked for nowhere
     everywhere |= functools.reduce(operator.and_, present)
     classes: dict[tuple[int, ...], int] = {(): ((1 << plan.num_microbatches) - 1) & ~everywhere}

@@ -27,8 +27,8 @@ def taken_over(plan: Plan, live: Collection[WorkerId], holders: LayerHolders) ->
     Pipelines of one stage have no shadows: each is taken over, or not, as a whole (`in_the_ring`).
 
     Args:
-        plan: in force.
-        live: workers that live.
+        plan: the plan in force.
+        live: the live workers.
         holders: the layers that each of them holds.
     """
     return tuple(_taken_over(plan, pipeline, live, holders) for pipeline in plan.pipelines)
@@ -137,7 +137,7 @@ def resume(
 
     Args:
         plan: in force when the loss happened.
-        live: workers that live.
+        live: the live workers.
         halted: live workers that stopped; see `planaria.planner.finish_step.salvage.finish_step`.
         counted: what is in live accumulators and is no kept route's work.
         holders: the layers that each live worker holds.

@@ -22,7 +22,7 @@ from planaria.plan.costs.pipeline_time import (
 )
 from planaria.plan.plan import NodeId, Pipeline, Plan
 from planaria.plan.settings import PlannerSettings
-from planaria.planner.instantiation.instantiate import contiguous_routes, place
+from planaria.planner.instantiation.instantiate import place, plan_of
 from planaria.planner.instantiation.microbatch_shares import distribute
 from planaria.planner.placement.placement import Holders, assign
 
@@ -59,8 +59,8 @@ def grids(
         profile: costs and groups.
         templates: one for each depth, fewest nodes first.
         settings: of the job; f is not asked for.
-        nodes: live ones.
-        generation: of the plans.
+        nodes: the live nodes.
+        generation: the new plans' generation.
         speeds: of nodes that compute slower or faster than the profile says.
         holders: who holds what, where state is to stay in its place; only for nodes of one speed.
 
@@ -123,17 +123,7 @@ def _grid(
 ) -> Grid:
     times = [_times(profile, template, pipeline, settings, speeds) for pipeline in pipelines]
     shares = distribute(times, settings.num_microbatches)
-    plan = Plan(
-        generation=generation,
-        num_layers=profile.num_layers,
-        num_microbatches=settings.num_microbatches,
-        devices_per_node=settings.devices_per_node,
-        groups=profile.groups,
-        pipelines=tuple(pipelines),
-        routes=contiguous_routes(pipelines, shares, profile.num_layers, generation),
-        sync_epochs=(generation,) * len(profile.groups),
-        schedule=settings.schedule,
-    )
+    plan = plan_of(pipelines, shares, profile, settings, generation)
     slowest_s = max(float(time[share - 1]) for time, share in zip(times, shares, strict=True))
     return Grid(plan=plan, step_time_s=slowest_s)
 

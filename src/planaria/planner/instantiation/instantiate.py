@@ -6,6 +6,7 @@ with a knapsack, so the answer is exact and quick for thousands of nodes.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -43,9 +44,9 @@ def instantiate(
     pipelines and a microbatch for each; of equally fast ones, one that could do the most microbatches in that time.
 
     Args:
-        templates: fewest nodes first.
+        templates: the job's templates, fewest nodes first.
         num_nodes: for the new pipelines.
-        settings: of the job.
+        settings: what the job asks of its plans.
         kept: step times of pipelines that are there already, on other nodes, and share the batch.
 
     Raises:
@@ -116,10 +117,10 @@ def fewest_seconds(
 
     Args:
         sizes: nodes of each template, ascending.
-        times: of their steps.
+        times: for each template, seconds of a step with 1, 2, ... microbatches.
         num_nodes: for the new pipelines.
-        least: new pipelines.
-        num_microbatches: of a step.
+        least: fewest new pipelines.
+        num_microbatches: microbatches in a step.
         kept: see `instantiate`.
         most: new pipelines; None: as many as there are microbatches for.
 
@@ -127,12 +128,10 @@ def fewest_seconds(
         Undistributable: too few microbatches for the pipelines needed.
     """
     most = num_microbatches - len(kept) if most is None else most
+    num_nodes = fewer_nodes(sizes, num_nodes, least, most, len(kept))
+    if not num_nodes:
+        return (0,) * len(sizes)
     knapsack = Knapsack(sizes, num_nodes, least, most)
-    if knapsack.most([1] * len(sizes)) < 0:
-        num_nodes = fewer_nodes(sizes, num_nodes, least, most, len(kept))
-        if not num_nodes:
-            return (0,) * len(sizes)
-        knapsack = Knapsack(sizes, num_nodes, least, most)
     values = _Search(knapsack, sizes, times, kept, num_nodes, num_microbatches).run()
     counts = knapsack.counts(values)
     assert counts is not None
@@ -247,12 +246,50 @@ def contiguous_routes(
     return tuple(routes)
 
 
+def plan_of(
+    pipelines: Sequence[Pipeline],
+    shares: Sequence[int],
+    profile: ModelProfile,
+    settings: PlannerSettings,
+    generation: int,
+) -> Plan:
+    """Returns the plan of whole pipelines, each with its share of the microbatches."""
+    return Plan(
+        generation=generation,
+        num_layers=profile.num_layers,
+        num_microbatches=settings.num_microbatches,
+        devices_per_node=settings.devices_per_node,
+        groups=profile.groups,
+        pipelines=tuple(pipelines),
+        routes=contiguous_routes(pipelines, shares, profile.num_layers, generation),
+        sync_epochs=(generation,) * len(profile.groups),
+        schedule=settings.schedule,
+    )
+
+
+def plan_of_templates(
+    profile: ModelProfile, templates: Sequence[Template], settings: PlannerSettings, generation: int = 1
+) -> Plan:
+    """Returns the plan of a pipeline of each of these templates, on nodes 0, 1, ... as fast as the profile says.
+
+    Raises:
+        Undistributable: too few microbatches.
+    """
+    numbers = map(NodeId, itertools.count())
+    pipelines = [
+        place(template, list(itertools.islice(numbers, template.num_nodes)), settings.devices_per_node)
+        for template in templates
+    ]
+    times = [step_times(template, settings.num_microbatches) for template in templates]
+    return plan_of(pipelines, distribute(times, settings.num_microbatches), profile, settings, generation)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """A template on its nodes.
 
     Attributes:
-        template: of the pipeline.
+        template: the pipeline's template.
         nodes: the template's node i is nodes[i].
         times: seconds of its step with 1, 2, ... microbatches.
     """
@@ -362,10 +399,10 @@ def initial_plan(
 
     Args:
         profile: costs and groups.
-        templates: fewest nodes first.
-        settings: of the job.
+        templates: the job's templates, fewest nodes first.
+        settings: what the job asks of its plans.
         nodes: live ones; taken in ascending order, largest pipelines first.
-        generation: of the plan.
+        generation: the new plan's generation.
         speeds: of nodes that compute slower or faster than the profile says.
         zones: where the nodes are.
         distribution: what the microbatches are dealt out for.
@@ -377,14 +414,4 @@ def initial_plan(
     chosen = instances(profile, templates, settings, nodes, speeds or {}, zones, number)
     pipelines = [place(instance.template, instance.nodes, settings.devices_per_node) for instance in chosen]
     shares = distribute([instance.times for instance in chosen], settings.num_microbatches, distribution)
-    return Plan(
-        generation=generation,
-        num_layers=profile.num_layers,
-        num_microbatches=settings.num_microbatches,
-        devices_per_node=settings.devices_per_node,
-        groups=profile.groups,
-        pipelines=tuple(pipelines),
-        routes=contiguous_routes(pipelines, shares, profile.num_layers, generation),
-        sync_epochs=(generation,) * len(profile.groups),
-        schedule=settings.schedule,
-    )
+    return plan_of(pipelines, shares, profile, settings, generation)

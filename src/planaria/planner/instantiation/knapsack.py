@@ -53,14 +53,16 @@ class Knapsack:
         if not self._is_possible:
             return _NONE
         spare, real = self._chains(values)
-        return float(_sums(spare.whole, real.whole, self._num_nodes, self._num_nodes).values[0])
+        return _cut(spare.whole, real.whole, self._num_nodes)[1]
 
     def counts(self, values: Sequence[int]) -> tuple[int, ...] | None:
         """Returns how many of each size are worth `most(values)`; None where no multiset fills the nodes."""
-        if self.most(values) == _NONE:
+        if not self._is_possible:
             return None
         spare, real = self._chains(values)
-        first = _cut(spare.whole, real.whole, self._num_nodes)
+        first, most = _cut(spare.whole, real.whole, self._num_nodes)
+        if most == _NONE:
+            return None
         counts = spare.counts(first) + real.counts(self._num_nodes - first)
         return tuple(counts[size] for size in self._sizes.tolist())
 
@@ -99,8 +101,8 @@ class _Chain:
         while chain._number > 1:
             parts = Counter[int]()
             for total, times in wanted.items():
-                item = _cut(self._items, chain._paired, total) if chain._number % 2 else 0
-                first = _cut(chain._half.whole, chain._half.whole, total - item)
+                item = _cut(self._items, chain._paired, total)[0] if chain._number % 2 else 0
+                first, _ = _cut(chain._half.whole, chain._half.whole, total - item)
                 found[item] += times
                 parts[first] += times
                 parts[total - item - first] += times
@@ -129,12 +131,14 @@ def usable_nodes(sizes: Sequence[int], num_nodes: int, least: int, most: int) ->
 
 
 def fewer_nodes(sizes: Sequence[int], num_nodes: int, least: int, most: int, num_kept: int = 0) -> int:
-    """Returns how many nodes can be used, where not all can.
+    """Returns how many nodes can be used.
 
     Raises:
-        Undistributable: for want of microbatches.
+        Undistributable: not all, for want of microbatches.
     """
     usable = usable_nodes(sizes, num_nodes, least, most)
+    if usable == num_nodes:
+        return usable
     unbounded = usable_nodes(sizes, num_nodes, least, num_nodes)
     if unbounded > usable:
         needed = bisect_left(
@@ -153,22 +157,24 @@ def fewer_nodes(sizes: Sequence[int], num_nodes: int, least: int, most: int, num
 
 def _sums(a: _Table, b: _Table, low: int, high: int) -> _Table:
     """Returns the best of a[i] + b[s - i] for every sum s from `low` to `high` (a max-plus convolution)."""
-    width = high - low + 1
+    width, terms = high - low + 1, len(a.values)
     # Row s of a sliding window over b backwards holds b[s - i] for each i.
     start = b.low + len(b.values) - 1 - (high - a.low)
-    backwards = np.full(width + len(a.values) - 1, _NONE)
+    backwards = np.full(width + terms - 1, _NONE)
     source = b.values[::-1][max(0, start) : start + len(backwards)]
     backwards[max(0, -start) : max(0, -start) + len(source)] = source
-    rows = np.lib.stride_tricks.sliding_window_view(backwards, len(a.values))
-    step = max(1, _CHUNK // len(a.values))
+    rows = np.ndarray((width, terms), np.float64, backwards, strides=2 * backwards.strides)
+    step = max(1, _CHUNK // terms)
     best = [(rows[at : at + step] + a.values).max(axis=1) for at in range(0, width, step)]
-    return _Table(low, np.concatenate(best)[::-1])
+    return _Table(low, (best[0] if len(best) == 1 else np.concatenate(best))[::-1])
 
 
-def _cut(a: _Table, b: _Table, nodes: int) -> int:
-    """Returns an i with the best a[i] + b[nodes - i]: the lowest."""
+def _cut(a: _Table, b: _Table, nodes: int) -> tuple[int, float]:
+    """Returns an i with the best a[i] + b[nodes - i], the lowest, and that sum."""
     first = max(a.low, nodes - b.low - len(b.values) + 1)
     last = min(a.low + len(a.values) - 1, nodes - b.low)
     left = a.values[first - a.low : last - a.low + 1]
     right = b.values[nodes - last - b.low : nodes - first - b.low + 1][::-1]
-    return first + int(np.argmax(left + right))
+    sums = left + right
+    at = int(sums.argmax())
+    return first + at, float(sums[at])

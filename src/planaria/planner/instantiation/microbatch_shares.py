@@ -138,7 +138,7 @@ def distribute(
     Args:
         times: for each pipeline, seconds with 1, 2, ... `num_microbatches` microbatches.
         num_microbatches: to be dealt out.
-        objective: what for.
+        objective: what is made least.
 
     Raises:
         Undistributable: fewer microbatches than pipelines.

@@ -20,16 +20,15 @@ from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.pipeline_time import Floats, NodeSpeeds, Template, TemplateSlowdown, Times, slowed, step_times
 from planaria.plan.plan import NodeId
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.thresholds import EXACT_GROUPS_COST, GROUPS_PRECISION
 from planaria.planner.instantiation.knapsack import fewer_nodes
 from planaria.planner.instantiation.microbatch_shares import check_batch, distribute
 from planaria.planner.templates.templates import check_replicas
 
 _Ints = npt.NDArray[np.int64]
 _NONE = -np.inf
-_EXACT_COST = 20_000
-"""Sums of tables, weighted by their size, up to which the search is exact."""
-_PRECISION = 1e-6
-"""Relative precision to which the step time is the least."""
+_CHUNK = 1 << 18
+"""Cells of sums of tables that are processed at once, so that memory stays small."""
 
 Group = tuple[Template, tuple[NodeId, ...], Times]
 """A group of nodes: a template, the node of each of its parts, and its step times there."""
@@ -50,11 +49,11 @@ def group_nodes(
     node used (or, where no sum of template sizes gives their number, all but the slowest).
 
     Args:
-        profile: costs.
-        templates: fewest nodes first.
-        settings: of the job.
-        nodes: to be grouped.
-        speeds: of the nodes.
+        profile: what layers and links cost.
+        templates: the job's templates, fewest nodes first.
+        settings: what the job asks of its plans.
+        nodes: the nodes to group.
+        speeds: node -> its speed, as a part of the others'.
         exact: over all ways to group them; False: over neighbours in the order of speed; None: exact if that is quick.
 
     Raises:
@@ -69,7 +68,7 @@ def group_nodes(
     moves = _Moves(profile, templates, most)
     by_speed = [list(run) for _, run in groupby(ordered, key=lambda node: speeds.get(node, 1.0))]
     classes = _Classes(moves, by_speed, speeds, least, most)
-    if exact or (exact is None and classes.cost <= _EXACT_COST):
+    if exact or (exact is None and classes.cost <= EXACT_GROUPS_COST):
         classes.prepare()
         return _shortest(classes, moves)
     return _shortest(_Neighbours(moves, ordered, speeds, least, most), moves)
@@ -205,26 +204,33 @@ class _Classes:
                     self._taken.append(taken)
         table = np.array(rows)
         self._copies = _Copies(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
+        # Tables have as many cells again before each axis, where nothing is: whoever takes too many ends there.
+        shape = [2 * count + 1 for count in self._counts]
+        self._cells = np.ravel_multi_index(np.indices([count + 1 for count in self._counts]), shape).ravel()
+        self._cells += np.ravel_multi_index(self._counts, shape)
+        self._before = np.ravel_multi_index(np.array(self._taken).T, shape)
+        self._num_padded = prod(shape)
 
     def groups(self, limit_s: float) -> list[Group] | None:
         """Returns groups that do all microbatches within limit_s, if there are any."""
         copies = self._copies
         done = self._moves.done(limit_s, copies.template, copies.path_s, copies.period_s)
-        tables = [np.full([count + 1 for count in self._counts], _NONE)]
-        tables[0][(0,) * len(self._counts)] = 0
+        table = np.full(len(self._cells), _NONE)
+        table[0] = 0
+        tables = [table]
+        useful, step = np.flatnonzero(done > 0), max(1, _CHUNK // len(self._cells))
+        taken, values = self._before[useful, None], done[useful, None]
+        padded = np.full(self._num_padded, _NONE)
         for _ in range(self._levels):
-            table = np.full_like(tables[0], _NONE)
-            for value, taken in zip(done, self._taken, strict=True):
-                if value > 0:
-                    later = table[tuple(slice(t, None) for t in taken)]
-                    earlier = tables[-1][tuple(slice(0, c + 1 - t) for c, t in zip(self._counts, taken, strict=True))]
-                    np.maximum(later, earlier + value, out=later)
-            tables.append(table)
-        everything = tuple(self._counts)
-        level = max(range(self._least, self._levels + 1), key=lambda k: (tables[k][everything], -k))
-        if tables[level][everything] < self._moves.num_microbatches:
+            padded[self._cells] = tables[-1]
+            tables.append(np.full_like(table, _NONE))
+            for at in range(0, len(useful), step):
+                earlier = padded[self._cells - taken[at : at + step]] + values[at : at + step]
+                np.maximum(tables[-1], earlier.max(axis=0), out=tables[-1])
+        level = max(range(self._least, self._levels + 1), key=lambda k: (tables[k][-1], -k))
+        if tables[level][-1] < self._moves.num_microbatches:
             return None
-        return self._back(level, tables, done)
+        return self._back(level, [table.reshape([count + 1 for count in self._counts]) for table in tables], done)
 
     def _back(self, level: int, tables: Sequence[Floats], done: Floats) -> list[Group]:
         left = self._counts
@@ -256,7 +262,7 @@ def _shortest(search: _Neighbours | _Classes, moves: _Moves) -> list[Group]:
     """Returns the groups with the shortest step, by bisection over its time."""
     low, high = 0.0, np.inf
     best: list[Group] | None = None
-    while best is None or high - low > _PRECISION * high:
+    while best is None or high - low > GROUPS_PRECISION * high:
         limit = high if best is None else (low + high) / 2
         found = search.groups(limit)
         if found is None:

@@ -147,7 +147,7 @@ def fill(supply: Ints, room: Ints, allowed: Bools, start: Ints | None = None) ->
 
     Args:
         supply: things in each row.
-        room: of each column.
+        room: the room of each column.
         allowed: the cells that may be used.
         start: a flow to begin with; what it has in cells that are not allowed is taken out.
     """

@@ -13,13 +13,11 @@ import numpy as np
 
 from planaria.plan.costs.pipeline_time import Template, TemplateStage
 from planaria.plan.plan import Group, NodeId, Pipeline, PlanError, Stage, WorkerId
+from planaria.plan.thresholds import SENDER_ATTEMPTS, STAGES_SEARCHED
 from planaria.planner.placement.matching import Bools, Ints, Matching, cheapest, fill
 from planaria.planner.placement.senders import Busiest, Sources
 from planaria.planner.placement.senders import Holders as Holders
 from planaria.planner.placement.zones import Role, Zones, differ, replicas_by_zone, zone_of, zones_of_roles
-
-_ATTEMPTS = 4
-"""Most attempts at lowering what the busiest sender sends; a further one hardly ever finds anything."""
 
 
 def assign(
@@ -44,8 +42,8 @@ def assign(
     Args:
         templates: one for each pipeline.
         nodes: that may be used; those of other pipelines are not among them.
-        devices_per_node: M.
-        groups: of the model.
+        devices_per_node: M: the devices, and so workers, of each node.
+        groups: the model's groups.
         holders: every live worker, nodes of other pipelines included: they send.
         zones: where the nodes are.
         standing: pipelines that stay as they are, on other nodes.
@@ -276,7 +274,7 @@ def _balanced(table: _Table, sources: Sources) -> Ints:
         return flow  # of a large cluster, hardly any sender is as busy as a receiver
     best = _choice(table, sources, flow)
     tried: list[Bools] = []
-    while best.busiest_bytes > bound and len(tried) < _ATTEMPTS:
+    while best.busiest_bytes > bound and len(tried) < SENDER_ATTEMPTS:
         culprits = best.busiest.groups
         # All groups together are needed equally often in all these matchings.
         if culprits.all() or any((culprits == other).all() for other in tried):
@@ -315,9 +313,6 @@ def _least_received(table: _Table, matching: Matching) -> Ints:
     return flow
 
 
-_MOST_STAGES = 9
-"""Most stages on a node for which all sets are searched; more of equal size are matched to devices node by node."""
-
 _TABLE_ENTRIES = 1 << 22
 """Most table entries kept in memory; a larger table is made in pieces, and rows asked for later are made again."""
 
@@ -331,7 +326,7 @@ class DeviceOrders:
 
     Args:
         overlap: for each node, device and stage, what the device holds of the stage.
-        num_devices: of each stage.
+        num_devices: each stage's number of devices.
 
     Attributes:
         kept: for each node, the most that stays where it is.
@@ -354,7 +349,7 @@ class DeviceOrders:
         self._num_stages = stages
         self._best: Ints | None = None
         self._matched: list[list[int]] = []
-        if len(self._counts) > _MOST_STAGES and len(set(self._counts)) == 1:
+        if len(self._counts) > STAGES_SEARCHED and len(set(self._counts)) == 1:
             self._matched = [self._match(table) for table in self._overlap]
             places = np.arange(len(self._counts))
             self.kept: Ints = np.array(

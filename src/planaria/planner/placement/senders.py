@@ -15,10 +15,8 @@ from typing import TypeVar, cast
 import numpy as np
 
 from planaria.plan.plan import NodeId, WorkerId
+from planaria.plan.thresholds import ROUNDING
 from planaria.planner.placement.matching import Bools, Ints, fill
-
-_ROUNDED = 1 + 1e-9
-"""Factor by which an upper bound is raised, so that rounding cannot take it below the exact sum."""
 
 Holders = Mapping[WorkerId, Collection[int]]
 """For each live worker, the groups that it holds an up-to-date replica of."""
@@ -69,7 +67,7 @@ class Busiest:
     """The least that the busiest sender has to send.
 
     Attributes:
-        size_bytes: that least.
+        size_bytes: the bytes that the busiest sender sends at least.
         groups: marks the groups that make it so: their holders together cannot do with less.
         needed: bytes of each group.
         merged: needed groups with the same holders, as one.
@@ -127,7 +125,8 @@ class Sources:
         what nobody holds: `busiest` finds nothing above it."""
         holding = self.counts @ self.holds
         each = np.divide(needed, holding, out=np.zeros(len(needed)), where=holding > 0)
-        return math.ceil(float((self.holds @ each).max(initial=0.0)) * _ROUNDED)
+        # Rounding cannot take the bound below the exact sum.
+        return math.ceil(float((self.holds @ each).max(initial=0.0)) * (1 + ROUNDING))
 
     def busiest(self, needed: Ints, at_least: int = 0) -> Busiest:
         """Returns how to send so many bytes of each group, so that the busiest node sends as little as can be.

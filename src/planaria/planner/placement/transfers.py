@@ -14,12 +14,9 @@ import numpy as np
 
 from planaria.plan.errors import NoReplica
 from planaria.plan.plan import NodeId, Plan, Stage, Transfer, WorkerId, runs_of
+from planaria.plan.thresholds import WORTH_SPLITTING_BYTES
 from planaria.planner.placement.matching import Ints
 from planaria.planner.placement.senders import Holders, Sources, unheld
-
-WORTH_SPLITTING_BYTES = 1 << 20
-"""Parameter bytes that the busiest node must be spared for groups to be split: a message more costs as long as some 100
-microseconds, in which a fast link carries three times as much (the optimizer's state goes along)."""
 
 
 def moved(
@@ -35,7 +32,7 @@ def moved(
     in the step before it. The only holders of a group get a place as shadows.
 
     Args:
-        plan: without shadows.
+        plan: a plan without shadows.
         holders: the live workers, and the groups that each holds.
         leaving: nodes that still live, and that the plan does without.
         devices_of: how many devices a worker drives; of those left out, one.
@@ -254,29 +251,3 @@ def _from_devices(plan: Plan, holders: Holders, pieces: Sequence[tuple[NodeId, _
         part = None if end - first == plan.groups[group].size_bytes else (first, end)
         moves.append(Transfer(group=group, source=source, target=target, part=part))
     return tuple(sorted(moves, key=lambda move: (move.target, move.group, move.part or (0, 0))))
-
-
-def warm_up(plan: Plan, target: Plan, generation: int) -> Plan:
-    """Returns `plan` with what the workers of `target` lack as shadows, and `target`'s transfers.
-
-    Args:
-        plan: in force, all of its workers live.
-        target: for the steps after; its transfers bring what its workers lack.
-        generation: of the result.
-    """
-    own = {worker: set(plan.layers_of.get(worker, ())) for worker in {*plan.workers, *target.workers}}
-    lacking = {worker: set(layers) - own[worker] for worker, layers in target.layers_of.items()}
-    computing = plan.shadows if plan.redundancy is not None else ()
-    for shadow in (*computing, *target.shadows):
-        lacking.setdefault(shadow.worker, set()).update(set(shadow.layers) - own[shadow.worker])
-    devices = plan.devices_of | target.devices_of
-    shadows = tuple(
-        run for worker, layers in sorted(lacking.items()) for run in runs_of(worker, layers, devices[worker])
-    )
-    return msgspec.structs.replace(
-        plan,
-        generation=generation,
-        shadows=shadows,
-        transfers=target.transfers,
-        sync_epochs=(generation,) * len(plan.groups),
-    )

@@ -14,14 +14,12 @@ from functools import lru_cache
 import numpy as np
 
 from planaria.plan.plan import NodeId, Pipeline
+from planaria.plan.thresholds import FEW_TRANSITIONS, MOST_TRANSITIONS
 from planaria.planner.placement.matching import Bools, Ints
 
 Zones = Mapping[NodeId, str]
 """Zones of the nodes. Nodes that are not named count as one zone: nothing says that they are apart."""
 
-_MOST_TRANSITIONS, _FEW_TRANSITIONS = 20_000, 2_000
-"""Most transitions of the exact search, above which it is skipped: where a layer is in one zone only, and where some
-zone has one replica of a layer too many."""
 
 _MOST_KEPT = 512
 """Most answers that are cached, some kilobytes each."""
@@ -55,7 +53,7 @@ class Role:
 
     Attributes:
         first_layer: of those that a node holds.
-        end_layer: likewise.
+        end_layer: end of its layers, exclusive.
         kind: only nodes of the same kind change places.
     """
 
@@ -156,10 +154,10 @@ class _Search:
         """Returns how many transitions an exact search is worth; none where everything is spread evenly."""
         held = self._held(found)
         if ((held.max(axis=1) == self._replicas) & (self._replicas > 1)).any():
-            return _MOST_TRANSITIONS
+            return MOST_TRANSITIONS
         each, more = np.divmod(self._replicas, held.shape[1])
         even = each**2 * (held.shape[1] - more) + (each + 1) ** 2 * more
-        return _FEW_TRANSITIONS if ((held**2).sum(axis=1) > even).any() else 0
+        return FEW_TRANSITIONS if ((held**2).sum(axis=1) > even).any() else 0
 
     # Two places at a time
 
@@ -297,7 +295,7 @@ def zones_of_roles(
         roles: each for one node.
         nodes: that have them at first.
         idle: nodes that have none, with their kinds.
-        zones: of the nodes.
+        zones: node -> its zone.
         standing: for each layer, replicas that stay where they are, by zone.
         price: of each zone, what each role costs there; None: nothing.
     """

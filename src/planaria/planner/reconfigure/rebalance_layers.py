@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from planaria.plan.costs.byte_counts import message_bytes
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.pipeline_time import Floats, NodeSpeeds, Times
 from planaria.plan.costs.stage_costs import PipelineCost
@@ -23,10 +24,10 @@ def recut(pipeline: Pipeline, profile: ModelProfile, speeds: NodeSpeeds, devices
     with the earliest boundaries.
 
     Args:
-        pipeline: whole.
+        pipeline: a whole pipeline.
         profile: compute and message times.
-        speeds: of its nodes.
-        devices_per_node: of the job.
+        speeds: node -> its speed, as a part of the others'.
+        devices_per_node: the devices, and so workers, of each node.
     """
     stages, layers = pipeline.stages, profile.num_layers
     least = np.full(layers + 1, np.inf)
@@ -88,7 +89,7 @@ def _message_s(pipeline: Pipeline, side: int, boundary: int, profile: ModelProfi
     if not (0 <= side < len(pipeline.stages) - 1 and 0 < boundary < profile.num_layers):
         return 0.0
     left, right = (pipeline.stages[place].worker // devices_per_node for place in (side, side + 1))
-    return profile.links.of(same_node=left == right).time_s(profile.layers[boundary - 1].output_bytes)
+    return profile.links.of(same_node=left == right).time_s(message_bytes(profile, boundary))
 
 
 def _speed(stage: Stage, speeds: NodeSpeeds, devices_per_node: int) -> float:

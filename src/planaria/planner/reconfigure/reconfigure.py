@@ -15,6 +15,7 @@ from planaria.plan.errors import NoReplica as NoReplica
 from planaria.plan.errors import TooFewNodes as TooFewNodes
 from planaria.plan.plan import NodeId, Plan
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.thresholds import STEPS_AHEAD
 from planaria.planner.placement.senders import Holders
 from planaria.planner.placement.zones import Zones
 from planaria.planner.reconfigure.pipeline_sizes import How as How
@@ -28,9 +29,6 @@ from planaria.planner.reconfigure.pipeline_sizes import (
 from planaria.planner.reconfigure.surviving_plan import Change as Change
 from planaria.planner.reconfigure.surviving_plan import Reconfiguration as Reconfiguration
 from planaria.planner.reconfigure.surviving_plan import SurvivingPlan
-
-STEPS_AHEAD = 500
-"""Steps that a full search takes a plan to last: it weighs the step time so much more than the transfers."""
 
 
 def reconfigure(

@@ -11,13 +11,10 @@ import dataclasses
 from collections.abc import Iterator
 
 from planaria.plan.plan import PlanError
+from planaria.plan.thresholds import PROMISING
 from planaria.planner.reconfigure.rebalance_layers import recut
 from planaria.planner.reconfigure.reconfigure import full
 from planaria.planner.reconfigure.surviving_plan import Change, Reconfiguration, SurvivingPlan
-
-PROMISING = 1.25
-"""Ratio of step times, in closed form, above which a plan is not worth a simulation: the forms are within 16% of it,
-sums between pipelines aside."""
 
 
 def candidates(change: Change) -> list[Reconfiguration]:

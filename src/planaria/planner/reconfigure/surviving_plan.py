@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.pipeline_time import (
@@ -25,11 +24,11 @@ from planaria.plan.errors import TooFewNodes
 from planaria.plan.plan import Form, NodeId, Pipeline, Plan, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.instantiation.instantiate import (
-    contiguous_routes,
     instances,
     instantiate,
     instantiate_beside,
     place,
+    plan_of,
 )
 from planaria.planner.instantiation.microbatch_shares import Distribution, Undistributable, distribute
 from planaria.planner.placement.placement import assign
@@ -47,7 +46,7 @@ class Change:
     Attributes:
         profile: costs and groups.
         templates: made at job start, fewest nodes first.
-        settings: of the job.
+        settings: what the job asks of its plans.
         plan: in force; its pipelines may be broken.
         lost: nodes that are gone.
         leaving: live nodes that the plan must do without; they still send what they hold.
@@ -190,30 +189,6 @@ class SurvivingPlan:
         shares = distribute(times, settings.num_microbatches, self._change.distribution)
         return max(float(time[share - 1]) for time, share in zip(times, shares, strict=True))
 
-    def shaped(self, sizes: Sequence[int]) -> Plan:
-        """Returns a plan with pipelines of the same forms and shares as `build` makes for these sizes (0: none), at the
-        profile's speed, but on nodes 0, 1, ..., wherever the state is. Raises Undistributable."""
-        change, profile = self._change, self._change.profile
-        templates = [self._by_size[size] for size in sizes if size]
-        ends = list(accumulate(template.num_nodes for template in templates))
-        pipelines = tuple(
-            place(template, [NodeId(node) for node in range(end - template.num_nodes, end)], 1)
-            for template, end in zip(templates, ends, strict=True)
-        )
-        times = [step_times(template, change.settings.num_microbatches) for template in templates]
-        shares = distribute(times, change.settings.num_microbatches, change.distribution)
-        return Plan(
-            generation=change.generation,
-            num_layers=profile.num_layers,
-            num_microbatches=change.settings.num_microbatches,
-            devices_per_node=1,
-            groups=profile.groups,
-            pipelines=pipelines,
-            routes=contiguous_routes(pipelines, shares, profile.num_layers, change.generation),
-            sync_epochs=(change.generation,) * len(profile.groups),
-            schedule=change.settings.schedule,
-        )
-
     def build(self, sizes: Sequence[int], how: How) -> Reconfiguration:
         """Returns the plan with pipelines of these sizes, in order (0: none)."""
         change = self._change
@@ -268,23 +243,13 @@ class SurvivingPlan:
     def _planned(self, pipelines: Sequence[Pipeline], times: Sequence[Times], how: How) -> Reconfiguration:
         change, profile = self._change, self._change.profile
         shares = distribute(times, change.settings.num_microbatches, change.distribution)
-        new = Plan(
-            generation=change.generation,
-            num_layers=profile.num_layers,
-            num_microbatches=change.settings.num_microbatches,
-            devices_per_node=change.settings.devices_per_node,
-            groups=profile.groups,
-            pipelines=tuple(pipelines),
-            routes=contiguous_routes(pipelines, shares, profile.num_layers, change.generation),
-            sync_epochs=(change.generation,) * len(profile.groups),
-            schedule=change.settings.schedule,
-        )
+        new = plan_of(pipelines, shares, profile, change.settings, change.generation)
         new = moved(new.following(change.plan), self._holders, change.leaving, change.plan.devices_of, self._sources)
         before = set(change.plan.pipelines)
         return Reconfiguration(
             plan=new,
             how=how,
-            transfer_bytes=sum(move.moved_bytes(profile.groups[move.group]) for move in new.transfers),
+            transfer_bytes=new.moved_bytes,
             rebuilt=tuple(at for at, pipeline in enumerate(pipelines) if pipeline not in before),
             step_time_s=max(float(time[share - 1]) for time, share in zip(times, shares, strict=True)),
             transfer_s=_transfer_s(new, profile),

@@ -21,7 +21,7 @@ def left_over(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> tuple
     """Returns what is left of pipelines: the stages whose workers live, as far as they hold their state.
 
     Args:
-        plan: in force.
+        plan: the plan in force.
         holders: the groups that each live worker holds up to date.
         absent: nodes that are lost, or that the next plan must do without.
     """

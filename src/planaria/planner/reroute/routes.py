@@ -71,10 +71,10 @@ class _Edge(NamedTuple):
     """Part of a gap that one worker can run from a place on.
 
     Attributes:
-        hop: it.
-        cut: where it ends.
+        hop: the hop.
+        cut: the layer at which it ends.
         goes_on: the worker has the layer before it, too.
-        seconds: of its compute.
+        seconds: seconds of compute of the hop.
         link_s: of the message after it.
     """
 
@@ -91,7 +91,7 @@ class Detours:
     Args:
         pipelines: whole or with gaps, at least one.
         costs: of ranges of layers.
-        num_layers: of the model.
+        num_layers: the model's number of layers.
         freedom: which of them are taken.
         speeds: of workers that compute slower or faster than the profile says.
     """
@@ -122,7 +122,7 @@ class Detours:
         Loads only grow, so a pipeline's key is looked at again only when it is the lowest.
 
         Args:
-            num_microbatches: of the step.
+            num_microbatches: microbatches in the step.
             head: a worker counts as busy from the beginning for so many times what a microbatch takes to reach it: it
                 waits before its first one, and perhaps after its last.
             busy_s: seconds for which workers have other work; it counts as theirs.

@@ -24,16 +24,15 @@ import numpy as np
 
 from planaria.plan.compiled import Work
 from planaria.plan.costs.pipeline_time import Floats, Ints
-from planaria.planner.templates.split_dp import MAX_COUNTS, RELAX, STAGES_PER_S
+from planaria.plan.thresholds import INTERPRETED_STAGES_PER_S, MAX_COUNTS, ROUNDING
+from planaria.planner.templates.split_dp import RELAX
 from planaria.planner.templates.splits import Space, Split
-
-TIE = 1e-9
 
 
 def objective_s(stages_s: Sequence[float]) -> float:
     """Returns T1 + T2 + T3 of a pipeline whose stages take these times, forward and backward."""
     slowest = max(stages_s)
-    last = max(place for place, time in enumerate(stages_s) if time >= slowest * (1 - TIE))
+    last = max(place for place, time in enumerate(stages_s) if time >= slowest * (1 - ROUNDING))
     return sum(stages_s) + (3 * len(stages_s) + last - 1) * stages_s[last] + sum(stages_s[last:])
 
 
@@ -86,7 +85,7 @@ class OobleckSearch:
                     continue
             else:
                 least, _, part = heapq.heappop(bounded)
-                if best is not None and least >= best[1] * (1 - TIE):
+                if best is not None and least >= best[1] * (1 - ROUNDING):
                     break
                 if part.end - part.first == 1:
                     continue
@@ -113,7 +112,7 @@ class OobleckSearch:
         value = self.objective_s(split)
         if best is None or value < best[1]:
             best = split, value
-        if part.end - part.first > 1 and bound < best[1] * (1 - TIE):
+        if part.end - part.first > 1 and bound < best[1] * (1 - ROUNDING):
             heapq.heappush(bounded, (bound, number, part))
         return best
 
@@ -155,7 +154,7 @@ class OobleckSearch:
             source, target, parent, forward_s, backward_s, link_s, limit_to, self._space.counts, self._space.per_node,
             slope, constant, 0.0, 0.0, above, cap, after, tag,
         )  # fmt: skip
-        self._work.add(looked / STAGES_PER_S)
+        self._work.add(looked / INTERPRETED_STAGES_PER_S)
 
     def _solve(self, part: _Interval) -> tuple[float, Split] | None:
         """Returns a lower bound over splits whose slowest stage is in the interval, and the split that has it."""
@@ -206,7 +205,7 @@ def _groups(space: Space) -> tuple[Floats, Floats]:
     first, end = np.triu_indices(space.num_layers + 1, 1)
     forward, backward = space.back.forward_s, space.back.backward_s
     times = np.unique((forward[:, end] - forward[:, first]) + (backward[:, end] - backward[:, first]))
-    new = np.flatnonzero(np.diff(times) > TIE * times[1:]) + 1
+    new = np.flatnonzero(np.diff(times) > ROUNDING * times[1:]) + 1
     starts = np.concatenate([[0], new])
     ends = np.concatenate([new, [len(times)]])
     return times[starts], times[ends - 1]

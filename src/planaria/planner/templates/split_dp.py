@@ -30,12 +30,8 @@ import numpy as np
 from planaria.plan.compiled import Kernel, Numbers, Work
 from planaria.plan.costs.pipeline_time import Floats, Ints
 from planaria.plan.plan import ScheduleKind
+from planaria.plan.thresholds import INTERPRETED_STAGES_PER_S, MAX_COUNTS
 from planaria.planner.templates.splits import PrefixCosts, Space, Split
-
-STAGES_PER_S = 2e6
-"""Stages that interpreted loops process in a second."""
-MAX_COUNTS = 64
-"""Most different numbers of devices of a stage."""
 
 
 def _advance(
@@ -165,7 +161,7 @@ def path_weights(schedule: ScheduleKind, num_microbatches: int, after: int | Non
 
     Args:
         schedule: order of forwards and backwards.
-        num_microbatches: m.
+        num_microbatches: m: microbatches in a step.
         after: stages after this one; None: not known.
         stages: of the pipeline; None: not known.
     """
@@ -209,22 +205,23 @@ def bounds_s(
     before = np.hstack([nothing, np.cumsum(both[:, :-1] + 2 * link_s, axis=1)])
     after = np.hstack([np.cumsum((both[:, 1:] + 2 * link_s)[:, ::-1], axis=1)[:, ::-1], nothing])
     lengths = np.stack([before, after, forward_s, backward_s, np.hstack([link_s, nothing])], axis=2)
-    longest = np.zeros(len(forward_s))
-    for place in range(stages):
-        np.maximum(longest, (lengths[:, place] @ weights[place].T).max(axis=1), out=longest)
+    longest: Floats = (lengths.transpose(1, 0, 2) @ weights).max(axis=(0, 2))
     return longest
 
 
 @lru_cache(maxsize=64)
-def _weights(schedule: ScheduleKind, num_microbatches: int, stages: int) -> tuple[Floats, ...]:
-    return tuple(path_weights(schedule, num_microbatches, stages - 1 - place, stages) for place in range(stages))
+def _weights(schedule: ScheduleKind, num_microbatches: int, stages: int) -> Floats:
+    """Returns the weights of all paths through each stage, one a column; stages with fewer have one several times."""
+    rows = [path_weights(schedule, num_microbatches, stages - 1 - place, stages) for place in range(stages)]
+    most = max(map(len, rows))
+    return np.stack([np.resize(row, (most, row.shape[1])).T for row in rows])
 
 
 class DpTables:
     """Shortest-path tables of the splits over all devices of some nodes.
 
     Args:
-        space: of splits.
+        space: the splits that are searched.
         nodes: whose devices are all used.
         num_microbatches: of the pipeline's step.
         work: that this is part of.
@@ -253,7 +250,7 @@ class DpTables:
             plane, plane, parent, forward_s, backward_s, link_s, limit_to, self._space.counts, self._space.per_node,
             slope, constant_s, share, charge, -1.0, cap_s, after, 0,
         )  # fmt: skip
-        self._work.add(looked / STAGES_PER_S)
+        self._work.add(looked / INTERPRETED_STAGES_PER_S)
         return plane, parent
 
     def fewest_stages(self) -> Split | None:
@@ -349,7 +346,7 @@ class DpTables:
             source, target, parent, other, forward_s, backward_s, link_s, limit, self._space.counts,
             np.ascontiguousarray(weights.T), self._space.per_node, after, back, self._space.overlap, budget_s,
         )  # fmt: skip
-        self._work.add(looked / STAGES_PER_S)
+        self._work.add(looked / INTERPRETED_STAGES_PER_S)
 
 
 def fewest_stages(space: Space, nodes: int, work: Work) -> Floats:

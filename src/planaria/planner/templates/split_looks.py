@@ -20,19 +20,9 @@ import numpy.typing as npt
 from planaria.plan.compiled import Work
 from planaria.plan.costs.pipeline_time import Before, Floats, times_s
 from planaria.plan.plan import ScheduleKind
+from planaria.plan.thresholds import EVENTS_PER_ROW, MOST_BEAM_LEVELS, SHARE_OF_BEAM, STRETCH_GRAIN, STRETCH_STAGES
 from planaria.planner.templates.split_dp import longest_range, path_weights
 from planaria.planner.templates.splits import Space, Split
-
-_SHARE_OF_BEAM = 0.1
-"""Share of the events spent once they are used up, only to find good splits, at all numbers of stages together."""
-_MOST_BEAM_LEVELS = 40
-"""Most numbers of stages for which that share is spent: each takes time even where it holds little."""
-_EVENTS_PER_ROW = 15
-"""Events that take as long as one more stage of one branch, which may not pass the first conditions."""
-_REMEMBERED = 3
-"""Number of last stages whose lengths stretches remember."""
-_GRAIN = 1e-7
-"""Share of the budget to which lengths of stretches are rounded down, so that equal ones are equal."""
 
 _PARENT, _WAY, _LAYER, _USED, _REST = range(5)
 """Columns of beginnings: the row without the newest stage, or -1; the path's length; the boundary they end at: the
@@ -46,7 +36,7 @@ class _Look:
     """Base of the closer looks: how beginnings of splits are continued.
 
     Args:
-        space: of splits.
+        space: the splits that are searched.
         nodes: whose devices are all used.
         num_microbatches: of the pipeline's step.
         back: whether splits begin with the last stage.
@@ -62,11 +52,11 @@ class _Look:
         """Returns the beginnings with one more stage where no path through it is too long; `_STAGE` is the last column.
 
         Args:
-            rows: beginnings.
+            rows: the beginnings, one a row.
             rest_s: for each boundary, by devices and layers before it, the shortest way on.
             weights: of the paths, one a row.
             after: stages that follow the new one.
-            budget_s: for a path.
+            budget_s: the seconds that a path may take.
         """
         found = []
         for place in range(len(self._space.counts)):
@@ -115,7 +105,7 @@ class Branches(_Look):
     """Branch and bound over splits; the columns of more stages follow those of the newest.
 
     Args:
-        space: of splits.
+        space: the splits that are searched.
         nodes: whose devices are all used.
         num_microbatches: of the pipeline's step.
         work: that this is part of.
@@ -135,11 +125,11 @@ class Branches(_Look):
         """Looks for splits; each one found lowers the target to its time divided by `close`.
 
         Args:
-            target_s: longest step time.
-            close: ratio.
+            target_s: the longest step time that is accepted.
+            close: ratio within which a split is good enough.
             before: for each number of stages to go, the shortest ways to a boundary of splits that may pass.
             stages: of every split, if they have equally many.
-            most_events: that are simulated.
+            most_events: most events that are simulated.
 
         Returns:
             Splits with a step time of at most the target, as far as it fell while they were found; a lower bound of all
@@ -148,12 +138,12 @@ class Branches(_Look):
         rows = np.array([[-1.0, 0.0, self._space.num_layers, self._devices, 0.0]])
         passed: list[Split] = []
         certain, events, level = True, 0.0, most_events
-        beam = _SHARE_OF_BEAM * most_events / len(before)
+        beam = SHARE_OF_BEAM * most_events / len(before)
         for after in range(len(before) - 1):
             weights = path_weights(self._space.schedule, self._num, after, stages)
-            each, row = 2.0 * self._num * (after + 1), _EVENTS_PER_ROW * self._width(target_s)
+            each, row = 2.0 * self._num * (after + 1), EVENTS_PER_ROW * self._width(target_s)
             if len(rows) > max(1, level / (each + row)):
-                if certain and len(before) > _MOST_BEAM_LEVELS:
+                if certain and len(before) > MOST_BEAM_LEVELS:
                     return passed, 0.0, events
                 certain, level = False, beam if certain else level
                 rows = self._likeliest(rows, level / (each + row))
@@ -238,7 +228,7 @@ class Stretches(_Look):
             stages: of every split, if they have equally many.
             most_states: beginnings with equally many stages to go, above which the look is given up, and refuses none.
         """
-        empty = np.array([[-1.0, 0.0, 0.0, 0.0, 0.0, *[-np.inf] * _REMEMBERED]])
+        empty = np.array([[-1.0, 0.0, 0.0, 0.0, 0.0, *[-np.inf] * STRETCH_STAGES]])
         rows, levels = empty[:0], []
         for after in range(len(behind) - 2, -1, -1):
             if behind[after + 1][-1, -1] < np.inf:
@@ -265,7 +255,7 @@ class Stretches(_Look):
         own = forward_s + backward_s + 2.0 * link_s
         stretch = rows[new[:, _PARENT].astype(np.int64), _STAGE.start :]
         passes = self._stretches_pass(rows, new, stretch, after, budget_s)
-        grain = _GRAIN * budget_s / self._num
+        grain = STRETCH_GRAIN * budget_s / self._num
         longer = np.column_stack([own, stretch[:, :-1] + own[:, None]])
         rows = np.hstack([new[:, : _STAGE.start], np.floor(longer / grain) * grain])[passes]
         rows = rows[np.lexsort((rows[:, _PARENT], *rows[:, _LENGTHS].T, rows[:, _LAYER], rows[:, _USED]))]
@@ -287,7 +277,7 @@ class Stretches(_Look):
             return passes
         ways = rows[new[:, _PARENT].astype(np.int64), _WAY] + 2.0 * new[:, _REST]
         own = new[:, _STAGE.start] + new[:, _STAGE.start + 1]
-        for back in range(_REMEMBERED):
+        for back in range(STRETCH_STAGES):
             up = schedule.forwards_ahead(after + 1 + back, num) - ahead
             trips = (room + 1) // (up + 1)
             if trips > 0:
@@ -295,7 +285,7 @@ class Stretches(_Look):
         return passes
 
 
-_LENGTHS = [_WAY, *range(_STAGE.start, _STAGE.start + _REMEMBERED)]
+_LENGTHS = [_WAY, *range(_STAGE.start, _STAGE.start + STRETCH_STAGES)]
 """Columns of a beginning's path length and of its stretches."""
 
 

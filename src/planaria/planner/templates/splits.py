@@ -7,6 +7,7 @@ message stays inside the node.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +41,7 @@ class PrefixCosts:
 
     Attributes:
         forward_s: device counts x (layers + 1), prefix sums.
-        backward_s: the same.
+        backward_s: device counts x (layers + 1), prefix sums.
         link_s: 2 x (layers + 1): a message over the boundary before the layer, between nodes (0) and within one (1).
         limit: device counts x (layers + 1) x (layers + 1): the most stages that may follow a stage from one boundary to
             the other for its memory to suffice; NEVER, or ALWAYS and more.
@@ -86,8 +87,8 @@ class Space:
     """All splits of a model for nodes of `per_node` devices.
 
     Attributes:
-        num_layers: of the model.
-        per_node: M.
+        num_layers: the model's number of layers.
+        per_node: M: the devices of each node.
         counts: the numbers of devices that a stage may have, ascending.
         schedule: order of forwards and backwards.
         overlap: whether messages travel beside compute.
@@ -156,6 +157,22 @@ class Space:
     def _follow(self) -> dict[int, list[list[int]]]:
         """Limits of stages by number of devices, see `PrefixCosts`."""
         return dict(zip(self.counts.tolist(), self.ahead.limit.tolist(), strict=True))
+
+    def least_period_s(self, nodes: int) -> float:
+        """Returns the least time of a largest stage: the slowest layer, or an even share of the devices' time."""
+        costs, counts = self.ahead, self.counts
+        layers = np.diff(costs.forward_s + costs.backward_s, axis=1)
+        even = float((layers * counts[:, None]).min(axis=0).sum()) / (nodes * self.per_node)
+        return max(float(layers.min(axis=0).max()), even)
+
+    def limits_digest(self, most_stages: int, longest_s: float) -> bytes:
+        """Returns a digest, the same for spaces whose stages of up to `longest_s` have the same limits of followers."""
+        costs = self.ahead
+        prefix = costs.forward_s + costs.backward_s
+        compute = prefix[:, None, :] - prefix[:, :, None]
+        matters = (compute <= longest_s * (1 + 1e-6)) & np.triu(np.ones(compute.shape[1:], dtype=bool), k=1)
+        limits: Ints = np.where(matters, np.minimum(costs.limit, most_stages), 0)
+        return hashlib.sha256(limits.astype(np.int32).tobytes()).digest()
 
     def splits(self, nodes: int, most: int) -> list[Split] | None:
         """Returns every split that fits onto `nodes` nodes, or None where there are more than `most`."""

@@ -22,10 +22,18 @@ from planaria.plan.costs.stage_costs import StageCosts, pipeline_cost
 from planaria.plan.plan import PlanError
 from planaria.plan.quantities import count, size
 from planaria.plan.settings import Objective, PlannerSettings
+from planaria.plan.thresholds import (
+    FEW_STATE_LIMITS,
+    FULL_BUDGETS,
+    MANY_SIZES,
+    RANGE_CANDIDATES,
+    SPLIT_BUDGET,
+    STATE_LIMITS,
+)
 from planaria.planner.templates.oobleck import OobleckSearch
 from planaria.planner.templates.split_dp import expected_s, fewest_stages
-from planaria.planner.templates.split_search import BUDGET, Found, StepTimeSearch
-from planaria.planner.templates.split_shared import Shared
+from planaria.planner.templates.split_scores import Shared
+from planaria.planner.templates.split_search import Found, StepTimeSearch
 from planaria.planner.templates.splits import Space, Split, spaces
 
 
@@ -37,8 +45,8 @@ def make_templates(
     A number of nodes above n0 whose every split breaks the memory limit has no template.
 
     Args:
-        profile: costs.
-        settings: of the job.
+        profile: what layers and links cost.
+        settings: what the job asks of its plans.
         without: numbers of nodes of which no template is asked for.
 
     Raises:
@@ -66,8 +74,8 @@ def _with_shadows(profile: ModelProfile, settings: PlannerSettings, without: Col
     """Returns the best templates with stages of at most so much state, each with room for as much of another's, for
     several such limits. One for which only uneven states would fit may be missed; bounds are those without shadows.
     """
-    plain = _Search.of(profile, dataclasses.replace(settings, shadows=False), num_calls=1 + _STATE_LIMITS)
-    limits = _largest_states(profile, _STATE_LIMITS if len(plain.sizes) <= _MANY_SIZES else _FEW_STATE_LIMITS)
+    plain = _Search.of(profile, dataclasses.replace(settings, shadows=False), num_calls=1 + STATE_LIMITS)
+    limits = _largest_states(profile, STATE_LIMITS if len(plain.sizes) <= MANY_SIZES else FEW_STATE_LIMITS)
     searches: list[_Search] = []
     for largest_state in limits:
         with contextlib.suppress(PlanError):  # not with this limit
@@ -91,11 +99,6 @@ def _with_shadows(profile: ModelProfile, settings: PlannerSettings, without: Col
     return tuple(made)
 
 
-_STATE_LIMITS, _FEW_STATE_LIMITS = 10, 5
-"""Numbers of state limits that are tried: for so few sizes of templates that it is quick, and for more."""
-_MANY_SIZES = 8
-
-
 def _largest_states(profile: ModelProfile, count: int) -> list[int]:
     """Returns limits on a stage's state worth a try, from the largest layer's to the model's, in equal ratios."""
     costs = StageCosts(profile)
@@ -110,7 +113,7 @@ class _Search:
     """Search for the best splits onto some numbers of nodes.
 
     Attributes:
-        settings: of the job.
+        settings: what the job asks of its plans.
         space_of: see `spaces`.
         sizes: the numbers of nodes that a template may have.
         work: of all these searches.
@@ -140,7 +143,7 @@ class _Search:
 
     def best(self, nodes: int, shared: Shared | None = None) -> Found:
         """Returns the best split onto one of these numbers of nodes; `shared`: with other searches for as many."""
-        share = min(1.0, _FULL_BUDGETS / len(self.sizes))
+        share = min(1.0, FULL_BUDGETS / len(self.sizes))
         return _best(self.space_of(nodes), self.settings, nodes, share, self.work, shared)
 
 
@@ -152,7 +155,7 @@ def _best(
         found = OobleckSearch(space, nodes, work).run()
         assert found is not None, f"a split onto {nodes} nodes fits, and none was found"
         return Found(split=found[0], time_s=found[1], lower_bound_s=found[1])
-    budget = BUDGET * (20 if settings.thorough else share)
+    budget = SPLIT_BUDGET * (20 if settings.thorough else share)
     searches = [
         StepTimeSearch(
             space, nodes, share, work=work, budget=budget, shared=shared, only_best=len(settings.shares) == 1
@@ -163,7 +166,7 @@ def _best(
     if len(founds) == 1:
         assert founds[0] is not None, f"a split onto {nodes} nodes fits, and none was found"
         return founds[0]
-    candidates = {split for search in searches for split in search.scored[:_CANDIDATES]}
+    candidates = {split for search in searches for split in search.scored[:RANGE_CANDIDATES]}
     bounds = [found.lower_bound_s for found in founds if found is not None]
     worst: dict[Split, tuple[float, float, float]] = {}
     for split in candidates:
@@ -171,12 +174,6 @@ def _best(
         worst[split] = max((time / bound, time, bound) for time, bound in zip(own, bounds, strict=True))
     chosen = min(candidates, key=lambda split: (worst[split][0], split))
     return Found(split=chosen, time_s=worst[chosen][1], lower_bound_s=worst[chosen][2])
-
-
-_FULL_BUDGETS = 8
-"""Number of templates that get the whole budget of one search; more of them share it."""
-_CANDIDATES = 50
-"""Most candidates of each number of microbatches of a range that are tried with the others."""
 
 
 def _template(profile: ModelProfile, settings: PlannerSettings, nodes: int, best: Found) -> Template:

@@ -24,7 +24,7 @@ from planaria.planner.finish_step.salvage import LayerHolders
 from planaria.planner.placement.zones import zone_of
 from planaria.policy.adaptive.candidates import found_in_pieces
 from planaria.policy.adaptive.canonical import Canonical, canonical
-from planaria.policy.adaptive.first_plan import best_first
+from planaria.policy.adaptive.first_plan import MOST_TOLD, best_first
 from planaria.policy.adaptive.new_pipelines import degraded, enough_nodes, fewer_replicas
 from planaria.policy.adaptive.objective import Course, judged, transition_s
 from planaria.policy.candidate_record import CandidateRecord
@@ -35,9 +35,6 @@ from planaria.policy.planner import LEAN, Planner
 from planaria.policy.sentences import join, time
 from planaria.policy.templates import TemplatesPolicy
 
-MOST_TOLD = 3
-"""Candidates that the sentence names, the chosen one included; records have all."""
-
 MOST_KEPT = 256
 """Answers that are kept. Nodes in equal places have one, so a cluster of a thousand needs some tens."""
 
@@ -47,7 +44,7 @@ class _Answers:
     """Answers to canonical requests, found and being found.
 
     Attributes:
-        known: answers.
+        known: the answers that are known.
         under_way: an answer that is being prepared; the next request goes on where that stands.
     """
 
@@ -62,7 +59,7 @@ class AdaptivePolicy(Policy):
 
     Attributes:
         forecast: of the time to come.
-        answers: that were prepared.
+        answers: the answers that were prepared.
     """
 
     forecast: FailureForecast = field(default_factory=FailureForecast)
@@ -89,10 +86,10 @@ class AdaptivePolicy(Policy):
         return dataclasses.replace(self, forecast=forecast)
 
     def with_planner(self, planner: Planner) -> Self:
-        """Returns the same policy for this planner. What was prepared is forgotten where nodes have other speeds;
-        answers are known by the zones that they are for."""
+        """Returns the same policy for this planner. What was prepared is forgotten where nodes have other speeds or
+        links; answers are known by the zones that they are for."""
         of_now = self.planner
-        is_alike = (planner.speeds, planner.stretch) == (of_now.speeds, of_now.stretch)
+        is_alike = planner.is_like(of_now)
         return dataclasses.replace(self, planner=planner, answers=self.answers if is_alike else _Answers())
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
@@ -190,7 +187,7 @@ class AdaptivePolicy(Policy):
     def _form(self, asked: ReplanRequest) -> Canonical:
         """Returns the canonical form of a request. Nodes keep their numbers where they differ in speed or zone, and
         where the plan is not for the next step: then it is compared with that of now."""
-        are_alike = not self.planner.speeds and not self.planner.zones
+        are_alike = not (self.planner.speeds or self.planner.zones or self.planner.conditions.network)
         return canonical(asked, may_rename=self.forecast.at_once and are_alike)
 
     def _found(self, asked: Canonical) -> Pieces[Sequence[Candidate]]:
@@ -299,6 +296,6 @@ def _comparison(ranked: Sequence[CandidateRecord], horizon: float, forecast: Fai
     until = "the next loss" if horizon >= forecast.time_to_failure_s else "the end"
     rivals = [f"{other.name} {other.samples_per_s:.4g}" for other in others[: MOST_TOLD - 1]]
     return (
-        f"Chosen: {first.name}, {first.samples_per_s:.4g} samples a second over the {time(horizon)} expected to "
-        f"{until}; {join(rivals)}."
+        f"Chosen: {first.name}, {first.samples_per_s:.4g} samples/s over the {time(horizon)} to {until}. "
+        f"Next best: {join(rivals)}."
     )

@@ -16,10 +16,9 @@ import msgspec
 
 from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.restore_time import Storage, restore_time
-from planaria.estimate.transfer_time import transfer_time
 from planaria.plan.plan import Plan, PlanError, ScheduleKind
 from planaria.plan.quantities import size
-from planaria.plan.thresholds import DETOUR_GAIN
+from planaria.plan.thresholds import STEPS_EQUAL, WORTH_A_STEP_BESIDE
 from planaria.plan.validate import lacking
 from planaria.planner.reroute.plans import shares
 from planaria.policy.adaptive.new_pipelines import (
@@ -54,14 +53,12 @@ SOURCES: tuple[Source, ...] = (
 )
 """The sources of the adaptive policy's candidates; of equally good ones those of the first are preferred."""
 
-WORTH_A_STEP_BESIDE = 1.25
-"""Ratio of step times above which a plan is not also tried with its state moved beside a step."""
 
 AT_ONCE = {REROUTE: "rerouted", TAKEOVER: "taken over"}
 """Names of how plans are made for which no state moves: one step of the first that there is goes before a plan for
 which some does."""
 
-SPLIT = {ScheduleKind.ZERO_BUBBLE_H1: 1 - DETOUR_GAIN, ScheduleKind.ZERO_BUBBLE_H2: 1 - DETOUR_GAIN}
+SPLIT = {ScheduleKind.ZERO_BUBBLE_H1: 1 - STEPS_EQUAL, ScheduleKind.ZERO_BUBBLE_H2: 1 - STEPS_EQUAL}
 """Schedules with split backwards, from what keeps fewer activations on, each with the part of the best step before it
 that one must be shorter than."""
 
@@ -137,7 +134,7 @@ def _same(one: Candidate, other: Candidate) -> bool:
 def completed(planner: Planner, candidate: Candidate) -> Candidate:
     """Returns the candidate with all that is weighed of it."""
     plan, most_lost = candidate.plan, planner.settings.fault_tolerance
-    moved = transfer_time(plan, planner.profile.links)
+    moved = planner.transfer_time(plan)
     is_degraded = bool(lacking(plan, most_lost, arrived=plan.redundancy is not None))
     return dataclasses.replace(
         candidate,

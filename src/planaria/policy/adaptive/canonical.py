@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from planaria.plan.pipeline import renamed, renamed_stages
 from planaria.plan.plan import NodeId, Pipeline, Plan, Route, Stage, WorkerId
 from planaria.planner.finish_step.shadow_takeover import filled
 from planaria.planner.placement.placement import Holders
@@ -55,8 +56,7 @@ class Canonical:
     def _worker(self, worker: WorkerId) -> WorkerId:
         if self.node_of is None:
             return worker
-        node, device = divmod(worker, self.asked.plan.devices_per_node)
-        return WorkerId(self.node_of[NodeId(node)] * self.asked.plan.devices_per_node + device)
+        return renamed(worker, self.node_of, self.asked.plan.devices_per_node)
 
     def _real(self, plan: Plan) -> Plan:
         """Returns the plan with real numbers of workers, of the generation asked for, its pipelines in their former
@@ -101,7 +101,7 @@ def canonical(asked: ReplanRequest, *, may_rename: bool) -> Canonical:
     they are after the step that the loss struck, and the request then is the one that was made before.
 
     Args:
-        asked: it.
+        asked: the request.
         may_rename: nodes are as good as each other. Not where somebody compares what is proposed with what is.
     """
     plan, lost = asked.plan, set(asked.lost)
@@ -116,15 +116,10 @@ def canonical(asked: ReplanRequest, *, may_rename: bool) -> Canonical:
         left = [filled(pipeline, held, plan.num_layers) for pipeline in left]
     names = _names(left, live, plan.devices_per_node) if may_rename and not asked.leaving else None
     if names is not None:
-        number_of = {node: number for number, node in enumerate(names)}
-        live = {_renamed(worker, number_of, plan.devices_per_node): groups for worker, groups in live.items()}
+        number_of = {node: NodeId(number) for number, node in enumerate(names)}
+        live = {renamed(worker, number_of, plan.devices_per_node): groups for worker, groups in live.items()}
         left = [
-            Pipeline(
-                stages=tuple(
-                    msgspec.structs.replace(stage, worker=_renamed(stage.worker, number_of, plan.devices_per_node))
-                    for stage in pipeline.stages
-                )
-            )
+            Pipeline(stages=renamed_stages(pipeline.stages, number_of, plan.devices_per_node))
             for pipeline in _in_rank(left, live_shapes(left, asked.holders, plan.devices_per_node))
         ]
     stripped = msgspec.structs.replace(
@@ -144,17 +139,13 @@ what the worker holds."""
 
 def live_shapes(pipelines: Collection[Pipeline], holders: Holders, devices_per_node: int) -> list[_Shape]:
     """Returns the shape of each pipeline. Those of one shape differ in the numbers of their nodes alone."""
-    shapes = []
-    for pipeline in pipelines:
-        places: dict[int, int] = {}
-        shape = []
-        for stage in pipeline.stages:
-            node, device = divmod(stage.worker, devices_per_node)
-            place = places.setdefault(node, len(places))
-            held = holders[stage.worker]
-            shape.append((stage.first_layer, stage.end_layer, stage.num_devices, place, device, tuple(held)))
-        shapes.append(tuple(shape))
-    return shapes
+    return [
+        tuple(
+            (*stage, tuple(holders[worker]))
+            for stage, worker in zip(pipeline.form(devices_per_node).stages, pipeline.workers, strict=True)
+        )
+        for pipeline in pipelines
+    ]
 
 
 def _in_rank(pipelines: Collection[Pipeline], shapes: Collection[_Shape]) -> list[Pipeline]:
@@ -174,7 +165,7 @@ def _names(left: Collection[Pipeline], live: Holders, devices_per_node: int) -> 
     pipelines."""
     names: dict[NodeId, None] = {}
     for pipeline in _in_rank(left, live_shapes(left, live, devices_per_node)):
-        nodes = dict.fromkeys(NodeId(stage.worker // devices_per_node) for stage in pipeline.stages)
+        nodes = dict.fromkeys(pipeline.nodes(devices_per_node))
         if not nodes.keys().isdisjoint(names):
             return None
         names |= nodes
@@ -185,11 +176,6 @@ def _names(left: Collection[Pipeline], live: Holders, devices_per_node: int) -> 
             spare.setdefault(NodeId(node), []).append((device, tuple(groups)))
     names |= dict.fromkeys(sorted(spare, key=lambda node: (sorted(spare[node]), node)))
     return list(names)
-
-
-def _renamed(worker: WorkerId, number_of: Mapping[NodeId, int], devices_per_node: int) -> WorkerId:
-    node, device = divmod(worker, devices_per_node)
-    return WorkerId(number_of[NodeId(node)] * devices_per_node + device)
 
 
 def _in_order(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

@@ -12,13 +12,21 @@ Makes no plan after a loss.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 
 from planaria.plan.costs.pipeline_time import Template, Times, step_times
 from planaria.plan.plan import NodeId, Plan, PlanError
-from planaria.plan.thresholds import SETS_CLOSE
+from planaria.plan.thresholds import (
+    ALIKE,
+    FREQUENT_LOSSES,
+    LEAST_TRIED,
+    MOST_NODES_ESTIMATED,
+    MOST_NUMBERS_TRIED,
+    SETS_CLOSE,
+    UNEVEN_CLEARLY,
+)
 from planaria.planner.instantiation.grids import grids
 from planaria.planner.instantiation.grids import shape as grid_shape
 from planaria.planner.instantiation.microbatch_shares import Undistributable
@@ -36,27 +44,6 @@ from planaria.policy.templates import even_sets
 MOST_TOLD = 3
 """Candidates that the sentence names, the chosen one included; records have all."""
 
-MOST_NODES = 2048
-"""Nodes of all plans together that are estimated, beyond `LEAST`: estimates take longer for larger plans."""
-
-MOST_NUMBERS = 3
-"""Numbers of pipelines of which the quickest set by compute is tried."""
-
-FREQUENT = 0.01
-"""Share of the time until the next loss that the best plan is expected to lose by it, for rings to be tried: what
-shadows compute costs some hundredths of a step at least."""
-
-UNEVEN = 0.99
-"""Ratio of step times above which an uneven set is left out: a loss in its largest pipeline costs more."""
-
-ALIKE = 0.02
-"""Share within which plans are as good as the best where workers share cores: all have about the same work to do. Of
-those that use most nodes the one with most pipelines is taken: it has more replicas, and shorter pipelines wait less
-for each other (docs/figures/benchmarks.md, shared cores)."""
-
-LEAST = 2
-"""Number of grids, even sets and plans with split backwards, of each, that are tried however many nodes there are."""
-
 
 def best_first(
     planner: Planner,
@@ -73,47 +60,21 @@ def best_first(
         planner: estimates.
         sizes: a pipeline of each number of nodes that fits.
         own: what the policy `templates` proposes.
-        nodes: live ones.
-        generation: of the plan.
+        nodes: the live nodes.
+        generation: the new plan's generation.
         forecast: for how long it is made.
         ringing: of whose templates rings are made.
     """
-    offered = [dataclasses.replace(own, name=f"templates ({shape(own.plan)})")]
-    most = max(LEAST, MOST_NODES // max(1, len(set(nodes))))
-    least_s = own.step_time_s
+    most = max(LEAST_TRIED, MOST_NODES_ESTIMATED // max(1, len(set(nodes))))
     uneven: set[str] = set()
-    others = chain(
-        _others(planner, sizes, nodes, generation, most),
-        _of_numbers(planner, sizes, nodes, generation, offered, min(MOST_NUMBERS, most), uneven),
-    )
-    for name, plan, compute_s in others:
-        if compute_s > SETS_CLOSE * least_s:
-            continue
-        if any(_same(plan, other.plan) for other in offered) or not planner.fits(plan):
-            continue
-        candidate = dataclasses.replace(Candidate.of(planner, plan, own.how), name=name)
-        offered.append(candidate)
-        least_s = min(least_s, candidate.step_time_s)
-    offered = told_apart(offered)
-    quickest = sorted(offered, key=attrgetter("step_time_s"))
-    close = [candidate for candidate in quickest if candidate.step_time_s <= SETS_CLOSE * least_s]
-    split = [found for found in (with_split_backwards(planner, one) for one in close[:most]) if found is not None]
-    known = [completed(planner, candidate) for candidate in [*offered, *split]]
-    # Under f = 0 one pipeline may be faster; where templates keep a second replica, it is not given up for that.
-    peril = known[0].exposure.peril(1.0)
-    known = [candidate for candidate in known if candidate.exposure.peril(1.0) <= peril]
-    usual_s = min(candidate.step_time_s for candidate in known if candidate.name.split(",")[0] not in uneven)
-    known = [
-        candidate
-        for candidate in known
-        if candidate.name.split(",")[0] not in uneven or candidate.step_time_s <= UNEVEN * usual_s
-    ]
+    offered = _offered(planner, sizes, own, nodes, generation, most, uneven)
+    known, usual_s = _as_safe(planner, offered, most, uneven)
     forecast = dataclasses.replace(forecast, steps_at_stake=0)
     horizon = forecast.horizon_s(usual_s)
     told = [_judged(planner, candidate, forecast, horizon) for candidate in known]
     best = max(told, key=attrgetter("samples_per_s"))
     lost_s = best.risk_s + min(1.0, horizon / forecast.time_to_failure_s) * best.loss_s
-    if lost_s > FREQUENT * horizon:
+    if lost_s > FREQUENT_LOSSES * horizon:
         ring = first_ring(ringing, sorted(set(nodes)), generation)
         for found in (ring, ring and with_split_backwards(planner, ring)):
             if found is not None:
@@ -130,6 +91,56 @@ def best_first(
 
     order = sorted(range(len(known)), key=rank)
     return _chosen(own, known[order[0]], [told[at] for at in order], len(set(nodes)))
+
+
+def _offered(
+    planner: Planner,
+    sizes: Sequence[Template],
+    own: Candidate,
+    nodes: Sequence[NodeId],
+    generation: int,
+    most: int,
+    uneven: set[str],
+) -> list[Candidate]:
+    """Returns the plan of templates, and others that are nearly as fast as the best so far. Names of uneven sets are
+    added to `uneven`."""
+    offered = [dataclasses.replace(own, name=f"templates ({shape(own.plan)})")]
+    least_s = own.step_time_s
+    others = chain(
+        _others(planner, sizes, nodes, generation, most),
+        _of_numbers(planner, sizes, nodes, generation, offered, min(MOST_NUMBERS_TRIED, most), uneven),
+    )
+    for name, plan, compute_s in others:
+        if compute_s > SETS_CLOSE * least_s:
+            continue
+        if any(_same(plan, other.plan) for other in offered) or not planner.fits(plan):
+            continue
+        offered.append(dataclasses.replace(Candidate.of(planner, plan, own.how), name=name))
+        arranged = planner.arranged(plan)
+        if arranged is not plan:
+            by_links = dataclasses.replace(Candidate.of(planner, arranged, own.how), name=f"{name}, arranged by links")
+            offered.append(by_links)
+        least_s = min(least_s, offered[-1].step_time_s)
+    return told_apart(offered)
+
+
+def _as_safe(
+    planner: Planner, offered: Sequence[Candidate], most: int, uneven: Collection[str]
+) -> tuple[list[Candidate], float]:
+    """Returns the candidates, split backwards among them, that are as safe as templates' plan, and the seconds of the
+    quickest that is not uneven; an uneven one must be clearly quicker.
+
+    Under f = 0 one pipeline may be faster; where templates keep a second replica, it is not given up for that.
+    """
+    quickest = sorted(offered, key=attrgetter("step_time_s"))
+    close = [candidate for candidate in quickest if candidate.step_time_s <= SETS_CLOSE * quickest[0].step_time_s]
+    split = [found for found in (with_split_backwards(planner, one) for one in close[:most]) if found is not None]
+    known = [completed(planner, candidate) for candidate in [*offered, *split]]
+    peril = known[0].exposure.peril(1.0)
+    safe = [(one.name.split(",")[0] in uneven, one) for one in known if one.exposure.peril(1.0) <= peril]
+    usual_s = min(one.step_time_s for is_uneven, one in safe if not is_uneven)
+    clearly_s = UNEVEN_CLEARLY * usual_s
+    return [one for is_uneven, one in safe if not is_uneven or one.step_time_s <= clearly_s], usual_s
 
 
 def _others(
@@ -203,9 +214,12 @@ def _chosen(own: Candidate, best: Candidate, told: Sequence[CandidateRecord], nu
         number = len(best.plan.pipelines)
         rest = f" ({idle} idle)" if idle else ""
         reason = f"{num_nodes} nodes make {number} pipelines of {shape(best.plan)} nodes{rest}."
-    rivals = [f"{other.name} {other.samples_per_s:.4g}" for other in told[1:MOST_TOLD]]
-    if rivals:
-        reason = f"{reason} Chosen: {told[0].name}, {told[0].samples_per_s:.4g} samples a second; {join(rivals)}."
+    first, *others = told[:MOST_TOLD]
+    if others:
+        rivals = join([f"{other.name} {other.samples_per_s:.4g}" for other in others])
+        alike = max(other.samples_per_s for other in others) > first.samples_per_s
+        most = f" It has most pipelines of those within {ALIKE:.0%} of the best." if alike else ""
+        reason = f"{reason} Chosen: {first.name}, {first.samples_per_s:.4g} samples/s.{most} Next: {rivals}."
     return dataclasses.replace(best, reason=reason, how=own.how, is_degraded=own.is_degraded, candidates=tuple(told))
 
 

@@ -17,29 +17,15 @@ from planaria.plan.costs.pipeline_time import Template, Times, step_times
 from planaria.plan.plan import Plan, PlanError
 from planaria.plan.quantities import count
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.thresholds import MOST_BUILT, NEAR_NUMBERS, NEXT_NUMBERS, PROMISING, UNEVEN_CLEARLY
 from planaria.planner.instantiation.instantiate import fewest_seconds, instantiate
 from planaria.planner.instantiation.microbatch_shares import distribute
 from planaria.planner.reconfigure.pipeline_sizes import How
-from planaria.planner.reconfigure.straggler_plans import PROMISING
 from planaria.planner.reconfigure.surviving_plan import Reconfiguration, SurvivingPlan
 from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.planner import LEAN, Planner
 from planaria.policy.sentences import shape
 from planaria.policy.templates import TemplatesPolicy, reason_of
-
-NEAR = 2
-"""Difference to the present number of pipelines within which others are searched (Odyssey, section IV-A)."""
-
-NEXT = 1
-"""Difference to the present number of pipelines within which the quickest set, however uneven, is looked for."""
-
-UNEVEN = 0.99
-"""Ratio of compute below which an uneven set is tried; it is offered unless even ones take so much less for a step,
-sums included. With split backwards, which are tried later, it may be the quicker one all the same."""
-
-MOST_BUILT = 6
-"""Shapes of which plans are made: the best in closed form, of each number of pipelines first. It knows no sums of
-gradients, which take longer the more there are: the best by compute must not crowd out those with fewer pipelines."""
 
 
 def template_pipelines(planner: Planner, request: ReplanRequest) -> Iterator[Candidate | None]:
@@ -55,25 +41,29 @@ def searched_pipelines(planner: Planner, request: ReplanRequest) -> Iterator[Can
     left, settings = SurvivingPlan(request.change(planner, planner.sizes)), planner.settings
     known = {template.num_nodes: step_times(template, settings.num_microbatches) for template in planner.sizes}
     now = sum(1 for size in left.alive if size)
-    fewest = max(settings.fault_tolerance + 1, now - NEAR)
+    fewest = max(settings.fault_tolerance + 1, now - NEAR_NUMBERS)
     shapes = {
         tuple(sorted(sizes, reverse=True))
-        for number in range(fewest, min(now + NEAR, settings.num_microbatches) + 1)
+        for number in range(fewest, min(now + NEAR_NUMBERS, settings.num_microbatches) + 1)
         for sizes in _partitions(left, number)
         if all(size in known for size in sizes)
     }
-    shapes |= {sizes for sizes in _instantiations(planner.sizes, left.num_live, settings) if len(sizes) <= now + NEAR}
+    shapes |= {
+        sizes for sizes in _instantiations(planner.sizes, left.num_live, settings) if len(sizes) <= now + NEAR_NUMBERS
+    }
     seconds = {sizes: _seconds(sizes, known, settings.num_microbatches) for sizes in shapes}
     order = sorted(shapes, key=lambda sizes: (seconds[sizes], sizes))
     yield None
     chosen = _best_of_each_number(order)
     least_s = math.inf
-    for number in range(max(fewest, now - NEXT), min(now + NEXT, settings.num_microbatches) + 1):
+    for number in range(max(fewest, now - NEXT_NUMBERS), min(now + NEXT_NUMBERS, settings.num_microbatches) + 1):
         uneven = _quickest(known, left.num_live, number, settings.num_microbatches)
         yield None
         if uneven is not None and uneven not in seconds:
             seconds[uneven] = _seconds(uneven, known, settings.num_microbatches)
-            if seconds[uneven] <= UNEVEN * min((seconds[s] for s in shapes if len(s) == number), default=math.inf):
+            if seconds[uneven] <= UNEVEN_CLEARLY * min(
+                (seconds[s] for s in shapes if len(s) == number), default=math.inf
+            ):
                 chosen.append(uneven)
     for sizes in chosen:
         if seconds[sizes] > PROMISING * seconds[order[0]]:
@@ -81,7 +71,7 @@ def searched_pipelines(planner: Planner, request: ReplanRequest) -> Iterator[Can
         result = left.build(left.fitted(Counter(sizes)), How.INSTANTIATE)
         if planner.fits(result.plan):
             candidate = _candidate(planner, f"search ({shape(result.plan)})", result)
-            if sizes in shapes or UNEVEN * candidate.step_time_s <= least_s:
+            if sizes in shapes or UNEVEN_CLEARLY * candidate.step_time_s <= least_s:
                 least_s = min(least_s, candidate.step_time_s)
                 yield candidate
         yield None

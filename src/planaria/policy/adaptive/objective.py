@@ -16,17 +16,14 @@ from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.stage_costs import PipelineCost, pipeline_cost
 from planaria.plan.plan import Plan, Redundancy
 from planaria.plan.program.routes import redundant_ring, redundant_workers
+from planaria.plan.thresholds import ALL_STOP_SHARE, DEGRADED_SAVES_S, TAKEN_OVER_SHARES
 from planaria.policy.candidate_record import CandidateRecord
-from planaria.policy.forecast import DEGRADED_SAVES_S, FailureForecast
+from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate
 
-ALL_STOP = 0.5
-"""Share of a step that a loss in its middle costs where all stop. Of half a step nearly all is between stages, in no
-accumulator; 0.44 to 0.8 in virtual time, and it can be begun anew (`benchmarks/adaptive.py --virtual`)."""
-
-TAKEN_OVER = {Redundancy.EAGER_EAGER: 0.3, Redundancy.EAGER_LAZY: 0.65, Redundancy.LAZY_LAZY: 0.8}
-"""Share of a step that a loss costs where a shadow goes on, which then does the work of two. Means over all nodes and
-five moments of a step, of five rings of one to four pipelines in virtual time: 0.55 to 0.8 for eager-lazy."""
+TAKEN_OVER = dict(
+    zip((Redundancy.EAGER_EAGER, Redundancy.EAGER_LAZY, Redundancy.LAZY_LAZY), TAKEN_OVER_SHARES, strict=True)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +31,10 @@ class Course:
     """The course of things under a candidate.
 
     Attributes:
-        step_time_s: once its plan runs.
-        transition_s: before that, without gain.
+        step_time_s: seconds of a step once its plan runs.
+        transition_s: seconds before that, without gain.
         peril_before: of the next losses, the share that takes a last replica while the transition lasts.
-        peril: likewise under the plan.
+        peril: of the next losses, the share that takes a last replica under the plan.
         loss_s: by how much longer the step takes under the plan in which the next node is lost.
         is_degraded: so the state is saved beside training, also where no checkpoint is written on the way.
     """
@@ -146,8 +143,8 @@ def next_loss_s(plan: Plan, profile: ModelProfile, step_s: float) -> float:
 
     Args:
         plan: whose step it is.
-        profile: costs.
-        step_s: estimated.
+        profile: what layers and links cost.
+        step_s: estimated seconds of a step.
     """
     if plan.redundancy is not None:
         bare = bare_share(plan)
@@ -159,7 +156,7 @@ def next_loss_s(plan: Plan, profile: ModelProfile, step_s: float) -> float:
     for route in plan.routes:
         at = at_of.get(route.hops)
         if at is None:
-            return ALL_STOP * step_s
+            return ALL_STOP_SHARE * step_s
         shares[at] = shares.get(at, 0) + len(route.microbatches)
     if len(shares) < 2:
         return step_s / 2

@@ -20,7 +20,7 @@ import msgspec
 
 from planaria.plan.plan import Pipeline, Plan
 from planaria.plan.quantities import count
-from planaria.plan.thresholds import GRIDS_CLOSE
+from planaria.plan.thresholds import GRIDS_CLOSE, MOST_GRIDS
 from planaria.planner.dropped_samples import Pool
 from planaria.planner.instantiation.grids import grids
 from planaria.planner.instantiation.grids import shape as grid_shape
@@ -32,9 +32,6 @@ from planaria.policy.morph import MORPH, quickest_depths
 from planaria.policy.planner import Planner
 from planaria.policy.reroute import REROUTE, ReroutePolicy
 from planaria.policy.sentences import shape
-
-MOST_GRIDS = 2
-"""Grids that are estimated: the quickest in closed form."""
 
 
 def rerouted(planner: Planner, request: ReplanRequest) -> Iterator[Candidate | None]:
@@ -86,8 +83,8 @@ def _back_to_checkpoint(asked: ReplanRequest, plan: Plan) -> str:
     idle = len(asked.complete_nodes) - len(plan.nodes)
     rest = f" ({count(idle, 'node')} idle)" if idle else ""
     return (
-        f"Back to the last checkpoint, on a grid of {count(len(plan.pipelines), 'pipeline')} of "
-        f"{count(depth, 'node')}{rest}; what was trained since is trained again."
+        f"Back to the last checkpoint on a grid of {count(len(plan.pipelines), 'pipeline')} of "
+        f"{count(depth, 'node')}{rest}. What was trained since is trained again."
     )
 
 

@@ -14,6 +14,7 @@ from operator import itemgetter
 
 from planaria.plan.costs.pipeline_time import Template, step_times
 from planaria.plan.plan import NodeId, Plan, WorkerId, runs_of
+from planaria.plan.thresholds import FORWARD_SHARE
 from planaria.plan.validate import lacking
 from planaria.planner.finish_step.shadow_takeover import filled
 from planaria.planner.reroute.plans import left_over
@@ -35,9 +36,6 @@ from planaria.policy.sentences import shape
 
 RING = "ring"
 """The name of pipelines of one depth."""
-
-FORWARD_SHARE = 1 / 3
-"""Share of the forward in a layer's work; eager shadows compute another stage's, unless a bubble holds it."""
 
 
 def takeovers_and_rings(planner: Planner, request: ReplanRequest) -> Iterator[Candidate | None]:
@@ -132,7 +130,7 @@ def _shadows_s(planner: Planner, template: Template, share: int) -> float:
 
 
 def _candidate(planner: Planner, plan: Plan, how: str) -> Candidate:
-    moved = sum(move.moved_bytes(plan.groups[move.group]) for move in plan.transfers)
+    moved = plan.moved_bytes
 
     def explain(asked: ReplanRequest, plan: Plan) -> str:
         live = asked.complete_nodes

@@ -9,8 +9,8 @@ The model, part by part (see docs/reference/profile-format.md for the reasons):
 - A stage of d devices: work over d, and what they exchange, the cheaper of two ways: weights and gradients sharded
   (FSDP: gathered in forward and backward, gradients scattered), or products cut (tensor parallelism: sums of
   activations, where the layer can be cut so). Nothing of it is hidden behind compute.
-- Mixed precision with Adam (Rajbhandari et al., 2020, section 3.1): 2 bytes a parameter, 2 its gradient, 12 the
-  optimizer's (a float32 copy and two moments). Activations have 2 bytes a value.
+- Products in half precision. What a worker holds and sends is `planaria.plan.costs.byte_counts`'s to say: of Planaria's
+  own, with exact or fast numerics; or (`mixed`) of published systems, for comparisons with their papers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from difflib import get_close_matches
 
 from planaria.job.errors import UserError
 from planaria.job.version import __version__
+from planaria.plan.costs.byte_counts import EXACT, NUMERICS, ValueBytes
 from planaria.plan.costs.model_profile import (
     DeviceKind,
     LayerCost,
@@ -39,8 +40,8 @@ from planaria.profile.presets.transformers import TRANSFORMERS
 MODELS: dict[str, ModelShape] = {**TRANSFORMERS, **CONVOLUTIONAL, **RECURRENT}
 
 VALUE_BYTES = 2
-GRADIENT_BYTES = 2
-OPTIMIZER_BYTES = 12
+"""Of a value where layers compute, whatever holds the parameters."""
+
 
 MEMORY_SHARE = 0.75
 """Share of the peak memory bandwidth that kernels reach."""
@@ -60,9 +61,6 @@ VOTE_S = 4e-4
 DEFAULT_NETWORK_GBIT_S = 80.0
 """Gbit/s that messages reach of a network of 100."""
 NETWORK_LATENCY_S = 30e-6
-_ADAM_BYTES = 28
-"""Bytes that the optimizer moves per parameter: gradient, copy and two moments in; copy, moments and the half-precision
-parameter out."""
 
 
 def preset(
@@ -73,6 +71,7 @@ def preset(
     sequence_length: int = 0,
     device_counts: Sequence[int] = (1,),
     network_gbit_s: float = DEFAULT_NETWORK_GBIT_S,
+    numerics: str = "exact",
 ) -> ModelProfile:
     """Returns the profile of a published model on a published device.
 
@@ -83,6 +82,7 @@ def preset(
         sequence_length: tokens of a sample; 0: the model's default.
         device_counts: of a stage; 1 is always among them.
         network_gbit_s: that messages between nodes reach, in gigabits (10**9 bits) a second, one direction.
+        numerics: a key of `NUMERICS`: what is held and sent.
 
     Raises:
         UserError: an unknown name, or a number that makes no sense.
@@ -96,6 +96,7 @@ def preset(
         sequence_length=sequence_length,
         device_counts=device_counts,
         network_gbit_s=network_gbit_s,
+        values=NUMERICS[_known(numerics, NUMERICS, "numerics")],
     )
 
 
@@ -108,6 +109,7 @@ def computed(
     sequence_length: int = 0,
     device_counts: Sequence[int] = (1,),
     network_gbit_s: float = DEFAULT_NETWORK_GBIT_S,
+    values: ValueBytes = EXACT,
 ) -> ModelProfile:
     """Returns the profile of a model of this name and shape; see `preset`."""
     figures = DEVICES[_known(device, DEVICES, "device")]
@@ -121,19 +123,19 @@ def computed(
     if counts[0] < 1:
         raise UserError(f"a stage of {counts[0]} devices makes no sense. Give 1 or more.")
     shapes = shape.layers(microbatch_size, sequence_length)
-    costs = tuple(_cost(layer, figures, counts, is_first=number == 0) for number, layer in enumerate(shapes))
+    costs = tuple(_cost(layer, figures, counts, values, is_first=number == 0) for number, layer in enumerate(shapes))
     profile = ModelProfile(
         name=model,
         microbatch_size=microbatch_size,
         layers=costs,
-        groups=_groups(shapes),
+        groups=_groups(shapes, values),
         links=Links(
             within_node=_within_node(figures),
             between_nodes=LinkCost(latency_s=NETWORK_LATENCY_S, bandwidth_bytes_per_s=network_gbit_s * 1e9 / 8),
         ),
         device=DeviceKind(name=figures.title, memory_bytes=figures.memory_bytes, process_bytes=PROCESS_BYTES),
-        step=_step(figures),
-        provenance=_provenance(shape, figures, sequence_length, network_gbit_s),
+        step=_step(figures, values),
+        provenance=_provenance(shape, figures, values, sequence_length, network_gbit_s),
     )
     return check_profile(profile)
 
@@ -160,21 +162,25 @@ def _sequence_length(model: str, shape: ModelShape, given: int) -> int:
 # Time
 
 
-def _cost(layer: LayerShape, figures: DeviceFigures, counts: Sequence[int], *, is_first: bool) -> LayerCost:
+def _cost(
+    layer: LayerShape, figures: DeviceFigures, counts: Sequence[int], values: ValueBytes, *, is_first: bool
+) -> LayerCost:
     parameters = layer.num_parameters
     kept = sum(operation.kept for operation in layer.operations)
+    taken = min(kept, layer.input_values)
     widest = max(operation.moved for operation in layer.operations)
     return LayerCost(
         name=layer.name,
         times=tuple(_times(layer, figures, count, is_first=is_first) for count in counts),
-        parameter_bytes=VALUE_BYTES * parameters,
-        gradient_bytes=GRADIENT_BYTES * parameters,
-        optimizer_bytes=OPTIMIZER_BYTES * parameters,
-        activation_bytes=round(VALUE_BYTES * kept),
-        recompute_activation_bytes=round(VALUE_BYTES * layer.input_values),
-        output_bytes=round(VALUE_BYTES * layer.output_values),
+        parameter_bytes=values.parameter * parameters,
+        gradient_bytes=values.gradient * parameters,
+        optimizer_bytes=values.optimizer * parameters,
+        # The layer's input is as it came.
+        activation_bytes=round(values.computed * (kept - taken) + values.boundary * taken),
+        recompute_activation_bytes=round(values.boundary * layer.input_values),
+        output_bytes=round(values.boundary * layer.output_values),
         # One microbatch's gradients, and the gradients around the widest operation.
-        workspace_bytes=round(VALUE_BYTES * (parameters + widest)),
+        workspace_bytes=round(values.in_layer * parameters + values.computed * widest),
     )
 
 
@@ -248,34 +254,37 @@ def _within_node(figures: DeviceFigures) -> LinkCost:
     return LinkCost(latency_s=figures.link_latency_s, bandwidth_bytes_per_s=LINK_SHARE * figures.link_bytes_per_s)
 
 
-def _groups(layers: Sequence[LayerShape]) -> tuple[Group, ...]:
+def _groups(layers: Sequence[LayerShape], values: ValueBytes) -> tuple[Group, ...]:
     groups = [
-        _group((number,), layer.num_parameters - layer.tied_parameters)
+        _group((number,), layer.num_parameters - layer.tied_parameters, values)
         for number, layer in enumerate(layers)
         if layer.num_parameters > layer.tied_parameters
     ]
     if layers[0].tied_parameters:
-        groups.append(_group((0, len(layers) - 1), layers[0].tied_parameters))
+        groups.append(_group((0, len(layers) - 1), layers[0].tied_parameters, values))
     return tuple(groups)
 
 
-def _group(layers: tuple[int, ...], num_parameters: int) -> Group:
+def _group(layers: tuple[int, ...], num_parameters: int, values: ValueBytes) -> Group:
     return Group(
-        layers=layers, size_bytes=VALUE_BYTES * num_parameters, optimizer_bytes=OPTIMIZER_BYTES * num_parameters
+        layers=layers,
+        size_bytes=values.parameter * num_parameters,
+        optimizer_bytes=values.optimizer * num_parameters,
     )
 
 
-def _step(figures: DeviceFigures) -> StepCosts:
+def _step(figures: DeviceFigures, values: ValueBytes) -> StepCosts:
     per_byte_s = 1 / (MEMORY_SHARE * figures.memory_bytes_per_s)
     return StepCosts(
         vote_s=VOTE_S,
-        apply_s_per_byte=_ADAM_BYTES / VALUE_BYTES * per_byte_s,
-        # Two are read and one is written.
-        sum_s_per_byte=3 * per_byte_s,
+        apply_s_per_byte=values.updated / values.parameter * per_byte_s,
+        sum_s_per_byte=values.added / values.parameter * per_byte_s,
     )
 
 
-def _provenance(shape: ModelShape, figures: DeviceFigures, sequence_length: int, network_gbit_s: float) -> str:
+def _provenance(
+    shape: ModelShape, figures: DeviceFigures, values: ValueBytes, sequence_length: int, network_gbit_s: float
+) -> str:
     parts = [
         f"analytic model of planaria {__version__}, not measured",
         f"shapes: {shape.source}" + (f" ({shape.remarks})" if shape.remarks else ""),
@@ -285,6 +294,7 @@ def _provenance(shape: ModelShape, figures: DeviceFigures, sequence_length: int,
         f"links within a node at {LINK_SHARE:.0%}",
         f"{LAUNCH_S * 1e6:.0f} us a kernel",
         f"messages between nodes at {network_gbit_s:g} Gbit/s",
-        "half precision, Adam with float32 copies (16 bytes a parameter)",
+        f"half precision; {values.state} bytes a parameter are held, {values.parameter} travel of its gradient",
+        f"{values.boundary} bytes a value between layers",
     ]
     return "; ".join(part for part in parts if part)

@@ -1,8 +1,9 @@
 """What is done about each event, and what follows from it.
 
-- `joins`, `step`, `losses`: nodes that come, votes, nodes that go; `salvage`: a loss inside a step.
-- `boundary`, `adopt_plan`: between steps; a plan in force; `checkpoints`, `saved`, `restore`: state on disk.
-- `restart`: after a coordinator that died; `precompute`, `policy`, `fencing`, `end`.
+- `joins`: nodes that come, or give notice; `losses`, `fencing`: nodes that go; `salvage`: a loss inside a step.
+- `step`: votes, commits, evaluations' ends; `boundary`: between steps; `adopt_plan`: a plan is put in force and sent.
+- `checkpoints`: who is ordered to write what; `saved`: the answers, failures too; `restore`: back to the last one.
+- `restart`: after a coordinator that died; `precompute`, `policy`: a switch; `end`: the end of a run.
 
 `transitions` names the handler of each event and phase. A handler takes the run and gives commands.
 """

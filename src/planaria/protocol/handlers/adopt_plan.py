@@ -5,6 +5,8 @@ Whoever takes one has decided on it before: nothing here chooses.
 
 from __future__ import annotations
 
+import dataclasses
+
 from planaria.policy.interface import Candidate
 from planaria.protocol.handlers import end
 from planaria.protocol.messages.events import Command, Publish, Release, Send
@@ -27,16 +29,18 @@ def take(
     folder: str = "",
     told: tuple[AnyRecord, ...] = (),
 ) -> list[Command]:
-    """Puts a plan in force for the step in progress.
+    """Puts a plan in force for the step in progress. Where the state before it is to be evaluated, that comes first.
 
     Args:
-        run: whose it is.
+        run: the run that takes the plan.
         proposal: the plan.
         purpose: why it is taken.
         source: where its workers get state from that they lack.
         folder: of the checkpoint, if that is the source.
         told: records about what led to it.
     """
+    if purpose is not Purpose.FINISH_STEP:
+        proposal = _evaluating(run, proposal)
     measured = put_in_force(run, proposal, purpose, source)
     plan = proposal.plan
     message = PlanMessage(
@@ -64,6 +68,14 @@ def take(
     return [*measured, entry, *sends, *map(Publish, told)]
 
 
+def _evaluating(run: Run, proposal: Candidate) -> Candidate:
+    """Returns the proposal with an evaluation before its step, if one is due."""
+    plan = proposal.plan.of_step
+    if run.evaluations.is_due(run.step - 1):
+        plan = plan.evaluating(run.evaluations.num_microbatches)
+    return proposal if plan is proposal.plan else dataclasses.replace(proposal, plan=plan)
+
+
 def put_in_force(run: Run, proposal: Candidate, purpose: Purpose, source: StateSource) -> list[Command]:
     """Makes the plan the run's from now on, before anybody is told; returns what to tell of the plan before it."""
     if source is StateSource.LIVE:
@@ -84,8 +96,8 @@ def put_in_force(run: Run, proposal: Candidate, purpose: Purpose, source: StateS
     run.failures.begin(run.now)
     run.checkpoints.cadence.begin(run.now)
     run.phase = Phase.TRAINING
-    _begin_attempt(run, purpose, moves_state=source is not StateSource.LIVE or bool(plan.transfers))
-    if purpose in (Purpose.RECONFIGURE, Purpose.RESTORE):
+    _begin_attempt(run, proposal, purpose, moves_state=source is not StateSource.LIVE or bool(plan.transfers))
+    if purpose in (Purpose.RECONFIGURE, Purpose.RESTORE) and plan.evaluation is None:
         is_restore = purpose is Purpose.RESTORE
         run.transition_times.begin(plan, run.now, proposal.transfer_s, _wait_s(run, proposal), is_restore=is_restore)
     else:
@@ -104,14 +116,14 @@ def _wait_s(run: Run, proposal: Candidate) -> float | None:
     return None if proposal.transition_s is None else max(0.0, proposal.transition_s - run.transition_times.change_s)
 
 
-def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
+def _begin_attempt(run: Run, proposal: Candidate, purpose: Purpose, *, moves_state: bool) -> None:
     plan, attempt = run.plan, run.attempt
     attempt.ballot = Ballot(plan)
-    attempt.salvage = attempt.salvage.again(plan.dropped) if purpose is Purpose.FINISH_STEP else Salvage()
+    attempt.salvage = attempt.salvage.again(plan.of_pass.dropped) if purpose is Purpose.FINISH_STEP else Salvage()
     attempt.unready = set(plan.workers) if moves_state else set()
     if purpose is not Purpose.FINISH_STEP:
         attempt.begun_in = plan.generation
-        run.plan_validity.warm(is_warming=purpose is Purpose.WARM_UP)
+        run.plan_validity.warm(is_warming=purpose is Purpose.WARM_UP, left_bytes=proposal.left_bytes)
     if purpose in PLACING:
         # Other placements are made of all nodes; whether those that leave can be done without is found out after
         # a step.
@@ -139,7 +151,7 @@ def _told(run: Run, proposal: Candidate, purpose: Purpose) -> tuple[AnyRecord, .
     """Returns the records announcing the proposal."""
     told: tuple[AnyRecord, ...] = ()
     if purpose is not Purpose.GO_ON:
-        plan_hash = proposal.plan.content_hash if run.settings.hashes_plans else ""
+        plan_hash = proposal.plan.of_step.content_hash if run.settings.hashes_plans else ""
         told += (plan_taken(proposal, run.step, purpose.value, run.plan_selector.policy_switch.name, plan_hash),)
         run.decision = decision_of(told) or run.decision
     becomes_degraded = proposal.is_degraded and not run.is_degraded

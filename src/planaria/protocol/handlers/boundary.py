@@ -18,16 +18,29 @@ from planaria.protocol.planning.plan_selection import Choice
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.checkpoint import NobodyHolds
 from planaria.protocol.step.retained_replicas import Holders
+from planaria.protocol.thresholds import SAVE_AGAIN_S
 
 
 def after_commit(run: Run, committed: int) -> list[Command]:
-    """Decides what follows a commit after which all workers wait: the end of the run, or the next step."""
+    """Decides what follows a commit or the evaluation after it: an evaluation, the end of the run, or the next step."""
+    if run.evaluations.is_due(committed) and run.fatal is None and not run.intent.is_stopping:
+        return _evaluate(run)
+    if (reached := run.evaluations.reached(committed)) is not None:
+        return save_then_end(run, RunStatus.COMPLETED, reached)
     if committed == run.settings.train.steps:
         return save_then_end(run, RunStatus.COMPLETED, "")
     if run.fatal is not None:
         return end_early(run)
     if run.intent.is_stopping:
         return save_then_end(run, RunStatus.STOPPED, end.STOPPED_BY_USER)
+    return go_on(run)
+
+
+def _evaluate(run: Run) -> list[Command]:
+    """Has the state evaluated under the plan of the next step; after the last step the one in force will do."""
+    is_last = run.step > run.settings.train.steps
+    if is_last and run.plan_validity.has_lost_nobody(frozenset(run.members.nodes)):
+        return same_again(run)
     return go_on(run)
 
 
@@ -81,16 +94,23 @@ def reconfigure(run: Run, holders: Holders) -> list[Command]:
 
 
 def _hand_over(run: Run, holders: Holders) -> list[Command]:
-    """Chooses the next plan when no node is lost, but nodes joined, will leave or changed speed."""
-    steps_left = run.settings.train.steps - run.step + 1
+    """Chooses the next plan when no node is lost, but nodes joined, will leave or changed speed, or state is left to
+    move beside steps: less each time."""
+    steps_left = max(1, run.settings.train.steps - run.step + 1)
     stands = run.stands and not run.is_degraded
-    choice = run.plan_selector.beside(run.situation(holders), stands=stands, steps_left=steps_left)
+    validity = run.plan_validity
+    most_bytes = validity.left_bytes if validity.is_warming and not validity.newcomers else None
+    choice = run.plan_selector.beside(
+        run.situation(holders), stands=stands, steps_left=steps_left, most_bytes=most_bytes
+    )
     news: list[Command] = [Publish(Note(level="info", text=choice.told))] if choice.told else []
     return news + _change_over(run, holders, choice)
 
 
 def _change_over(run: Run, holders: Holders, choice: Choice) -> list[Command]:
     """Carries out the choice: keeps the plan in force, moves state beside a step, or takes another plan."""
+    if choice.purpose is Purpose.GO_ON and run.plan_validity.is_warming:
+        return reconfigure(run, holders)  # without what was to be warmed up
     if choice.purpose is Purpose.GO_ON:
         run.plan_validity.keep(run.members.leaving.keys())
         measured = end.close_timing(run) if choice.is_second_look else []
@@ -108,6 +128,8 @@ def _change_over(run: Run, holders: Holders, choice: Choice) -> list[Command]:
 
 
 def _exhausted(run: Run, reason: str, status: RunStatus = RunStatus.EXHAUSTED) -> list[Command]:
+    if run.step > run.settings.train.steps:  # nothing is left but to evaluate
+        return save_then_end(run, RunStatus.COMPLETED, f"step {run.step - 1} is not evaluated: {reason}")
     if not run.settings.waits:
         return save_then_end(run, status, reason)
     run.intent.waiting = reason
@@ -168,10 +190,6 @@ def ask_to_save(run: Run) -> list[Command]:
         return could_not_save(run, f"no replica of parameter group {lost.group} is left")
 
 
-AGAIN_S = 5.0
-"""Seconds until a run that is to end tries again to save its state."""
-
-
 def could_not_save(run: Run, why: str) -> list[Command]:
     """Goes on after a failed save for which all waited; the reason is told. A run that ends with all of its state in
     memory keeps it and tries again, until it is saved or the user does without it."""
@@ -186,11 +204,11 @@ def could_not_save(run: Run, why: str) -> list[Command]:
     is_told, run.intent.unsaved = run.intent.unsaved == lost, lost
     if not without:
         text = (
-            f"{lost}. The workers keep it, and it is tried again every {AGAIN_S:.0f} s: make room, or name another "
-            "folder (planaria save RUN --to FOLDER), or end without it (planaria stop RUN --discard)"
+            f"{lost}. The workers keep it, and it is tried again every {SAVE_AGAIN_S:.0f} s: make room, or name "
+            "another folder (planaria save RUN --to FOLDER), or end without it (planaria stop RUN --discard)"
         )
         told: list[Command] = [] if is_told else [Publish(Note(level="warning", text=text))]
-        return [Discard(folder), *told, SetTimer(AGAIN_S)]
+        return [Discard(folder), *told, SetTimer(SAVE_AGAIN_S)]
     return end.unsaved(run)
 
 

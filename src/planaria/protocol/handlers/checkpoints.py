@@ -23,9 +23,8 @@ def order_beside(run: Run, committed: int) -> dict[WorkerId, Save]:
     lasts_degraded = run.is_degraded and not run.plan_validity.is_warming
     time_to_failure_s = run.failures.time_to_next_s(run.now)
     cadence = run.checkpoints.cadence
-    is_due = run.checkpoints.is_wished or cadence.is_due(
-        committed, run.now, time_to_failure_s, is_degraded=lasts_degraded
-    )
+    is_wanted = run.checkpoints.is_wished or run.evaluations.saves(committed)
+    is_due = is_wanted or cadence.is_due(committed, run.now, time_to_failure_s, is_degraded=lasts_degraded)
     if not is_due or run.checkpoints.under_way is not None:
         return {}
     saving = run.checkpoints.begin(committed, len(run.plan.groups), run.exponents, run.now, run.counts.dropped)

@@ -26,7 +26,10 @@ def stop_requested(run: Run, event: StopRequested) -> list[Command]:
         return unsaved(run)
     if is_known:  # asked again, or told to a coordinator that read it in the journal
         return []
-    text = f"stopping: step {run.step} is finished and saved; a second Ctrl-C ends it at once"
+    what = f"step {run.step} is finished and saved"
+    if run.is_evaluating:
+        what = f"the evaluation is finished, and step {run.step - 1} saved"
+    text = f"stopping: {what}; a second Ctrl-C ends it at once"
     return [JournalStop(), Publish(Note(level="info", text=text))]
 
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 from planaria.plan.plan import PlanError
 from planaria.protocol.handlers import boundary, end
 from planaria.protocol.handlers.adopt_plan import take
-from planaria.protocol.messages.events import Command, NodeNotice, Publish, Received, Send, WorkerJoined
+from planaria.protocol.messages.events import Command, LinksMeasured, NodeNotice, Publish, Received, Send, WorkerJoined
 from planaria.protocol.messages.journal import Fate, JournalNode
 from planaria.protocol.messages.records import NodeJoined, NodeLeaving, RunStatus, Waiting
 from planaria.protocol.messages.worker import Notice, StateSource, Stop
 from planaria.protocol.phases import Phase, Purpose
 from planaria.protocol.run.run import Run
+
+
+def links_measured(run: Run, event: LinksMeasured) -> list[Command]:
+    """Records the links that a node's host measured. The node joins next, and that is reason for another plan."""
+    run.plan_selector.links_measured(event.node, event.host, event.links)
+    return []
 
 
 def joined(run: Run, event: WorkerJoined) -> list[Command]:
@@ -29,7 +35,8 @@ def join(run: Run, event: WorkerJoined) -> list[Command]:
         return []
     zone = run.members.zones.get(node, "")
     record = NodeJoined(node=node, live_nodes=len(run.members.nodes), zone=zone)
-    return [JournalNode(node=node, fate=Fate.JOINED, zone=zone, records=(record,)), Publish(record)]
+    entry = JournalNode(node=node, fate=Fate.JOINED, zone=zone, records=(record,), learnt=run.to_write())
+    return [entry, Publish(record)]
 
 
 def joined_running(run: Run, event: WorkerJoined) -> list[Command]:

@@ -28,7 +28,7 @@ def lost_in_step(run: Run, event: NodeGone) -> list[Command]:
     if event.node not in run.plan.nodes:
         return commands
     if run.phase is Phase.TRAINING and run.attempt.votes.is_enough(run.members.addresses):
-        return commands + step.commit(run)
+        return commands + step.conclude(run)
     return commands + salvage.begin(run)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import PlanError
 from planaria.protocol.handlers import boundary
 from planaria.protocol.messages.events import Command, PolicyRequested, Publish

@@ -22,7 +22,7 @@ def thinks(run: Run, now: float) -> bool:
 def think(run: Run, event: Idle) -> list[Command]:
     """Prepares one piece of a decision, if there is time for it."""
     if thinks(run, run.now):
-        run.precomputed.think(run.plan_selector.policy, run.plan, _holders(run), _gone(run))
+        run.precomputed.think(run.plan_selector.policy, run.plan.of_step, _holders(run), _gone(run))
     return []
 
 
@@ -35,13 +35,13 @@ def took(run: Run, event: PieceTook) -> list[Command]:
 def _look(run: Run) -> bool:
     live, zones = len(run.members.addresses), run.members.zones
     sure = _next_at_once(run)
-    return run.precomputed.look(run.plan_selector.policy, run.plan, live, _gone(run), zones, next_at_once=sure)
+    return run.precomputed.look(run.plan_selector.policy, run.plan.of_step, live, _gone(run), zones, next_at_once=sure)
 
 
 def _next_at_once(run: Run) -> bool | None:
     """Returns whether another plan follows this step at once (nodes of it are lost, or state moves beside it), or is
     looked for because nodes joined (False). None: neither is certain."""
-    if run.plan_validity.is_warming or (run.recovery is not None and not run.stands):
+    if run.plan_validity.follows_at_once or (run.recovery is not None and not run.stands):
         return True
     return None if run.recovery is not None or not run.plan_validity.newcomers or _absent(run) else False
 

@@ -25,13 +25,13 @@ from planaria.protocol.messages.journal import JournalRestart
 from planaria.protocol.messages.records import CoordinatorRestarted, NodeLost, RunEnded, RunStatus
 from planaria.protocol.messages.worker import Ready, Recall, Returned, Vote
 from planaria.protocol.phases import Phase
-from planaria.protocol.planning.step_times import UNMEASURED_S
 from planaria.protocol.run.returning import Position
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.ballot import Ballot
 from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.protocol.step.halt_reports import Salvage
 from planaria.protocol.step.recovery import OpenRecovery
+from planaria.protocol.thresholds import UNMEASURED_INSTRUCTION_S
 
 
 def restarted(run: Run, event: Restarted) -> list[Command]:
@@ -127,7 +127,7 @@ def go_on_from(run: Run, position: Position) -> list[Command]:
     returning = run.returning
     run.current = position.message.plan
     run.phase = Phase.TRAINING
-    run.step_times.patience_s = UNMEASURED_S
+    run.step_times.patience_s = UNMEASURED_INSTRUCTION_S
     run.step = position.step
     run.exponents = position.exponents
     run.lineage = position.message.lineage
@@ -185,11 +185,12 @@ def _untold(run: Run, position: Position) -> list[Command]:
 
 def _go_on_within(run: Run, position: Position) -> list[Command]:
     """Goes on at the boundary after the last commit, or inside the step in progress."""
-    if position.is_boundary:
+    is_evaluated = run.plan.evaluation is not None and not run.evaluations.is_due(run.step - 1)
+    if position.is_boundary or is_evaluated:
         run.attempt.unready = set()
         return boundary.after_commit(run, position.step - 1)
     if run.attempt.votes.is_enough(run.members.addresses):
-        return step.commit(run)
+        return step.conclude(run)
     is_whole = all(worker in run.members.addresses for worker in run.plan.workers)
     if is_whole and not run.returning.halted(position):
         return []

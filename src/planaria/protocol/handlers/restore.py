@@ -90,6 +90,7 @@ def _rewind(run: Run, checkpoint: CheckpointRef | None) -> None:
     run.counts.dropped = checkpoint.num_dropped if checkpoint else 0
     run.skipped_steps = {step for step in run.skipped_steps if step < run.step}
     run.exponents = run.exponents_of(checkpoint)
+    run.evaluations.forget_after(run.step - 1)
 
 
 def wait(run: Run) -> list[Command]:

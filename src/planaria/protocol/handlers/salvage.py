@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planaria.plan.plan import PlanError
-from planaria.plan.thresholds import ANEW_CLEARLY
+from planaria.plan.thresholds import ANEW_CLEARLY, LONG_REST
 from planaria.planner.finish_step.salvage import to_halt
 from planaria.policy.interface import Candidate
 from planaria.protocol.handlers import boundary
@@ -20,8 +20,9 @@ from planaria.protocol.step.retained_replicas import Holders
 def begin(run: Run) -> list[Command]:
     """Halts what the loss broke; the rest is decided once all halted workers have reported."""
     run.phase = Phase.SALVAGING
-    run.attempt.is_void |= not run.plan_selector.finishes(run.situation(run.holders()))
-    broken = to_halt(run.plan, run.members.addresses, run.attempt.unready)
+    if run.plan.evaluation is None:
+        run.attempt.is_void |= not run.plan_selector.finishes(run.situation(run.holders()))
+    broken = to_halt(run.plan.of_pass, run.members.addresses, run.attempt.unready)
     if run.attempt.is_void or run.fatal is not None:
         broken = frozenset(run.plan.workers) & run.members.addresses.keys()
     halt = Halt(generation=run.plan.generation, step=run.step)
@@ -70,7 +71,7 @@ def _finish_step(run: Run, holders: Holders) -> list[Command]:
     if proposal is None:
         run.attempt.is_void = True
         return begin(run)
-    if (sooner := _anew_s(run, proposal, holders)) is not None:
+    if run.plan.evaluation is None and (sooner := _anew_s(run, proposal, holders)) is not None:
         run.attempt.is_void = True
         rest_s, anew_s = sooner
         text = f"step {run.step} is begun anew ({anew_s:.3g} s), which is quicker than to finish it ({rest_s:.3g} s)"
@@ -78,11 +79,6 @@ def _finish_step(run: Run, holders: Holders) -> list[Command]:
     if run.recovery is not None:
         run.recovery.add_rerun(proposal.plan)
     return take(run, proposal, Purpose.FINISH_STEP, StateSource.LIVE)
-
-
-LONG = 1.1
-"""A rest of a step that takes this many steps of the plan it began with, or more, is compared with beginning
-the step anew."""
 
 
 def _anew_s(run: Run, proposal: Candidate, holders: Holders) -> tuple[float, float] | None:
@@ -96,7 +92,7 @@ def _anew_s(run: Run, proposal: Candidate, holders: Holders) -> tuple[float, flo
         return None
     stretch, usual_s = run.step_times.stretch, run.attempt.usual_s or run.step_times.step_s
     rest_s = proposal.rest_s * stretch
-    if rest_s < LONG * usual_s * stretch + (run.step_times.decision_s or 0.0):
+    if rest_s < LONG_REST * usual_s * stretch + (run.step_times.decision_s or 0.0):
         return None
     try:
         anew = run.plan_selector.placement(run.situation(holders), at_once=True)

@@ -21,7 +21,8 @@ def saved(run: Run, event: Received) -> list[Command]:
     saving.written(message.groups)
     if not saving.is_whole:
         return []
-    return [WriteManifest(saving.step, saving.folder, saving.groups, saving.exponents)]
+    best = run.evaluations.best_saved
+    return [WriteManifest(saving.step, saving.folder, saving.groups, saving.exponents, best)]
 
 
 def not_saved(run: Run, event: Received) -> list[Command]:
@@ -49,6 +50,7 @@ def manifest_written(run: Run, event: ManifestWritten) -> list[Command]:
         return []  # given up while it was made whole: a later one was wanted, or the job went back
     saving = run.checkpoints.complete(run.now)
     record = CheckpointSaved(step=event.step, folder=event.folder, seconds=run.now - saving.began)
+    run.evaluations.saved(event.step)
     assert run.checkpoints.last is not None
     excess = run.checkpoints.cadence.excess()
     told: tuple[AnyRecord, ...] = (record,)

@@ -1,4 +1,7 @@
-"""The step in progress: votes come in, and when they are enough it is committed: durable first, then told."""
+"""The step in progress, or the evaluation before it: votes come in, and when they are enough it is concluded.
+
+What is concluded is durable first, then told.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,16 @@ from planaria.job.settings import WhenNotFinite
 from planaria.protocol.handlers import boundary, checkpoints, end
 from planaria.protocol.handlers.adopt_plan import release
 from planaria.protocol.messages.events import Command, Publish, Received, Send
-from planaria.protocol.messages.journal import JournalCommit
+from planaria.protocol.messages.journal import JournalCommit, JournalEvaluation
 from planaria.protocol.messages.records import AnyRecord, RunStatus
 from planaria.protocol.messages.worker import Commit, Ready, Vote
 from planaria.protocol.phases import ProtocolError
 from planaria.protocol.run.announcements import not_finite, step_committed
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.ballot import Ballot, VoteCount
-from planaria.protocol.step.commit import Outcome, learning_rate, outcome
+from planaria.protocol.step.commit import Outcome, outcome
+from planaria.protocol.step.evaluation import evaluated
+from planaria.protocol.step.schedule import learning_rate
 
 
 def ready(run: Run, event: Received) -> list[Command]:
@@ -33,7 +38,7 @@ def ready(run: Run, event: Received) -> list[Command]:
 
 
 def voted(run: Run, event: Received) -> list[Command]:
-    """Records a worker's vote, sent when its program ran to its end; commits the step once the votes are enough."""
+    """Records a worker's vote, sent when its program ran to its end; concludes the pass once votes are enough."""
     vote = event.message
     assert isinstance(vote, Vote)
     votes = run.attempt.votes
@@ -41,7 +46,34 @@ def voted(run: Run, event: Received) -> list[Command]:
         return []
     if event.worker in run.members.addresses:
         votes.cast(event.worker, vote)
-    return commit(run) if votes.is_enough(run.members.addresses) else []
+    return conclude(run) if votes.is_enough(run.members.addresses) else []
+
+
+def conclude(run: Run) -> list[Command]:
+    """Concludes what all have voted for: the step, or the evaluation before it."""
+    return commit(run) if run.plan.evaluation is None else _conclude_evaluation(run)
+
+
+def _conclude_evaluation(run: Run) -> list[Command]:
+    """Concludes the evaluation in progress. No worker has anything to apply: another plan follows, or the end."""
+    tally = run.attempt.votes.tally()
+    if tally.missing or tally.twice:
+        raise ProtocolError(
+            f"evaluation of step {run.step - 1}: {tally.missing} microbatches missing and {tally.twice} evaluated "
+            f"twice; recent: {'; '.join(run.history)}"
+        )
+    record = evaluated(
+        run.evaluations,
+        tally.scores,
+        step=run.step - 1,
+        generation=run.plan.generation,
+        duration_s=max(run.now - run.attempt.began, 1e-9),
+    )
+    run.evaluations.note(record)
+    if run.recovery is not None:
+        run.recovery.committed(run.now)
+    entry = JournalEvaluation(evaluated=record, records=(record,), learnt=run.to_write())
+    return [entry, Publish(record), *boundary.after_commit(run, run.step - 1)]
 
 
 def commit(run: Run) -> list[Command]:
@@ -57,7 +89,11 @@ def commit(run: Run) -> list[Command]:
         run.skipped_steps.add(run.step)
     run.exponents = found.exponents
     # What a step tells of speeds may make the next one's plan due, and so the commit hold.
-    news = [] if run.recovery is not None else run.plan_selector.judge(run.step, tally.compute_s)
+    news: list[AnyRecord] = []
+    if run.recovery is None:
+        news += run.plan_selector.judge(run.step, tally.compute_s)
+        news += run.plan_selector.correct_flows(run.plan, run.step, tally.flows)
+        news += _correct_estimates(run, tally)
     if run.recovery is None and run.replan_trigger.is_due(run.failures.time_to_next_s(run.now)):
         run.plan_selector.straggler_policy.look_again(run.step + 1)
     message = Commit(
@@ -69,7 +105,7 @@ def commit(run: Run) -> list[Command]:
         loss=found.loss,
         norm=found.norm,
         scale=found.scale,
-        learning_rate=learning_rate(train, run.step, run.settings.ends) * found.scale,
+        learning_rate=learning_rate(train, run.step, run.settings.ends, run.settings.rate_factors) * found.scale,
         dropped=run.plan.dropped,
         num_dropped=run.counts.dropped + len(run.plan.dropped),
     )
@@ -83,6 +119,15 @@ def commit(run: Run) -> list[Command]:
     if message.hold:
         return told + boundary.after_commit(run, message.step)
     return [*told, *end.close_recovery(run), *release(run)]
+
+
+def _correct_estimates(run: Run, tally: VoteCount) -> list[AnyRecord]:
+    """Corrects estimates by the plan's first steps; returns what to tell of it."""
+    took_s = run.step_times.just_measured_s
+    if took_s is None:
+        return []
+    news = run.plan_selector.correct_estimates(run.plan, run.step, took_s, tally.compute_s)
+    return [] if news is None else [news]
 
 
 def _require_whole(run: Run, tally: VoteCount) -> None:
@@ -122,5 +167,5 @@ def _tell(run: Run, message: Commit, found: Outcome, news: tuple[AnyRecord, ...]
 
 def _holds_after(run: Run, committed: int) -> bool:
     """Returns whether all workers wait for orders after this commit."""
-    done = committed == run.settings.train.steps
+    done = committed == run.settings.train.steps or run.evaluations.is_due(committed)
     return done or run.intent.is_stopping or run.fatal is not None or not run.goes_on(committed + 1)

@@ -6,13 +6,11 @@ that comes back is a new node, under a number that nobody had before.
 
 from __future__ import annotations
 
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, Hello
-
-MAX_NODES: Final = 1 << 20
-"""Only node numbers below this are accepted; a node that joins later takes the next free one."""
+from planaria.protocol.thresholds import MAX_NODES
 
 Connection = TypeVar("Connection")
 """A worker's connection, as the server represents it."""

@@ -8,13 +8,11 @@ word that nobody said before, and until that comes, nothing that is said on the 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.worker import FromWorker, Hello
-
-MOST_HELD: Final = 256
-"""Most messages of one connection that are held until its proof."""
+from planaria.protocol.thresholds import MOST_HELD
 
 Connection = TypeVar("Connection")
 """A worker's connection, as the server represents it."""

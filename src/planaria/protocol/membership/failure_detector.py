@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.membership.admission import Admission
-from planaria.protocol.membership.liveness import OVERDUE_S, Limits, Liveness
+from planaria.protocol.membership.liveness import Limits, Liveness
 from planaria.protocol.planning.step_times import Expectation
-
-TICK_S: Final = 0.1
-"""Seconds between two rounds of the failure detector."""
-
-AWAY_S: Final = 0.5
-"""A failure detector that runs this many seconds late was itself stopped or overloaded."""
+from planaria.protocol.thresholds import DETECTOR_AWAY_S, DETECTOR_TICK_S, OVERDUE_S
 
 
 class Judge:
@@ -54,7 +49,7 @@ class Judge:
             self.liveness.joined(worker, now)
 
     def is_due(self, now: float) -> bool:
-        return now - self._judged >= TICK_S
+        return now - self._judged >= DETECTOR_TICK_S
 
     def verdicts(
         self, now: float, is_runnable: Callable[[NodeId], bool], expectation: Callable[[], Expectation]
@@ -66,7 +61,7 @@ class Judge:
             is_runnable: whether a node's processes are known to be there, and not stopped.
             expectation: of the plan in force, how long things take.
         """
-        if now - self._judged > AWAY_S:
+        if now - self._judged > DETECTOR_AWAY_S:
             self.liveness.excuse(now)
         self._judged = now
         if self._isolation.holds(self.liveness.quiet_s(now)):

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.worker import Activity, Pulse
-
-OVERDUE_S = 0.5
-"""Seconds after which a heartbeat is overdue; there is one every 0.2 s."""
+from planaria.protocol.thresholds import OVERDUE_S, WORKED_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +19,13 @@ class Limits:
     """Seconds after which a worker counts as hung.
 
     Attributes:
-        silence_s: without any message, of a process that is stopped or on another host.
-        oversubscribed_silence_s: the same, of a process that is known to be there and runnable.
-        least_s: in one instruction, at least.
-        factor: and so many times the instruction's expected duration.
-        working_factor: the same, of one whose heartbeats tell that it works: a node of a fifth of the speed is slow,
-            and does not hang.
-        busy_s: in something that no estimate is made of.
+        silence_s: without any message from a process that is stopped or on another host.
+        oversubscribed_silence_s: without any message from a process that is known to be there and runnable.
+        least_s: in one instruction, however short it is.
+        factor: how many times its expected duration an instruction may take.
+        working_factor: this factor for a worker whose heartbeats tell that it works: a node of a fifth of the speed
+            is slow, and does not hang.
+        busy_s: in work that no estimate is made of.
         join_s: between its start and its first message.
     """
 
@@ -38,10 +36,6 @@ class Limits:
     working_factor: float = 10.0
     busy_s: float = 120.0
     join_s: float = 120.0
-
-
-WORKED_S = 1e-3
-"""Seconds more of work, from one heartbeat to the next, that count as working; waiting takes next to none."""
 
 
 @dataclass(slots=True)

@@ -7,12 +7,13 @@ whether the node lives: that an agent is out of reach is no loss.
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 
 from planaria.job.faults import Fault
 from planaria.job.settings import Job
-from planaria.protocol.messages.worker import Message, Seconds, decoded
+from planaria.protocol.messages.worker import Message, Seconds, ZoneName, decoded
 
 # Agent to coordinator
 
@@ -21,11 +22,13 @@ class Enrol(Message, frozen=True, kw_only=True, tag="enrol"):
     """First message of an agent.
 
     Attributes:
-        version: of the protocol.
-        token: of the job.
+        version: the protocol's version.
+        token: the job's token.
         identity: of the agent, so that it is known again when its connection was lost.
         host: address at which peers reach this node's workers.
         boot: of the kernel: agents of one machine have the same.
+        zone: where the host is.
+        probe_port: at which it answers probes of its links; 0: at none.
         node: whose workers run here still, after a connection was lost; -1: none do.
         mark: of the run to which that node belongs.
     """
@@ -35,6 +38,8 @@ class Enrol(Message, frozen=True, kw_only=True, tag="enrol"):
     identity: str
     host: str
     boot: str
+    zone: ZoneName = ""
+    probe_port: int = 0
     node: int = -1
     mark: str = ""
 
@@ -52,11 +57,18 @@ class NodeEnded(Message, frozen=True, kw_only=True, tag="node_ended"):
     cause: str
 
 
+class LinkProbed(Message, frozen=True, kw_only=True, tag="link_probed"):
+    """Answer to ProbeLink: seconds of a small message one way, and bytes a second; 0: the host is out of reach."""
+
+    latency_s: Seconds
+    bytes_per_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
+
+
 class Ping(Message, frozen=True, kw_only=True, tag="ping"):
     """Asks whether the coordinator is there, which answers with a `Pong`."""
 
 
-FromAgent = Enrol | Available | NodeEnded | Ping
+FromAgent = Enrol | Available | LinkProbed | NodeEnded | Ping
 
 
 # Coordinator to agent
@@ -76,6 +88,13 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     run_folder: str
     mark: str
     patience_s: Seconds
+
+
+class ProbeLink(Message, frozen=True, kw_only=True, tag="probe_link"):
+    """Orders the agent to measure the link to another host, by sending for so many seconds to this address."""
+
+    address: str
+    seconds: Seconds
 
 
 class StartNode(Message, frozen=True, kw_only=True, tag="start_node"):
@@ -118,7 +137,7 @@ class Pong(Message, frozen=True, kw_only=True, tag="pong"):
     """Answer to Ping: the coordinator is there."""
 
 
-ToAgent = Welcome | StartNode | KillNode | Dismissed | OfferRefused | Pong
+ToAgent = Welcome | ProbeLink | StartNode | KillNode | Dismissed | OfferRefused | Pong
 
 _from_agent = msgspec.msgpack.Decoder(FromAgent)
 _to_agent = msgspec.msgpack.Decoder(ToAgent)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.journal import JournalEntry
 from planaria.protocol.messages.records import AnyRecord, RunStatus
+from planaria.protocol.messages.run_measurements import HostLink
 from planaria.protocol.messages.worker import FromWorker, SavedGroup, ToWorker
 
 
@@ -21,6 +22,15 @@ class WorkerJoined:
     worker: WorkerId
     data_address: str
     zone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinksMeasured:
+    """A node that is about to join is on this host, which measured these links to others."""
+
+    node: NodeId
+    host: str
+    links: tuple[HostLink, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +146,7 @@ class ManifestFailed:
 Event = (
     Restarted
     | WorkerJoined
+    | LinksMeasured
     | NodeGone
     | NodeNotice
     | Received
@@ -174,12 +185,16 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """Complete the checkpoint, whose parts are all on disk, by writing its manifest."""
+    """Complete the checkpoint, whose parts are all on disk, by writing its manifest.
+
+    `best`: the step of an older one that is not to be removed, as the model was best there; None: of no one.
+    """
 
     step: int
     folder: str
     groups: tuple[SavedGroup, ...]
     exponents: tuple[int, ...]
+    best: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ import enum
 
 import msgspec
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
-from planaria.protocol.messages.records import AnyRecord
+from planaria.protocol.messages.records import AnyRecord, Evaluated
 from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.messages.worker import Commit, PlanMessage, decoded
 
@@ -27,12 +27,14 @@ class PlanValidityState(msgspec.Struct, frozen=True, kw_only=True):
         needed: of those that gave notice, the ones that it cannot do without.
         newcomers: nodes that came since.
         is_warming: the next one gets its state beside the step.
+        left_bytes: of which so much beside later steps.
     """
 
     placed: tuple[NodeId, ...]
     needed: tuple[NodeId, ...]
     newcomers: tuple[NodeId, ...]
     is_warming: bool
+    left_bytes: int = 0
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -57,12 +59,18 @@ class JournalCommit(JournalEntry, frozen=True, kw_only=True, tag="commit"):
         return self.commit.step
 
 
+class JournalEvaluation(JournalEntry, frozen=True, kw_only=True, tag="evaluation"):
+    """The state after the last commit was evaluated."""
+
+    evaluated: Evaluated
+
+
 class JournalPlan(JournalEntry, frozen=True, kw_only=True, tag="plan"):
     """A plan that is about to be sent, and what is known of the placement behind it.
 
     Attributes:
         message: as it is sent; addresses may change later.
-        stand: of the placement.
+        stand: what was known of the placement: whether it is still valid.
         step_time_s: estimated, of a step.
         longest_s: estimated, of the longest instruction.
     """
@@ -86,7 +94,7 @@ class JournalNode(JournalEntry, frozen=True, kw_only=True, tag="node"):
     """What happened to a node.
 
     Attributes:
-        cause: of a loss.
+        cause: the cause of a loss.
         strikes: it was lost while the plan in force needed it, so that there is something to recover from.
         zone: of a node that joined.
     """
@@ -132,6 +140,7 @@ was written before, outlast a power cut too."""
 
 AnyEntry = (
     JournalCommit
+    | JournalEvaluation
     | JournalPlan
     | JournalNode
     | JournalRecovery

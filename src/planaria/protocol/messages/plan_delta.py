@@ -7,13 +7,13 @@ it knows no socket, and the protocol's machines never see an update.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
-from planaria.plan.plan import Pipeline, Plan, Route, Stage, Transfer, WorkerId
-from planaria.protocol.messages.worker import Challenge, Message, PlanMessage, StateSource, ToWorker, decoded
+from planaria.plan.plan import Evaluation, Pipeline, Plan, Route, Stage, Transfer, WorkerId
+from planaria.protocol.messages.worker import Challenge, Message, PlanMessage, StateSource, ToWorker, decoded, encode
 
 Item = TypeVar("Item")
 
@@ -33,9 +33,9 @@ class RouteUpdate(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         hops: number of the new plan's pipeline of which they are the stages, or the hops themselves.
         microbatches: ranges of them.
-        born: as the route's.
+        born: the same field of the route.
         counted: as the route's; None: every layer.
-        reached: as the route's.
+        reached: the same field of the route.
     """
 
     hops: int | tuple[Cut, ...]
@@ -50,12 +50,14 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
 
     Attributes:
         base: generation of that other one's plan.
-        generation: of this one's.
+        generation: the generation of the plan that this makes.
         pipelines: each a number of a pipeline there, or its stages.
         routes: each a number of a route there, or what it is.
-        shadows: all of them.
+        shadows: all shadows of the plan.
         layer_units: the plan's; None: as there.
         dropped: microbatches that the plan leaves out.
+        num_evaluated: microbatches of the plan's evaluation; 0: it has none.
+        evaluation: its routes, each a number of the one's there, or what it is.
         addresses: of workers that have none, or another one, there.
     """
 
@@ -70,6 +72,8 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
     spare_in_flight: int
     layer_units: tuple[tuple[int, int, int], ...] | None
     dropped: tuple[int, ...]
+    num_evaluated: int
+    evaluation: tuple[int | RouteUpdate, ...]
     addresses: dict[WorkerId, str]
     exponents: tuple[int, ...]
     source: StateSource
@@ -89,31 +93,21 @@ def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
     if _frame(old) != _frame(new) or set(after.addresses) != set(new.workers):
         return None
     pipeline_at = {pipeline: at for at, pipeline in enumerate(old.pipelines)}
-    route_at = {route: at for at, route in enumerate(old.routes)}
     stages_at = {pipeline.stages: at for at, pipeline in enumerate(new.pipelines)}
     return PlanUpdate(
         base=old.generation,
         generation=new.generation,
         step=after.step,
         pipelines=tuple(pipeline_at[p] if p in pipeline_at else _cuts(p.stages) for p in new.pipelines),
-        routes=tuple(
-            route_at[route]
-            if route in route_at
-            else RouteUpdate(
-                stages_at[route.hops] if route.hops in stages_at else _cuts(route.hops),
-                tuple(_ranges(route.microbatches)),
-                route.born,
-                None if route.counted == tuple(range(new.num_layers)) else route.counted,
-                route.reached,
-            )
-            for route in new.routes
-        ),
+        routes=_route_updates(old.routes, new.routes, new.num_layers, stages_at),
         sync_epochs=new.sync_epochs,
         shadows=_cuts(new.shadows),
         transfers=new.transfers,
         spare_in_flight=new.spare_in_flight,
         layer_units=None if new.layer_units == old.layer_units else new.layer_units,
         dropped=new.dropped,
+        num_evaluated=_num_evaluated(new),
+        evaluation=_route_updates(_evaluated(old), _evaluated(new), new.num_layers, stages_at),
         addresses={w: a for w, a in after.addresses.items() if before.addresses.get(w) != a},
         exponents=after.exponents,
         source=after.source,
@@ -122,6 +116,12 @@ def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
         begun=after.begun,
         lineage=after.lineage,
     )
+
+
+def encoded(message: Message, before: PlanMessage | None) -> bytes:
+    """Returns a message as bytes: a plan as what differs from the one before it on the connection, where it can be."""
+    update = difference(before, message) if before is not None and isinstance(message, PlanMessage) else None
+    return encode(update or message)
 
 
 def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
@@ -137,19 +137,9 @@ def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
         _at(old.pipelines, given) if isinstance(given, int) else Pipeline(stages=_stages(given))
         for given in update.pipelines
     )
-    every_layer = tuple(range(old.num_layers))
-    routes = tuple(
-        _at(old.routes, given)
-        if isinstance(given, int)
-        else Route(
-            hops=_at(pipelines, given.hops).stages if isinstance(given.hops, int) else _stages(given.hops),
-            microbatches=_numbers(given.microbatches, old.num_microbatches),
-            born=given.born,
-            counted=every_layer if given.counted is None else given.counted,
-            reached=given.reached,
-        )
-        for given in update.routes
-    )
+    routes = _routes(old.routes, update.routes, pipelines, old.num_layers, old.num_microbatches)
+    evaluated = _routes(_evaluated(old), update.evaluation, pipelines, old.num_layers, update.num_evaluated)
+    evaluation = Evaluation(num_microbatches=update.num_evaluated, routes=evaluated) if update.num_evaluated else None
     plan = msgspec.structs.replace(
         old,
         generation=update.generation,
@@ -161,6 +151,7 @@ def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
         spare_in_flight=update.spare_in_flight,
         layer_units=old.layer_units if update.layer_units is None else update.layer_units,
         dropped=update.dropped,
+        evaluation=evaluation,
     )
     known = before.addresses | update.addresses
     missing = [worker for worker in plan.workers if worker not in known]
@@ -176,6 +167,57 @@ def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
         afresh=update.afresh,
         begun=update.begun,
         lineage=update.lineage,
+    )
+
+
+def _num_evaluated(plan: Plan) -> int:
+    return 0 if plan.evaluation is None else plan.evaluation.num_microbatches
+
+
+def _evaluated(plan: Plan) -> tuple[Route, ...]:
+    return () if plan.evaluation is None else plan.evaluation.routes
+
+
+def _route_updates(
+    old: Sequence[Route], new: Sequence[Route], num_layers: int, stages_at: Mapping[tuple[Stage, ...], int]
+) -> tuple[int | RouteUpdate, ...]:
+    """Returns routes on the wire, given the old ones, and the numbers of the new plan's pipelines by their stages."""
+    route_at = {route: at for at, route in enumerate(old)}
+    every_layer = tuple(range(num_layers))
+    return tuple(
+        route_at[route]
+        if route in route_at
+        else RouteUpdate(
+            stages_at[route.hops] if route.hops in stages_at else _cuts(route.hops),
+            tuple(_ranges(route.microbatches)),
+            route.born,
+            None if route.counted == every_layer else route.counted,
+            route.reached,
+        )
+        for route in new
+    )
+
+
+def _routes(
+    old: Sequence[Route],
+    given: Sequence[int | RouteUpdate],
+    pipelines: Sequence[Pipeline],
+    num_layers: int,
+    num_microbatches: int,
+) -> tuple[Route, ...]:
+    """Returns the routes that the updates stand for, given the old ones and the new plan's pipelines."""
+    every_layer = tuple(range(num_layers))
+    return tuple(
+        _at(old, one)
+        if isinstance(one, int)
+        else Route(
+            hops=_at(pipelines, one.hops).stages if isinstance(one.hops, int) else _stages(one.hops),
+            microbatches=_numbers(one.microbatches, num_microbatches),
+            born=one.born,
+            counted=every_layer if one.counted is None else one.counted,
+            reached=one.reached,
+        )
+        for one in given
     )
 
 

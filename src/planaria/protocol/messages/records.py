@@ -130,6 +130,30 @@ class PlanMeasured(Record, frozen=True, kw_only=True, tag="plan_measured"):
     decision_s: float = 0.0
 
 
+class EstimateCorrected(Record, frozen=True, kw_only=True, tag="estimate_corrected"):
+    """The first steps of a plan showed that estimates are off: of its steps, `before_s` was estimated, and `step_s` is.
+
+    From now on everything counts as `stretch` times as long as the profile says, and links between hosts beside that as
+    `link_slowdown` times slower than probed. Where that changes links much, `is_reviewed`: plans are weighed anew.
+    """
+
+    step: int
+    before_s: float
+    step_s: float
+    stretch: float
+    link_slowdown: float
+    is_reviewed: bool = False
+
+
+class LinkChanged(Record, frozen=True, kw_only=True, tag="link_changed"):
+    """Bytes pass `factor` times as fast between two hosts as before: the link counts so, and plans are weighed anew."""
+
+    step: int
+    hosts: tuple[str, str]
+    bytes_per_s: float
+    factor: float
+
+
 class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):
     """One optimizer step is durable. `step` counts from 1; `loss` is the mean over the microbatches that counted.
 
@@ -164,6 +188,22 @@ class StepSkipped(Record, frozen=True, kw_only=True, tag="step_skipped"):
     tokens_per_s: float
     dropped: tuple[int, ...] = ()
     num_dropped: int = 0
+
+
+class Evaluated(Record, frozen=True, kw_only=True, tag="evaluated"):
+    """The model was evaluated after `step`, on samples that it is not trained on. None: not finite, or not known.
+
+    `accuracy` is the share of labels that it thought the likeliest; `is_best`: by the job's metric, of all so far.
+    """
+
+    step: int
+    loss: float | None
+    perplexity: float | None
+    accuracy: float | None
+    microbatches: int
+    generation: int
+    duration_s: float
+    is_best: bool = False
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,7 +241,7 @@ class CoordinatorRestarted(Record, frozen=True, kw_only=True, tag="coordinator_r
     """A coordinator was started again, and the workers that live have come back.
 
     Attributes:
-        step: in progress.
+        step: the step in progress.
         returned: workers that came back.
         lag: committed steps that the journal had lost and a worker knew of.
         seconds: from the start of this coordinator until all were back.
@@ -250,8 +290,11 @@ AnyRecord = (
     | PlanTaken
     | PolicySwitched
     | PlanMeasured
+    | EstimateCorrected
+    | LinkChanged
     | StepCommitted
     | StepSkipped
+    | Evaluated
     | Recovered
     | CheckpointSaved
     | CoordinatorRestarted

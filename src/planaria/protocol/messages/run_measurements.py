@@ -17,9 +17,9 @@ class SeenLosses(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         began: when there were nodes that could be lost; None: never.
-        count: of losses.
+        count: how many losses.
         last_step: in which one was.
-        nodes: that losses took.
+        nodes: how many nodes the losses took.
         recent: when the last few were.
     """
 
@@ -44,7 +44,7 @@ class MeasuredSaves(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     Attributes:
         costs_s: by which the last ones made training longer.
-        count: that were written.
+        count: how many checkpoints were written.
         began: when the last was ordered; before the first, when training began.
         took_s: from then until it was whole on disk.
     """
@@ -94,8 +94,8 @@ class MemoryShortage(msgspec.Struct, frozen=True, kw_only=True):
     """One node that ran out of memory.
 
     Attributes:
-        node: which.
-        step: in progress then.
+        node: the node.
+        step: the step that was in progress.
         text: what happened there, for people.
     """
 
@@ -116,19 +116,47 @@ class KnownShortages(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     nodes: tuple[MemoryShortage, ...] = ()
 
 
+class HostLink(msgspec.Struct, frozen=True, kw_only=True):
+    """The wire between two hosts, as a probe found it: seconds of a small message one way, and bytes a second.
+
+    `across_zones`: they were in different zones.
+    """
+
+    one: str
+    other: str
+    latency_s: float
+    bytes_per_s: float
+    across_zones: bool = False
+
+
+class KnownLinks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Known links between hosts, see `planaria.protocol.planning.measured_links`.
+
+    Attributes:
+        hosts: of nodes.
+        probed: pairs of hosts.
+        slowdown: how many times slower than probed they count, as steps show.
+    """
+
+    hosts: dict[NodeId, str] = {}
+    probed: tuple[HostLink, ...] = ()
+    slowdown: float = 1.0
+
+
 class RunMeasurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that a coordinator measured of the running job, at one moment.
 
     Attributes:
-        losses: that were seen.
+        losses: the losses that were seen.
         moves: of plans and state, as they were measured.
         read_bytes_per_s: at which nodes read checkpoints.
         decision_s: that the last weighed decision took.
         chosen_for_s: for how far a next loss the plan in force was chosen; None: it was not weighed.
-        speeds: of nodes.
+        speeds: how fast the nodes are, as far as that is known.
         rests: of those that are slow.
-        shortages: of memory.
-        saves: of checkpoints.
+        shortages: the shortages of memory that were seen.
+        saves: what writing checkpoints took.
+        links: what hosts measured of the links between them.
         stretch: how many times longer steps take than the profile says, where that was measured for estimates to come.
     """
 
@@ -141,4 +169,5 @@ class RunMeasurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     rests: Rests = Rests()
     shortages: KnownShortages = KnownShortages()
     saves: MeasuredSaves = MeasuredSaves()
+    links: KnownLinks = KnownLinks()
     stretch: float | None = None

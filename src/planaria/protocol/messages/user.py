@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from planaria.protocol.messages.records import PlanTaken
+from planaria.protocol.messages.records import Evaluated, PlanTaken
 from planaria.protocol.messages.worker import Seconds, decoded
 
 
@@ -28,10 +28,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_fiel
     """The only message from the user's side of a connection.
 
     Attributes:
-        version: of the protocol.
-        token: of the job.
+        version: the protocol's version.
+        token: the job's token.
         wish: what is asked for.
-        node: to be drained.
+        node: the node to drain.
         count: of nodes to add.
         grace_s: of a drain: seconds until the node is gone, for the record.
         policy: name of the one that is wanted.
@@ -50,23 +50,38 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_fiel
     discards: bool = False
 
 
+class LinkFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured links of a class: how many pairs of hosts were measured, and the median's latency and bandwidth.
+
+    `name`: of the class, as in a profile; or of two hosts whose link is far off.
+    """
+
+    name: str
+    pairs: int
+    latency_s: float
+    bytes_per_s: float
+
+
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """State of a running job at one moment.
 
     Attributes:
-        phase: of the coordinator.
-        step: in progress.
-        steps: of the job.
-        nodes: that live.
+        phase: the coordinator's phase; "evaluating" where that is training, and the state is evaluated before it.
+        step: the step in progress.
+        steps: the job's number of steps.
+        nodes: the live nodes.
         leaving: of them, those that gave notice.
         pipelines: for each, its stages as (worker, first layer, end layer).
+        microbatches: that are counted with each pipeline.
         generation: of the plan in force; 0 before the first.
         speeds: of nodes that are slower than the others, as parts of their speed.
         resting: nodes that the plan does without because they are slow.
         zones: of nodes that said where they are.
-        policy: in force.
+        links: the links between hosts, as they were measured.
+        policy: the policy in force.
         num_dropped: microbatches that were left out so far.
         decision: the last one on a placement, with what was weighed for it; None before the first.
+        evaluated: the last evaluation; None: there was none.
         unsaved: why the state with which the run is to end is not on disk yet; "": it does not end, or nothing hinders.
     """
 
@@ -76,13 +91,16 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[int, ...]
     leaving: tuple[int, ...]
     pipelines: tuple[tuple[tuple[int, int, int], ...], ...]
+    microbatches: tuple[int, ...]
     generation: int
     speeds: dict[int, float] = {}
     resting: tuple[int, ...] = ()
     zones: dict[int, str] = {}
+    links: tuple[LinkFigures, ...] = ()
     policy: str = ""
     num_dropped: int = 0
     decision: PlanTaken | None = None
+    evaluated: Evaluated | None = None
     unsaved: str = ""
 
 

@@ -16,7 +16,7 @@ from planaria.job.checks import MAX_ZONE_LENGTH
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 6
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 """Seconds as told from outside: not negative, and finite."""
@@ -130,6 +130,27 @@ class Ready(Message, frozen=True, kw_only=True, tag="ready"):
     since_s: float = 0.0
 
 
+class Flow(msgspec.Struct, frozen=True, array_like=True):
+    """What a connection has sent since it was made: bytes that arrived, and seconds in which some were under way."""
+
+    sent_bytes: int
+    busy_s: Seconds
+
+
+class Score(msgspec.Struct, frozen=True, array_like=True):
+    """What the model makes of one microbatch that is evaluated.
+
+    Attributes:
+        loss: of the microbatch.
+        num_right: how many labels were thought the likeliest.
+        num_labels: of how many; 0: they cannot be told from the last layer's outputs.
+    """
+
+    loss: float
+    num_right: int
+    num_labels: int
+
+
 class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     """Tells that the program of (generation, step) ran to its end here, and that the sums are whole.
 
@@ -138,6 +159,8 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
         losses: microbatch -> its loss, for the microbatches whose last layer ran here.
         ledger: what this worker counted.
         compute_s: how long its forwards and backwards of the step took; 0: not measured.
+        flows: what it has sent to each peer on another host, once in `FLOWS_EVERY` steps.
+        scores: of an evaluation, in place of losses: microbatch -> what was made of it.
     """
 
     generation: int
@@ -146,6 +169,8 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     losses: dict[int, float]
     ledger: Ledger
     compute_s: Seconds = 0.0
+    flows: dict[WorkerId, Flow] = {}
+    scores: dict[int, Score] = {}
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
@@ -241,11 +266,12 @@ class Returned(Message, frozen=True, kw_only=True, tag="returned"):
 
     Attributes:
         generation: of the plan that it has; -1: none.
-        step: in progress here.
-        phase: in that step.
+        step: the step in progress in this worker.
+        phase: the worker's phase in that step.
         is_settled: the state that the plan gives it has arrived.
         ledger: what it has counted in the step.
         held: groups that it holds as of `step - 1`.
+        given: groups that its plan gives it: when it has voted and applies the step, it holds these and no others.
         serial: the highest of any order to save that it was given.
         commit: the last that it applied.
         vote: for the generation and step, when that is what it has come to.
@@ -258,6 +284,7 @@ class Returned(Message, frozen=True, kw_only=True, tag="returned"):
     is_settled: bool
     ledger: Ledger
     held: tuple[int, ...]
+    given: tuple[int, ...]
     serial: int
     commit: Commit | None
     vote: Vote | None
@@ -358,6 +385,10 @@ class Save(Message, frozen=True, kw_only=True, tag="save"):
     serial: int
     folder: str
     groups: tuple[int, ...]
+
+    def failed(self, text: str) -> NotSaved:
+        """Returns the answer that it was not carried out."""
+        return NotSaved(step=self.step, serial=self.serial, text=text)
 
 
 class Commit(Message, frozen=True, kw_only=True, tag="commit"):

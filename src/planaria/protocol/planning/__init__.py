@@ -1,9 +1,14 @@
 """Which plan is the next one, and what a run measures for that.
 
-- `plan_selection`: asks the policy, answers with a proposal; `plan_validity`: whether the plan in force can go on.
+- `plan_selection`: asks the policy, answers with a proposal; `plan_validity`: whether the plan in force can go on,
+  and when it is weighed again though nobody came or went.
 - `policy_switch`: which policy is in force; `precompute`: decisions before they are needed.
-- `replan_trigger`, `straggler_detection`, `straggler_policy`: when another plan is worth a thought.
-- `step_times`, `transition_times`, `failure_rate`, `memory_limits`: what this run measured.
+- `straggler_detection`: which nodes are slow, judged step by step; `straggler_policy`: when that is worth another plan,
+  and which rest.
+- `step_times`: steps beside their estimate, which the first of them correct; `transition_times`, `failure_rate`.
+- `memory_limits`: workers that ran out of memory, and what later plans stay below.
+- `measured_links`: what hosts measured of the links between them, by class and by pair; `link_flows`: where what
+  passes between hosts anyway shows another link than before.
 
 It puts no plan in force: `handlers.adopt_plan` does.
 """

@@ -17,12 +17,7 @@ from planaria.protocol.messages.records import (
     StepSkipped,
 )
 from planaria.protocol.messages.run_measurements import SeenLosses
-
-REMEMBERED = 16
-"""How many of the last losses are examined for coming in a storm."""
-
-CHANCE = 1e-3
-"""Losses are no chance if chance alone would bring them so close together no more often than this."""
+from planaria.protocol.thresholds import CHANCE, LOSSES_EXAMINED
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +26,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         seconds: from first plans to last steps.
         losses: those in one step count as one.
-        nodes: that they took.
+        nodes: how many nodes the losses took.
     """
 
     seconds: float = 0.0
@@ -63,7 +58,7 @@ class Failures:
         self._began: float | None = None
         self._losses = self._nodes = 0
         self._last_step: int | None = None
-        self._recent: deque[float] = deque(maxlen=REMEMBERED)
+        self._recent: deque[float] = deque(maxlen=LOSSES_EXAMINED)
 
     def begin(self, now: float) -> None:
         """Records when nodes first run and may be lost; later calls change nothing."""

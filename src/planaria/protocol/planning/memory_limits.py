@@ -19,12 +19,7 @@ from planaria.plan.quantities import size
 from planaria.policy.interface import Policy
 from planaria.protocol.messages.events import NodeGone
 from planaria.protocol.messages.run_measurements import KnownShortages, MemoryShortage
-
-SOON_STEPS = 10
-"""A second node that runs out of memory within this many steps of the first shows that the job is too large."""
-
-CARRIED = 8
-"""How many of the last plans under which a step was committed are kept: their devices hold what was put on them."""
+from planaria.protocol.thresholds import PLANS_CARRIED, SOON_STEPS
 
 REMEDY = (
     "Add nodes and go on by --resume; or, in a new run, set train.activation_checkpointing = true or a smaller "
@@ -51,7 +46,7 @@ class Shortages:
     def __init__(self, profile: ModelProfile | None = None, within: Callable[[int], Policy] | None = None) -> None:
         self._profile = profile
         self._within = within
-        self._carried: deque[Plan] = deque(maxlen=CARRIED)
+        self._carried: deque[Plan] = deque(maxlen=PLANS_CARRIED)
         self._short: dict[NodeId, MemoryShortage] = {}
         self.bound_bytes: int | None = None
         self.fatal: str | None = None

@@ -7,13 +7,14 @@ replicas unless the policy means to go on with fewer, and no device gets more th
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from planaria.estimate.step_remainder import PlanInterval
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.validate import validate
@@ -21,14 +22,17 @@ from planaria.planner.placement.senders import distinct
 from planaria.planner.placement.zones import Zones
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
-from planaria.protocol.messages.records import NodeSpeed
-from planaria.protocol.messages.run_measurements import RunMeasurements
+from planaria.protocol.messages.records import EstimateCorrected, LinkChanged, NodeSpeed
+from planaria.protocol.messages.run_measurements import HostLink, RunMeasurements
 from planaria.protocol.phases import Purpose
+from planaria.protocol.planning.link_flows import Flows, LinkFlows
+from planaria.protocol.planning.measured_links import MeasuredLinks
 from planaria.protocol.planning.memory_limits import Shortages
 from planaria.protocol.planning.policy_switch import PolicySwitch, why_change
 from planaria.protocol.planning.straggler_detection import NodeSpeeds, SpeedEvidence
 from planaria.protocol.planning.straggler_policy import StragglerPolicy, same_work
 from planaria.protocol.step.retained_replicas import Holders
+from planaria.protocol.thresholds import ESTIMATE_HOLDS, LINK_MATTERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +40,9 @@ class Situation:
     """The state of the job for which a placement is made.
 
     Attributes:
-        plan: in force.
-        step: about to begin.
-        holders: of each group.
+        plan: the plan in force.
+        step: the step that is about to begin.
+        holders: the live workers, each with the groups that it holds.
         gone: nodes that were lost or released.
         leaving: live nodes that gave notice.
         forecast: what is known of the time to come.
@@ -75,16 +79,18 @@ class PlanSelector:
     """Selects the plans of one run.
 
     Args:
-        policy: makes the plans.
-        shortages: of memory.
-        fault_tolerance: f.
+        policy: the policy that makes the plans.
+        shortages: the shortages of memory that were seen.
+        fault_tolerance: f: how many nodes may be lost at once.
         switching: which policy that is, and which others there are.
         evidence: of nodes' speeds, how much is needed.
 
     Attributes:
         policy: for the nodes' speeds and zones as they are known by now.
-        speeds: of the nodes.
+        speeds: how fast the nodes are, as far as that is known.
         pacing: who rests, and whether the plan in force is to be looked at again.
+        links: between hosts, as they were measured.
+        link_flows: what passes between hosts.
         generation: of the last plan that was asked for.
         stretch: how many times longer than the profile says steps are measured to take; None: they were not yet.
     """
@@ -102,6 +108,8 @@ class PlanSelector:
         self.shortages = shortages
         self.speeds = NodeSpeeds(evidence)
         self.straggler_policy = StragglerPolicy(evidence)
+        self.links = MeasuredLinks(policy.planner.profile)
+        self.link_flows = LinkFlows()
         self.generation = 0
         self.stretch: float | None = None
         self._zones: Zones = {}
@@ -116,6 +124,7 @@ class PlanSelector:
         self.speeds.recall(learnt.speeds, live)
         self.straggler_policy.recall(learnt.rests, live)
         self.stretch = learnt.stretch
+        self.links.recall(learnt.links)
         self.policy = self._for_now(self.policy)
 
     def next_generation(self) -> int:
@@ -127,6 +136,11 @@ class PlanSelector:
         """Records the zones of the nodes."""
         self._zones = dict(zones)
         self.policy = self.policy.with_planner(self.policy.planner.with_zones(self._zones))
+
+    def links_measured(self, node: NodeId, host: str, links: Sequence[HostLink]) -> None:
+        """Records what a node's host measured of its links to others."""
+        self.links.measured(node, host, links)
+        self.policy = self._for_now(self.policy)
 
     # Plans that need no other
 
@@ -143,7 +157,7 @@ class PlanSelector:
 
     def unchanged(self, plan: Plan) -> Candidate:
         """Returns the plan in force under a new generation, for workers that were held and go on."""
-        again = msgspec.structs.replace(plan, generation=self.next_generation(), transfers=())
+        again = msgspec.structs.replace(plan.of_step, generation=self.next_generation(), transfers=())
         return Candidate(
             plan=again, reason="The plan stays.", step_time_s=0.0, transfer_bytes=0, how="unchanged", longest_s=0.0
         )
@@ -167,7 +181,8 @@ class PlanSelector:
         forecast: FailureForecast,
         so_far: Sequence[PlanInterval],
     ) -> Candidate | None:
-        """Returns a plan for what a loss left undone of the step in progress; None where it cannot be finished.
+        """Returns a plan for what a loss left undone of the step in progress, or of the evaluation before it; None
+        where it cannot be finished.
 
         Some device has no room for it; or of a layer with two groups each is with another worker, because state was on
         its way.
@@ -175,7 +190,9 @@ class PlanSelector:
         layers = {id(groups): plan.layers_held(groups) for groups in distinct(holders.values())}
         if len(set().union(*layers.values())) < plan.num_layers:
             return None
-        proposal = self.policy.with_forecast(forecast).finish_step(
+        policy = self.policy.with_forecast(forecast)
+        finish = policy.finish_step if plan.evaluation is None else policy.finish_evaluation
+        proposal = finish(
             FinishRequest(
                 plan=plan,
                 live=live,
@@ -260,13 +277,14 @@ class PlanSelector:
         needed = None if proposal.is_degraded else self._fault_tolerance
         validate(proposal.plan, fault_tolerance=needed, dropped=proposal.dropped, arrived=arrived)
 
-    def beside(self, situation: Situation, *, stands: bool, steps_left: int) -> Choice:
+    def beside(self, situation: Situation, *, stands: bool, steps_left: int, most_bytes: int | None = None) -> Choice:
         """Chooses the next placement when no node is lost but nodes came, will leave or changed speed.
 
         Args:
             situation: of the job.
             stands: the placement in force could go on.
             steps_left: of the job.
+            most_bytes: as much state may move beside steps from now on; None: any.
         """
         was_switched, self.policy_switch.is_new = self.policy_switch.is_new, False
         is_due = self.straggler_policy.is_due(situation.step, situation.now) and not was_switched
@@ -282,8 +300,9 @@ class PlanSelector:
             target, told = self._worth_changing(situation, target, steps_left)
         if target is None or same_work(target.plan, situation.plan):
             return Choice(purpose=Purpose.GO_ON, is_second_look=is_due, told=told)
-        moves_state = bool(target.plan.transfers)
-        warming = self.policy.warm_up(situation.plan, target, self.next_generation()) if moves_state else None
+        moved_bytes, warming = target.plan.moved_bytes, None
+        if moved_bytes and (most_bytes is None or moved_bytes <= most_bytes):
+            warming = self.policy.warm_up(situation.plan, target, self.next_generation(), in_parts=True)
         if warming is None or not self.shortages.allows(warming.plan):
             return Choice(purpose=Purpose.RECONFIGURE, is_second_look=is_due, told=told)
         self._check(warming)
@@ -312,8 +331,10 @@ class PlanSelector:
         self.shortages.plan_by(lambda most_bytes: self.policy_switch.made(name, most_bytes))
 
     def _for_now(self, policy: Policy) -> Policy:
-        """Returns the policy with the known zones and speeds of the nodes."""
+        """Returns the policy with the known links, zones and speeds of the nodes."""
         planner = policy.planner
+        if self.links.hosts:
+            planner = planner.with_links(self.links.profile, self.links.hosts, self.links.far_pairs)
         if self._zones:
             planner = planner.with_zones(self._zones)
         if self.stretch is not None:
@@ -364,8 +385,63 @@ class PlanSelector:
             self.straggler_policy.look_again(step + 1)
         return news
 
+    def correct_estimates(
+        self, plan: Plan, step: int, took_s: float, compute_s: Mapping[WorkerId, float]
+    ) -> EstimateCorrected | None:
+        """Corrects estimates by the first steps of the plan in force, where its own is off: by what compute takes, then
+        by links, and by a stretch of everything for what neither explains. Where links count far otherwise than
+        before, the plan is reviewed after this step.
+
+        Args:
+            plan: in force.
+            step: about to be committed.
+            took_s: by the plan's steps.
+            compute_s: of each worker in one of them.
+        """
+        if not self.links.hosts or not plan.is_apart:
+            return None
+        estimate = self.policy.planner.estimate(plan)
+        if abs(estimate.step_time_s / took_s - 1) < ESTIMATE_HOLDS:
+            return None
+        estimated_s = estimate.compute_s
+        longer = [seconds / estimated_s[worker] for worker, seconds in compute_s.items() if estimated_s.get(worker)]
+        if any(longer):
+            self.stretch = statistics.median(longer)
+        before = self.links.slowdown
+        self.links.explain(took_s, lambda links: self._for_now(self.policy).planner.step_s(plan))
+        self.stretch = (self.stretch or 1.0) * took_s / self._for_now(self.policy).planner.step_s(plan)
+        self.policy = self._for_now(self.policy)
+        is_reviewed = not 1 / LINK_MATTERS < self.links.slowdown / before < LINK_MATTERS
+        if is_reviewed:
+            self.straggler_policy.look_again(step + 1)
+        return EstimateCorrected(
+            step=step,
+            before_s=estimate.step_time_s,
+            step_s=took_s,
+            stretch=self.stretch,
+            link_slowdown=self.links.slowdown,
+            is_reviewed=is_reviewed,
+        )
+
+    def correct_flows(self, plan: Plan, step: int, flows: Flows) -> list[LinkChanged]:
+        """Has links count otherwise between which bytes begin to pass faster or slower; the plan is then reviewed."""
+        if not self.links.hosts or not flows:
+            return []
+        hosts = self.links.hosts
+        zones = {host: self._zones.get(node, "") for node, host in hosts.items()}
+        changed = self.link_flows.measured(plan.generation, flows, lambda worker: hosts.get(plan.node_of(worker)))
+        news = []
+        for pair, factor in changed.items():
+            link = self.links.change(pair, factor, across_zones=zones[pair[0]] != zones[pair[1]])
+            news.append(LinkChanged(step=step, hosts=pair, bytes_per_s=link.bytes_per_s, factor=factor))
+        if news:
+            self.policy = self._for_now(self.policy)
+            self.straggler_policy.look_again(step + 1)
+        return news
+
     def forget(self, node: NodeId, step: int) -> None:
         """Forgets a lost node. The plan made of the others was not chosen for speed: it is reviewed after the step."""
+        self.links.forget(node)
         self.straggler_policy.forget(node)
         if self.speeds.forget(node):
             self._know_speeds()

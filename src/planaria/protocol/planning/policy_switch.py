@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.validate import lacking, num_replicas
 from planaria.policy.interface import Candidate, Policy
 from planaria.protocol.planning.straggler_policy import pays
@@ -89,7 +89,7 @@ def why_change(now: Candidate, then: Candidate, fault_tolerance: int, steps_left
     Args:
         now: the plan in force, as the new policy estimates it.
         then: what the new policy makes of it.
-        fault_tolerance: f.
+        fault_tolerance: f: how many nodes may be lost at once.
         steps_left: of the job.
     """
     left_out, then_left_out = len(now.plan.dropped), len(then.plan.dropped)

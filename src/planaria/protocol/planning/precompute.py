@@ -17,15 +17,7 @@ from planaria.plan.plan import NodeId, Plan
 from planaria.planner.placement.zones import Zones
 from planaria.policy.interface import Policy, ReplanRequest
 from planaria.protocol.step.retained_replicas import Holders
-
-BEFORE_VOTES = 0.8
-"""Share of a step's expected time after which no piece is begun that may not be done when votes come in."""
-
-MOST_PAIRED = 32
-"""Most nodes of a plan for which losses of pairs are precomputed: with more, each answer takes too long."""
-
-MOST_ASKED = 96
-"""Most questions about one plan, where some are about two nodes."""
+from planaria.protocol.thresholds import BEFORE_VOTES, MOST_ASKED, MOST_PAIRED
 
 
 class Precomputed:
@@ -74,10 +66,10 @@ class Precomputed:
 
         Args:
             policy: for the nodes' speeds as they are known by now.
-            plan: in force.
+            plan: the plan in force.
             num_live: workers.
             gone: nodes that the next plan does without whatever happens.
-            zones: where nodes are.
+            zones: node -> its zone.
             next_at_once: another plan is sure to be asked for after this step, and is for the next one at once, or gets
                 its state beside that; None: it is not sure.
         """

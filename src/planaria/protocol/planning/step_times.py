@@ -7,12 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from planaria.protocol.messages.records import PlanMeasured
-
-MEASURED_STEPS = 64
-"""How many of a plan's last steps are compared with its estimate."""
-
-UNMEASURED_S = 10.0
-"""Seconds that an instruction may take beside its estimate, before anything was measured."""
+from planaria.protocol.thresholds import CALIBRATED_AFTER, MEASURED_STEPS, UNMEASURED_INSTRUCTION_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +19,6 @@ class Expectation:
 
     instruction_s: float
     step_s: float
-
-
-CALIBRATED_AFTER = 8
-"""Steps of one plan that are enough to tell how far the estimates of this machine are off."""
 
 
 class StepTimes:
@@ -108,6 +99,11 @@ class StepTimes:
         self.instruction_s *= factor
         return factor
 
+    @property
+    def just_measured_s(self) -> float | None:
+        """The median of the plan's first steps, once: when there are enough to tell what a step takes."""
+        return statistics.median(self._measured) if len(self._measured) == CALIBRATED_AFTER else None
+
     def close(self, generation: int) -> PlanMeasured | None:
         """Ends the plan's measurements; returns its measured times beside the estimates.
 
@@ -147,8 +143,8 @@ class StepTimes:
         if not stretch:
             # Nothing is known of this machine yet, and first times are slow.
             return Expectation(
-                instruction_s=UNMEASURED_S + self.instruction_s,
-                step_s=UNMEASURED_S + self.step_s + self.patience_s,
+                instruction_s=UNMEASURED_INSTRUCTION_S + self.instruction_s,
+                step_s=UNMEASURED_INSTRUCTION_S + self.step_s + self.patience_s,
             )
         return Expectation(instruction_s=self.instruction_s * stretch, step_s=self.step_s * stretch + self.patience_s)
 

@@ -16,31 +16,16 @@ from dataclasses import dataclass, field
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.protocol.messages.records import NodeSpeed
 from planaria.protocol.messages.run_measurements import KnownSpeeds
-
-STEPS = 3
-"""Windows in a row that must show another speed. One or two may be chance: a page fault, a checkpoint's copy."""
-
-MOST_STEPS = 24
-"""Most windows that must agree, for a node that changed often within the last `MEMORY_STEPS` windows."""
-
-MEMORY_STEPS = 100
-
-FACTOR = 1.4
-"""Factor by which a speed must differ from the known one. Errors of profiles and the noise of shared cores are within
-it: on nodes of one speed, single steps show speeds down to 0.75, and now and then one of any kind."""
-
-LEAST_S = 0.005
-"""A step in which no worker computes for this many seconds says nothing: the interpreter is what is measured."""
-
-HARM = 0.8
-"""A node counts as slower only if it computes for at least this share of the time of most: else no other waits for it,
-and it may only have so little to do that the interpreter is what is measured."""
-
-LEAVE = 0.85
-"""Speed above which a slow node counts as fast again: far above `1 / FACTOR`, below which it became slow."""
-
-GRAIN = 0.05
-"""Speeds are multiples of this. Finer ones would be chance, and nodes of one speed are planned for together."""
+from planaria.protocol.thresholds import (
+    AGREEING_WINDOWS,
+    FAST_AGAIN,
+    HARMFUL_SHARE,
+    LEAST_COMPUTE_S,
+    MOST_AGREEING_WINDOWS,
+    REMEMBERED_WINDOWS,
+    SLOWER_FACTOR,
+    SPEED_GRAIN,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +57,13 @@ class _Measured:
 class _Seen:
     """History of one node: its speeds in the last windows, and the steps in which its known speed changed."""
 
-    recent: deque[_Measured] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
+    recent: deque[_Measured] = field(default_factory=lambda: deque(maxlen=MOST_AGREEING_WINDOWS))
     changed: deque[int] = field(default_factory=lambda: deque(maxlen=8))
 
     def needed(self, step: int, window_steps: int) -> int:
         """Returns how many windows must agree. The first change and the way back count as one."""
-        often = sum(step - changed < MEMORY_STEPS * window_steps for changed in self.changed)
-        return min(STEPS << max(0, often - 1), MOST_STEPS)
+        often = sum(step - changed < REMEMBERED_WINDOWS * window_steps for changed in self.changed)
+        return min(AGREEING_WINDOWS << max(0, often - 1), MOST_AGREEING_WINDOWS)
 
     def lasts_steps(self, step: int) -> int | None:
         """Returns for how many steps the node's present speed is thought to last; None if unknown."""
@@ -163,7 +148,7 @@ class NodeSpeeds:
                     self._expected_s.setdefault(plan.node_of(worker), {})[worker] = seconds
         took = {worker: compute_s.get(worker, 0.0) for own in self._expected_s.values() for worker in own}
         longest_s = max(took.values(), default=0.0)
-        if longest_s < LEAST_S or min(took.values()) <= 0:
+        if longest_s < LEAST_COMPUTE_S or min(took.values()) <= 0:
             return None
         self._window_steps += 1
         if self._window or longest_s < self._evidence.window_s:
@@ -181,7 +166,7 @@ class NodeSpeeds:
         if len(slowness) < 2:
             return {}
         usual = statistics.median_low(slowness.values())
-        most_s = HARM * statistics.median_low(longest_s.values())
+        most_s = HARMFUL_SHARE * statistics.median_low(longest_s.values())
         return {
             node: _Measured(speed=min(1.0, usual / slowness[node]), harms=took_s >= most_s)
             for node, took_s in longest_s.items()
@@ -191,7 +176,7 @@ class NodeSpeeds:
         seen = self._seen.setdefault(node, _Seen())
         seen.recent.append(found)
         before = self.known.get(node, 1.0)
-        low, high = before / FACTOR, min(before * FACTOR, max(LEAVE, (1.0 + before) / 2))
+        low, high = before / SLOWER_FACTOR, min(before * SLOWER_FACTOR, max(FAST_AGAIN, (1.0 + before) / 2))
         if low <= found.speed <= high or before == 1.0 <= found.speed:
             return None  # as nearly always, for thousands of nodes
         needed = seen.needed(step, self._window_steps)
@@ -212,6 +197,6 @@ class NodeSpeeds:
 
 
 def _rounded(speed: float) -> float:
-    """Rounds a speed to a multiple of `GRAIN`; a node nearly as fast as the others counts as fast."""
-    grains = max(1, round(speed / GRAIN))
-    return 1.0 if (grains + 2) * GRAIN >= 1.0 else round(grains * GRAIN, 2)
+    """Rounds a speed to a multiple of `SPEED_GRAIN`; a node nearly as fast as the others counts as fast."""
+    grains = max(1, round(speed / SPEED_GRAIN))
+    return 1.0 if (grains + 2) * SPEED_GRAIN >= 1.0 else round(grains * SPEED_GRAIN, 2)

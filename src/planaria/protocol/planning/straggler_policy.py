@@ -10,26 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from planaria.plan.plan import NodeId, Plan, PlanError
+from planaria.plan.thresholds import STEPS_AHEAD
 from planaria.policy.interface import Candidate
 from planaria.protocol.messages.run_measurements import Rest, Rests
-from planaria.protocol.planning.straggler_detection import STEPS, SpeedEvidence
+from planaria.protocol.planning.straggler_detection import SpeedEvidence
+from planaria.protocol.thresholds import AGREEING_WINDOWS, FIRST_REST_STEPS, MOST_RESTING, WORTH_CHANGING, WORTH_RESTING
 
-WORTH = 0.98
-"""A plan is left for one whose step takes at most this share of the time. Both are estimates of one kind, so what is
-off in one is off in the other."""
-
-WORTH_RESTING = 0.95
-"""A node is left out if a step then takes at most this share of the time: a resting node is one less to lose."""
-
-STEPS_AHEAD = 500
-"""Most steps for which a plan's gain is counted."""
-
-MOST_RESTING = 3
-"""Most slow nodes, the slowest, that the job is tried without."""
-
-FIRST_REST_STEPS = 20
-
-TRIAL_STEPS = STEPS + 2
+TRIAL_STEPS = AGREEING_WINDOWS + 2
 """Steps from the plan that gives a node back to its judgement: one beside which it gets its state, one not judged, and
 the judged ones."""
 
@@ -103,7 +90,7 @@ class StragglerPolicy:
         """Returns the best plan before a step; None where it pays to go on with the plan in force.
 
         Args:
-            step: about to begin.
+            step: the step that is about to begin.
             now: monotonic seconds.
             speeds: of the slow nodes.
             propose: a plan that does without these nodes.
@@ -171,7 +158,7 @@ def pays(stay: Candidate, other: Candidate, steps_left: int, change_s: float = 0
     all workers wait."""
     gain_s = stay.batch_s - other.batch_s
     return (
-        other.batch_s <= WORTH * stay.batch_s
+        other.batch_s <= WORTH_CHANGING * stay.batch_s
         and gain_s * min(steps_left, STEPS_AHEAD) > other.transfer_s + change_s + stay.step_time_s
     )
 

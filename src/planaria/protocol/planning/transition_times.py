@@ -10,35 +10,25 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from planaria.estimate.restore_time import Storage, restore_time
 from planaria.plan.plan import Plan, WorkerId
-from planaria.policy.forecast import CHANGE_S, RESTORE_S
+from planaria.plan.thresholds import CHANGE_S, RESTORE_S
 from planaria.protocol.messages.run_measurements import MeasuredMoves
-
-REMEMBERED = 8
-"""Measurements kept of each kind; their median counts."""
-
-LEAST_MOVE_S = 0.002
-"""Seconds below which an expected transfer says nothing of the links."""
-
-MOST_STRETCH = 20.0
-
-UNMOVED_S = 0.01
-"""Seconds, until measured, from sending a plan until all workers are ready where no state moves."""
+from planaria.protocol.thresholds import LEAST_MOVE_S, MOST_STRETCH, RESTORES_KEPT, TRANSITIONS_KEPT, UNMOVED_S
 
 
 class TransitionTimes:
     """Measured times of transitions in one run."""
 
     def __init__(self) -> None:
-        self._changes: deque[float] = deque(maxlen=REMEMBERED)
-        self._unmoved: deque[float] = deque(maxlen=REMEMBERED)
+        self._changes: deque[float] = deque(maxlen=TRANSITIONS_KEPT)
+        self._unmoved: deque[float] = deque(maxlen=TRANSITIONS_KEPT)
         """Seconds from sending a plan until all workers were ready where no state moves."""
-        self._stretches: deque[float] = deque(maxlen=REMEMBERED)
-        self._restores: deque[float] = deque(maxlen=REMEMBERED)
+        self._stretches: deque[float] = deque(maxlen=TRANSITIONS_KEPT)
+        self._restores: deque[float] = deque(maxlen=TRANSITIONS_KEPT)
         self._awaited: set[WorkerId] = set()
         self._generation: int | None = None
         """Generation of the last plan that stalled all workers."""
@@ -70,13 +60,9 @@ class TransitionTimes:
 
     def ready(self, worker: WorkerId, now: float) -> None:
         """Records when a worker had all of its state."""
-        self.all_ready((worker,), now)
-
-    def all_ready(self, workers: Collection[WorkerId], now: float) -> None:
-        """Records when these workers had all of their state."""
-        if self._awaited.isdisjoint(workers):
+        if worker not in self._awaited:
             return
-        self._awaited.difference_update(workers)
+        self._awaited.remove(worker)
         self._ended = max(self._ended, now)
         if self._awaited:
             return
@@ -128,10 +114,6 @@ class TransitionTimes:
         return statistics.median(self._restores) if self._restores else RESTORE_S
 
 
-MEASURED = 9
-"""Restores whose median rate counts: one that a busy machine held up is no measure of the storage."""
-
-
 class ReadRates:
     """Measured rates at which one run reads checkpoints.
 
@@ -144,7 +126,7 @@ class ReadRates:
 
     def __init__(self, expected: Storage) -> None:
         self.storage = expected
-        self._rates: deque[float] = deque(maxlen=MEASURED)
+        self._rates: deque[float] = deque(maxlen=RESTORES_KEPT)
         self._under_way: tuple[Plan, float] | None = None
 
     @property

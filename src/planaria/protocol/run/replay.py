@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, Plan
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.journal import (
@@ -15,6 +15,7 @@ from planaria.protocol.messages.journal import (
     JournalCheckpoint,
     JournalCommit,
     JournalEnd,
+    JournalEvaluation,
     JournalNode,
     JournalPlan,
     JournalPolicy,
@@ -22,12 +23,12 @@ from planaria.protocol.messages.journal import (
     JournalRestart,
     JournalStop,
 )
-from planaria.protocol.messages.records import AnyRecord, PlanTaken, Restored, StepCommitted, StepSkipped
+from planaria.protocol.messages.records import AnyRecord, Evaluated, PlanTaken, Restored, StepCommitted, StepSkipped
 from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.messages.worker import StateSource
 from planaria.protocol.phases import Purpose
-from planaria.protocol.planning.memory_limits import CARRIED
 from planaria.protocol.step.commit import NOT_APPLIED
+from planaria.protocol.thresholds import PLANS_CARRIED
 
 
 def decision_of(records: Iterable[AnyRecord]) -> PlanTaken | None:
@@ -41,7 +42,7 @@ class JournalState:
     """What the journal tells a coordinator that is started again, before any worker has come back.
 
     Attributes:
-        plan: the last one.
+        plan: the last plan.
         commit: the last one; None after the job went back to a checkpoint.
         joined: nodes that did, and are not gone.
         lost: nodes that are fenced.
@@ -50,6 +51,8 @@ class JournalState:
         newcomers: nodes that came since the placement in force was made, or tried in vain.
         zones: of the nodes that joined, where they said so.
         checkpoint: the last whole one of this run; None: there is none.
+        saved: steps of which there was one, and the job has not gone back before them.
+        evaluated: the evaluations of this run, of which the same is true.
         skipped_steps: that were committed without being applied.
         num_dropped: microbatches that were left out up to the last commit.
         policy: in force, if the user changed it.
@@ -57,7 +60,7 @@ class JournalState:
         learnt: of the running job.
         carried: the last plans under which a step was committed.
         is_stopping: the user wants it to end.
-        end: of the run.
+        end: how the run ended, if it has.
         losses: in the order in which they happened, those that no recovery has been told of.
         steps_redone: by which the job went back because of them.
         has_resumed: a step was committed after the first of them.
@@ -74,6 +77,8 @@ class JournalState:
     newcomers: frozenset[NodeId] = frozenset()
     zones: Mapping[NodeId, str] = field(default_factory=dict)
     checkpoint: CheckpointRef | None = None
+    saved: frozenset[int] = frozenset()
+    evaluated: tuple[Evaluated, ...] = ()
     skipped_steps: frozenset[int] = frozenset()
     num_dropped: int = 0
     policy: PolicyName | None = None
@@ -119,6 +124,9 @@ class JournalState:
         match entry:
             case JournalCommit():
                 past = self._committed(entry)
+            case JournalEvaluation():
+                told = (*self.evaluated, entry.evaluated)
+                past = replace(self, evaluated=told, has_resumed=bool(self.losses))
             case JournalPlan():
                 past = replace(self._planned(entry), decision=decision_of(entry.records) or self.decision)
             case JournalNode():
@@ -126,7 +134,7 @@ class JournalState:
             case JournalRecovery():
                 past = replace(self, losses=(), steps_redone=0, has_resumed=False)
             case JournalCheckpoint():
-                past = replace(self, checkpoint=entry.checkpoint)
+                past = replace(self, checkpoint=entry.checkpoint, saved=self.saved | {entry.checkpoint.step})
             case JournalPolicy():
                 past = replace(self, policy=entry.policy)
             case JournalStop():
@@ -162,7 +170,7 @@ class JournalState:
         plan = None if self.plan is None else self.plan.message.plan
         if plan is None or plan.generation != entry.commit.generation or (self.carried and self.carried[-1] is plan):
             return self.carried
-        return (*self.carried, plan)[-CARRIED:]
+        return (*self.carried, plan)[-PLANS_CARRIED:]
 
     def _planned(self, entry: JournalPlan) -> JournalState:
         newcomers = frozenset(entry.stand.newcomers)
@@ -177,6 +185,8 @@ class JournalState:
             plan=entry,
             newcomers=newcomers,
             commit=None,
+            saved=frozenset(step for step in self.saved if step < entry.message.step),
+            evaluated=tuple(record for record in self.evaluated if record.step < entry.message.step),
             skipped_steps=skipped,
             steps_redone=redone,
             num_dropped=last.num_dropped if last is not None and last.step < entry.message.step else 0,

@@ -30,7 +30,7 @@ class Position:
 
     Attributes:
         message: the plan in force.
-        step: in progress.
+        step: the step in progress.
         commit: of the step before it, if that was not read from a checkpoint.
         exponents: of the step in progress.
     """
@@ -51,12 +51,12 @@ class ReturningWorkers:
     """What returning workers have reported so far.
 
     Args:
-        past: of the journal.
+        past: what the journal tells of the run.
         num_nodes: that the job was started with.
-        devices_per_node: workers on each.
+        devices_per_node: workers on each node.
 
     Attributes:
-        began: monotonic seconds.
+        began: monotonic seconds at which it began.
         generation: the highest that anybody knows of.
         serial: the highest of any order to save.
         message: the plan in force, as far as it is known; None when nobody has told of one.
@@ -182,7 +182,7 @@ class ReturningWorkers:
 
         They had been given up, and the journal lost even that.
         """
-        message, told = position.message, set(self.lacks_commit(position))
+        message, told, holders = position.message, set(self.lacks_commit(position)), self.held(position)
         stale = []
         for worker in message.plan.workers:
             report = self.reports.get(worker)
@@ -194,10 +194,8 @@ class ReturningWorkers:
             elif message.source is not StateSource.LIVE:
                 is_stale = message.step != position.step
             else:
-                needs = _needs(message.plan, worker)
-                held = set(report.held) if report.generation >= message.lineage else set()
-                has = needs <= held and step == position.step
-                is_stale = message.step != position.step or bool(needs and not has)
+                held = holders.get(worker, ())
+                is_stale = message.step != position.step or not _needs(message.plan, worker) <= set(held)
             if is_stale:
                 stale.append(worker)
         return stale
@@ -252,11 +250,12 @@ class ReturningWorkers:
 
     def held(self, position: Position) -> Holders:
         """Returns the groups of which workers hold a replica as of the last commit, whether the plan gives them or not:
-        nodes without work have what an earlier plan gave them."""
+        nodes without work have what an earlier plan gave them. Who is told of that commit now has its part by then."""
+        told = set(self.lacks_commit(position))
         return {
-            worker: report.held
+            worker: report.given if worker in told else report.held
             for worker, report in sorted(self.reports.items())
-            if report.step == position.step and report.generation >= position.message.lineage
+            if (worker in told or report.step == position.step) and report.generation >= position.message.lineage
         }
 
     def lag(self, position: Position) -> int:
@@ -271,7 +270,7 @@ class ReturningWorkers:
         Args:
             position: where the job is.
             train: for the record of a step.
-            num_nodes: that live.
+            num_nodes: how many nodes live.
             now: monotonic seconds.
         """
         entries: list[JournalEntry] = []
@@ -323,8 +322,8 @@ def _needs(plan: Plan, worker: WorkerId) -> set[int]:
 
 def without_routes(plan: Plan, worker: WorkerId, ledger: Ledger) -> Ledger:
     """Returns the ledger without what the plan's routes have this worker count."""
-    bits = list(ledger.without(mask_of(plan.dropped)).bits())
-    for route in plan.routes:
+    bits = list(ledger.without(mask_of(plan.of_pass.dropped)).bits())
+    for route in plan.of_pass.routes:
         mask = sum(1 << microbatch for microbatch in route.microbatches)
         own = {layer for hop in route.hops if hop.worker == worker for layer in hop.layers}
         for layer in own.intersection(route.counted):

@@ -12,9 +12,10 @@ from itertools import repeat
 
 from planaria.estimate.step_remainder import PlanInterval
 from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.plan.thresholds import USUAL_DECISION_S
 from planaria.plan.validate import lacking
 from planaria.planner.placement.senders import unheld
-from planaria.policy.forecast import USUAL_DECISION_S, FailureForecast
+from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Policy
 from planaria.protocol.membership.members import Membership
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
@@ -24,10 +25,9 @@ from planaria.protocol.phases import AT_WORK, Phase
 from planaria.protocol.planning.failure_rate import Failures
 from planaria.protocol.planning.memory_limits import Shortages
 from planaria.protocol.planning.plan_selection import PlanSelector, Situation
-from planaria.protocol.planning.plan_validity import PlanValidity
+from planaria.protocol.planning.plan_validity import PlanValidity, SecondLook
 from planaria.protocol.planning.policy_switch import MakePolicy, PolicySwitch
 from planaria.protocol.planning.precompute import Precomputed
-from planaria.protocol.planning.replan_trigger import SecondLook
 from planaria.protocol.planning.step_times import StepTimes
 from planaria.protocol.planning.transition_times import ReadRates, TransitionTimes
 from planaria.protocol.run.replay import JournalState
@@ -38,6 +38,7 @@ from planaria.protocol.step.cadence import Cadence
 from planaria.protocol.step.checkpoint import Checkpoints
 from planaria.protocol.step.commit import FIRST_EXPONENT
 from planaria.protocol.step.damage import Damages
+from planaria.protocol.step.evaluation import Evaluations
 from planaria.protocol.step.halt_reports import Salvage
 from planaria.protocol.step.recovery import OpenRecovery
 from planaria.protocol.step.retained_replicas import RetainedReplicas
@@ -88,11 +89,11 @@ class Attempt:
     """The attempt at the step in progress.
 
     Attributes:
-        began: monotonic seconds.
+        began: monotonic seconds at which it began.
         usual_s: estimated seconds of a step under the plan with which it began.
         ballot: of the votes under the plan in force; None before there is one.
         unready: workers whose state is on its way, or who stopped inside the step.
-        salvage: of the losses.
+        salvage: what workers reported of the step after the losses.
         begun_in: generation of the plan under which it began.
         is_void: nobody can finish what others began of the step: it is begun anew.
     """
@@ -140,14 +141,14 @@ class Run:
     """All state of one run.
 
     Args:
-        settings: of the run.
-        policy: makes the plans.
+        settings: the run's settings.
+        policy: the policy that makes the plans.
         past: what the journal of a coordinator that died says.
-        shortages: of memory.
+        shortages: the shortages of memory that were seen.
         make: makes other policies; None: the run keeps to the one that it begins with.
 
     Attributes:
-        phase: of the machine.
+        phase: the machine's phase.
         now: monotonic seconds of the event that is handled.
         step: in progress; every earlier one is committed.
         exponents: grid exponents of the step in progress.
@@ -196,6 +197,9 @@ class Run:
         self.recovery: OpenRecovery | None = None
         self.intent = Intent()
         self.counts = Counts()
+        self.evaluations = Evaluations(settings.evaluation, settings.train.steps, settings.evaluated)
+        for step in settings.saved:
+            self.evaluations.saved(step)
         self.skipped_steps: set[int] = set()
         self.past = past or JournalState()
         self.returning = ReturningWorkers(self.past, settings.num_nodes, settings.devices_per_node)
@@ -209,6 +213,10 @@ class Run:
         self.step = past.step or self.step
         self.checkpoints.last = past.checkpoint or self.checkpoints.last
         self.skipped_steps = set(past.skipped_steps)
+        for record in past.evaluated:
+            self.evaluations.note(record)
+        for step in past.saved:
+            self.evaluations.saved(step)
         self.counts.dropped = past.num_dropped
         self.decision = past.decision
         if past.policy is not None and past.policy is not self.plan_selector.policy_switch.name:
@@ -273,7 +281,7 @@ class Run:
     def situation(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> Situation:
         """Returns the state of the job for which a placement may be made."""
         return Situation(
-            plan=self.plan,
+            plan=self.plan.of_step,
             step=self.step,
             holders=holders,
             gone=frozenset(self.members.gone),
@@ -290,7 +298,7 @@ class Run:
         return FailureForecast(
             time_to_failure_s=time_to_failure_s,
             nodes_together=self.failures.nodes_together,
-            steps_left=self.settings.train.steps - self.step + 1,
+            steps_left=max(1, self.settings.train.steps - self.step + 1),
             steps_at_stake=self.step - 1 - (last.step if last is not None else 0),
             checkpoint_every=self.settings.checkpoint_every or 0,
             checkpoint_every_s=self.checkpoints.cadence.interval_s(time_to_failure_s),
@@ -318,6 +326,7 @@ class Run:
             rests=self.plan_selector.straggler_policy.learnt,
             shortages=self.shortages.learnt,
             saves=self.checkpoints.cadence.learnt,
+            links=self.plan_selector.links.learnt,
             stretch=self.plan_selector.stretch,
         )
 
@@ -330,6 +339,11 @@ class Run:
         return learnt
 
     # Whether the plan in force goes on
+
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether the state before the step in progress is evaluated at this moment."""
+        return self.phase is Phase.TRAINING and self.current is not None and self.current.evaluation is not None
 
     @property
     def stands(self) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from planaria.estimate.restore_time import Storage
-from planaria.job.settings import TrainSection
-from planaria.policy.forecast import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+from planaria.job.settings import EvalSection, TrainSection
+from planaria.plan.thresholds import MEAN_TIME_BETWEEN_FAILURES_S
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
+from planaria.protocol.messages.records import Evaluated
 from planaria.protocol.planning.failure_rate import Watched
 from planaria.protocol.planning.straggler_detection import SpeedEvidence
-from planaria.protocol.step.commit import Ends
+from planaria.protocol.step.schedule import Ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +21,9 @@ class RunSettings:
     Attributes:
         train: steps, batch, clip, schedule.
         policy_name: of the policy that the run begins with.
-        fault_tolerance: f.
+        fault_tolerance: f: how many nodes may be lost at once.
         num_nodes: nodes that are started.
-        devices_per_node: workers on each.
+        devices_per_node: workers on each node.
         num_groups: parameter groups of the model.
         checkpoint_root: folder under which checkpoints are written.
         checkpoint_every: steps between checkpoints, see `Cadence`; None: not by steps.
@@ -38,6 +39,10 @@ class RunSettings:
         shares_cores: workers have less than a core each: a step takes as long as all work in it, whoever does it.
         evidence: of nodes' speeds, how much is needed for a plan that follows them.
         ends: where the learning rate's schedule ends, since which step; empty: at train.steps.
+        rate_factors: of a schedule that is a function: what it gives for each step.
+        evaluation: when the model is evaluated, and what for.
+        evaluated: evaluations of earlier runs up to `resume`.
+        saved: steps of the whole checkpoints that there are up to `resume`.
         hashes_plans: records of plans bear their hash, which takes milliseconds for thousands of nodes.
     """
 
@@ -50,7 +55,7 @@ class RunSettings:
     checkpoint_root: str
     checkpoint_every: int | None
     resume: CheckpointRef | None
-    mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+    mean_time_between_failures_s: float = MEAN_TIME_BETWEEN_FAILURES_S
     watched: Watched = field(default_factory=Watched)
     storage: Storage = field(default_factory=Storage)
     checkpoint_every_s: float | None = None
@@ -61,6 +66,10 @@ class RunSettings:
     shares_cores: bool = False
     evidence: SpeedEvidence = field(default_factory=SpeedEvidence)
     ends: Ends = ()
+    rate_factors: tuple[float, ...] = ()
+    evaluation: EvalSection = field(default_factory=EvalSection)
+    evaluated: tuple[Evaluated, ...] = ()
+    saved: tuple[int, ...] = ()
     hashes_plans: bool = True
 
     @property

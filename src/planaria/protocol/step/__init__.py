@@ -1,8 +1,9 @@
 """The step in progress, its commit, and the checkpoints of what was committed.
 
-- `ballot`, `commit`: votes, and what a commit decides; `halt_reports`: what halted workers say after a loss.
-- `recovery`: what one recovery lost, moved and took; `time_accounting`: where a run's time went.
-- `checkpoint`, `cadence`: what is written by whom, and when; `retained_replicas`, `damage`: what is known of state.
+- `ballot`: votes; `commit`: clip and grids; `schedule`: learning rates; `halt_reports`: a loss inside a step.
+- `cadence`: when a checkpoint is due; `checkpoint`: the one under way, who writes what, when it is given up.
+- `recovery`: what one recovery lost, moved and took; `time_accounting`: a run's time, useful, redone, waiting.
+- `retained_replicas`: state that no plan accounts for; `damage`: messages that arrived other than they were sent.
 
 It imports `messages` alone. Something else that a commit decides is a pure function of `commit`.
 """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from planaria.plan.ledger import combine, mask_of
 from planaria.plan.plan import Plan, WorkerId
-from planaria.protocol.messages.worker import Vote
+from planaria.protocol.messages.worker import Flow, Score, Vote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,32 +17,32 @@ class VoteCount:
     Attributes:
         norms: group -> squared norm of its summed gradient.
         losses: microbatch -> loss.
+        scores: of an evaluation, microbatch -> what was made of it.
         missing: contributions (layer, microbatch) that no vote has; 0 when a worker died after all had its own.
         twice: contributions that more than one vote has, or of microbatches that the plan leaves out.
         compute_s: how long each worker computed.
+        flows: what each worker that tells it has sent to its peers on other hosts.
     """
 
     norms: dict[int, float]
     losses: dict[int, float]
+    scores: dict[int, Score]
     missing: int
     twice: int
     compute_s: dict[WorkerId, float]
+    flows: dict[WorkerId, dict[WorkerId, Flow]]
 
 
 class Ballot:
     """Votes of the workers for one plan and step."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        self._plan = plan.of_pass
         self._votes: dict[WorkerId, Vote] = {}
         self._withdrawn: set[WorkerId] = set()
 
     def cast(self, worker: WorkerId, vote: Vote) -> None:
         self._votes[worker] = vote
-
-    def cast_alike(self, workers: Iterable[WorkerId], vote: Vote) -> None:
-        """Casts the same vote for all of these workers."""
-        self._votes.update(dict.fromkeys(workers, vote))
 
     def withdraw(self, worker: WorkerId) -> None:
         """Withdraws the vote of a lost worker."""
@@ -66,6 +66,8 @@ class Ballot:
             return False
         if len(awaited) == len(self._plan.workers):
             return True
+        if self._plan.evaluation is not None:
+            return len({m for vote in self._votes.values() for m in vote.scores}) == self._plan.num_counted
         norms = {group for vote in self._votes.values() for group in vote.norms}
         losses = {microbatch for vote in self._votes.values() for microbatch in vote.losses}
         return len(norms) == len(self._plan.groups) and len(losses) == self._plan.num_counted
@@ -73,12 +75,14 @@ class Ballot:
     def tally(self) -> VoteCount:
         norms: dict[int, float] = {}
         losses: dict[int, float] = {}
+        scores: dict[int, Score] = {}
         votes = list(map(self._votes.__getitem__, self.voters))
         for vote in votes:
             if vote.norms:
                 norms.update(vote.norms)
             if vote.losses:
                 losses.update(vote.losses)
+            scores.update(vote.scores)
         took = dict(zip(self.voters, [vote.compute_s for vote in votes], strict=True))
         missing = twice = 0
         if len(self._votes) == len(self._plan.workers):
@@ -86,7 +90,16 @@ class Ballot:
             union, twice = combine(ledgers, self._plan.num_layers)
             left_out = mask_of(self._plan.dropped)
             full = ((1 << self._plan.num_microbatches) - 1) & ~left_out
-            counted = union.bits()
+            counted = union.bits()[self._plan.counting_layers.start :]
             missing = sum((full & ~mask).bit_count() for mask in counted)
             twice += sum((left_out & mask).bit_count() for mask in counted)
-        return VoteCount(norms=norms, losses=losses, missing=missing, twice=twice, compute_s=took)
+        flows = {worker: vote.flows for worker, vote in self._votes.items() if vote.flows}
+        return VoteCount(
+            norms=norms,
+            losses=losses,
+            scores=scores,
+            missing=missing,
+            twice=twice,
+            compute_s=took,
+            flows=flows,
+        )

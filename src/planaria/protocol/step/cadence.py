@@ -13,30 +13,17 @@ import math
 import statistics
 from collections import deque
 
-from planaria.policy.forecast import DEGRADED_SAVES_S
+from planaria.plan.thresholds import DEGRADED_SAVES_S
 from planaria.protocol.messages.run_measurements import MeasuredSaves
-
-SHARE = 0.01
-"""Share of the time that checkpoints may cost."""
-
-MOST_S = 15 * 60.0
-"""Most seconds between two checkpoints, whatever they cost."""
-
-LEAST_S = 1.0
-"""Seconds from the start of training to the first checkpoint."""
-
-UNMEASURED_S = 60.0
-"""Seconds between two checkpoints, as others are told while the cost is unknown."""
-
-LEAST_REST = 20.0
-"""Least time from one order to the next, as a multiple of what the last one took to be whole on disk: writing takes at
-most a twentieth of the time, and a loss at most the time between two, the last one's writing and a step."""
-
-REMEMBERED = 5
-"""Measurements kept; their median counts. The first checkpoints of a run are slow."""
-
-SURE = 3
-"""Measurements from which a cost is believed however high it is."""
+from planaria.protocol.thresholds import (
+    CHECKPOINT_SHARE,
+    COSTS_KEPT,
+    COSTS_SURE,
+    FIRST_CHECKPOINT_S,
+    LEAST_REST,
+    LONGEST_INTERVAL_S,
+    UNMEASURED_INTERVAL_S,
+)
 
 
 class Cadence:
@@ -56,8 +43,8 @@ class Cadence:
         self._every_s = every_s or 0.0
         self.is_automatic = every is None and every_s is None
         self.is_on = self.is_automatic or bool(self._every or self._every_s)
-        self._costs: deque[float] = deque(maxlen=REMEMBERED)
-        self._usual: deque[float] = deque(maxlen=REMEMBERED)
+        self._costs: deque[float] = deque(maxlen=COSTS_KEPT)
+        self._usual: deque[float] = deque(maxlen=COSTS_KEPT)
         """Seconds of the last steps beside which nothing was written."""
         self._count = 0
         self._began: float | None = None
@@ -129,10 +116,15 @@ class Cadence:
         if not self.is_automatic:
             return self._every_s
         if not self._costs:
-            return UNMEASURED_S
+            return UNMEASURED_INTERVAL_S
         cost_s = self.cost_s
-        best_s = max(math.sqrt(2 * cost_s * time_to_failure_s), cost_s / SHARE, LEAST_REST * self._took_s, LEAST_S)
-        return min(MOST_S, best_s)
+        best_s = max(
+            math.sqrt(2 * cost_s * time_to_failure_s),
+            cost_s / CHECKPOINT_SHARE,
+            LEAST_REST * self._took_s,
+            FIRST_CHECKPOINT_S,
+        )
+        return min(LONGEST_INTERVAL_S, best_s)
 
     def is_due(self, committed: int, now: float, time_to_failure_s: float, *, is_degraded: bool) -> bool:
         """Returns whether to save the committed step; `is_degraded`: under a plan that lacks replicas."""
@@ -141,9 +133,11 @@ class Cadence:
         since_s = math.inf if self._began is None else now - self._began
         if self.is_automatic:
             # The first measurements are rough, so the interval grows to what they say step by step.
-            wanted_s = min(self.interval_s(time_to_failure_s), LEAST_S * 2.0 ** min(self._count, 20))
-            fair_s = self.cost_s / SHARE if len(self._costs) >= SURE else min(UNMEASURED_S, self.cost_s / SHARE)
-            return since_s >= min(MOST_S, max(wanted_s, fair_s, LEAST_REST * self._took_s))
+            wanted_s = min(self.interval_s(time_to_failure_s), FIRST_CHECKPOINT_S * 2.0 ** min(self._count, 20))
+            fair_s = self.cost_s / CHECKPOINT_SHARE
+            if len(self._costs) < COSTS_SURE:
+                fair_s = min(UNMEASURED_INTERVAL_S, fair_s)
+            return since_s >= min(LONGEST_INTERVAL_S, max(wanted_s, fair_s, LEAST_REST * self._took_s))
         if self._every_s:
             return since_s >= self._every_s
         if self._every:
@@ -153,11 +147,14 @@ class Cadence:
 
     def excess(self) -> str | None:
         """Returns, once, a warning where checkpoints cost more than they should and would be too rare otherwise."""
-        if not self.is_automatic or self._is_told or len(self._costs) < REMEMBERED or self.cost_s <= SHARE * MOST_S:
+        if not self.is_automatic or self._is_told or len(self._costs) < COSTS_KEPT:
+            return None
+        share = self.cost_s / LONGEST_INTERVAL_S
+        if share <= CHECKPOINT_SHARE:
             return None
         self._is_told = True
-        share = self.cost_s / MOST_S
         return (
             f"a checkpoint makes training {self.cost_s:.3g} s longer, {share:.1%} of the time with one every "
-            f"{MOST_S / 60:.0f} minutes, and not {SHARE:.0%} as wanted. Set run.checkpoint_every_s for longer intervals"
+            f"{LONGEST_INTERVAL_S / 60:.0f} minutes, and not {CHECKPOINT_SHARE:.0%} as wanted. "
+            "Set run.checkpoint_every_s for longer intervals"
         )

@@ -48,7 +48,7 @@ class Saving:
         serial: number of the order, so that answers to an earlier one are told apart.
         folder: where it is written.
         exponents: grid exponents of the next step.
-        began: monotonic seconds.
+        began: monotonic seconds at which it began.
         num_dropped: microbatches that the run left out up to `step`.
     """
 

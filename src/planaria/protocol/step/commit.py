@@ -1,4 +1,4 @@
-"""What a commit decides, as pure functions of what was committed before: clip factor, learning rate, grids."""
+"""What a commit decides, as pure functions of what was committed before: clip factor and grids."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planaria.job.settings import LrSchedule, TrainSection
-
 FIRST_EXPONENT = 4
 """Grid exponent before anything is committed: gradients of up to 2**4 are far from the limit."""
 
 LOWEST_EXPONENT = -24
-
-Ends = tuple[tuple[int, int], ...]
-"""(step, train.steps) pairs: after that step, the learning rate's schedule ended there. A run that was made longer has
-more than one: steps that were trained keep their rates."""
 
 NOT_APPLIED = 0.0
 """Clip factor of a step that is committed without being applied."""
@@ -120,25 +114,3 @@ def is_finite(loss: float, norm: float) -> bool:
 def mean_loss(losses: Mapping[int, float]) -> float:
     """Returns the mean over the step's microbatches, added in microbatch order."""
     return functools.reduce(operator.add, map(losses.__getitem__, sorted(losses)), 0.0) / len(losses)
-
-
-def learning_rate(train: TrainSection, step: int, ends: Ends = ()) -> float:
-    """Returns the learning rate of `step` (the first is 1): linear warm-up, then the schedule's decay.
-
-    Args:
-        train: peak, schedule, warm-up.
-        step: whose rate is asked for.
-        ends: where the decay ends, since which step; empty: at train.steps, all along.
-    """
-    end = next((steps for since, steps in reversed(ends) if since < step), train.steps)
-    if step <= train.warmup_steps:
-        return train.learning_rate * step / train.warmup_steps
-    if train.lr_schedule is LrSchedule.CONSTANT:
-        return train.learning_rate
-    span = max(1, end - train.warmup_steps)
-    progress = min(1.0, (step - train.warmup_steps) / span)
-    if train.lr_schedule is LrSchedule.LINEAR:
-        share = 1.0 - progress
-    else:
-        share = 0.5 * (1.0 + math.cos(math.pi * progress))
-    return train.learning_rate * (train.min_lr_ratio + (1.0 - train.min_lr_ratio) * share)

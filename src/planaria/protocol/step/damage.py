@@ -12,14 +12,7 @@ from collections.abc import Collection
 
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.protocol.messages.worker import Damaged, Resend
-
-MOST_ATTEMPTS = 4
-"""Most times that a piece of state is sent; its receiver is out of reach if none arrives whole."""
-
-MOST_BLOWS = 3
-"""Most steps begun anew within `SOON_STEPS` because of one worker's messages to another; one more is a loss."""
-
-SOON_STEPS = 10
+from planaria.protocol.thresholds import MOST_BLOWS, MOST_SENT, SOON_STEPS
 
 
 class Damages:
@@ -39,7 +32,7 @@ class Damages:
         tried = self._tried.setdefault(piece, [])
         tried.append(told.source)
         able = sorted(_holders(plan, told.item).intersection(live) - {target})
-        if len(tried) >= MOST_ATTEMPTS or not able:
+        if len(tried) >= MOST_SENT or not able:
             return None
         source = min(able, key=lambda worker: (tried.count(worker), self._sent[worker], worker))
         self._sent[source] += 1

@@ -40,7 +40,7 @@ class OpenRecovery:
 
     def add_rerun(self, plan: Plan) -> None:
         """Adds the microbatches that the plan's new routes run again."""
-        for route in plan.routes:
+        for route in plan.of_pass.routes:
             if route.born == plan.generation:
                 self.rerun.update(route.microbatches)
 

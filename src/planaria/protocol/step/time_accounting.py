@@ -24,9 +24,7 @@ from planaria.protocol.messages.records import (
     StepSkipped,
     Waiting,
 )
-
-USUAL_STEPS = 9
-"""Undisturbed steps whose median is what a disturbed step would have taken."""
+from planaria.protocol.thresholds import USUAL_STEPS
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):

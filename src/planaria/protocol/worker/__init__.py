@@ -3,6 +3,7 @@
 - `machine`: its generation and step, what may still be done; `progress`: of its program.
 - `executor`, `step_work`: an instruction's effect, and what it adds to; `session`: its way to the coordinator.
 - `holdings`, `state_transfers`: what it holds, and what is on its way; `sums`, `mail`: what is summed, what came.
+- `shadow_counts`: what two workers computed of the same, counted once.
 
 It may import `plan` and `protocol.messages`, and never policy, estimate or simulate.
 """

@@ -39,13 +39,13 @@ class WorkerExecutor(ABC):
     """Carries out the commands of one worker's machine.
 
     Args:
-        worker: whose.
-        holdings: the worker's.
-        transfers: of its state.
-        interpreter: of its program.
+        worker: the worker whose half this is.
+        holdings: what the worker holds.
+        transfers: the transfers of the worker's state.
+        interpreter: what runs the worker's programs.
         mailbox: what has come from peers.
-        transport: to them.
-        control: to the coordinator.
+        transport: the data plane, to the other workers.
+        control: the connection to the coordinator.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class WorkerExecutor(ABC):
             # At a boundary, what was counted for the step before it is no news.
             ledger=Ledger.empty(len(ledger.masks)) if phase is WorkerPhase.IDLE else ledger,
             held=self._holdings.held_at(step - 1),
+            given=self._interpreter.given,
             serial=command.serial,
             commit=command.commit,
             vote=self._interpreter.vote(generation, step) if phase is WorkerPhase.VOTED else None,

@@ -55,7 +55,7 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
 
     Args:
         layers_of: group -> its layers.
-        num_layers: of the model.
+        num_layers: the model's number of layers.
 
     Attributes:
         compute: runs the layers that are bound.

@@ -6,7 +6,7 @@ under way is never taken: it bears another name. Knows no thread and no tensor; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -23,11 +23,17 @@ class Kind:
     ACTIVATION = "a"
     GRADIENT = "g"
     SUM = "s"
+    """One host's part of a slice's sum, for the slice's owner."""
     SHARED_SUM = "m"
-    """Says where in the host's memory a sum lies, in place of the sum itself."""
+    """Says where in the host's memory a worker's counts lie."""
+    TOTAL = "r"
+    """A slice's total, for another host."""
+    SHARED_TOTAL = "n"
+    """Says where in the host's memory a slice's total lies."""
     STATE = "t"
 
-    NAMES: Final = {ACTIVATION: "activation", GRADIENT: "gradient", SUM: "sum", SHARED_SUM: "sum", STATE: "state"}
+    SUMS: Final = frozenset({SUM, SHARED_SUM, TOTAL, SHARED_TOTAL})
+    NAMES: Final = {ACTIVATION: "activation", GRADIENT: "gradient", STATE: "state"} | dict.fromkeys(SUMS, "sum")
     """Names of the kinds of messages, for people."""
 
 
@@ -41,7 +47,8 @@ class Key:
         step: which it belongs to.
         epoch: a route's birth, a group's sync epoch, or the plan's generation for state. An older one never matches.
         item: microbatch or group.
-        layer: boundary layer of an activation or gradient; of a state, how often it was sent before; 0 otherwise.
+        layer: boundary layer of an activation or gradient; of a sum, the owner of the slice; of a state, how often it
+            was sent before.
     """
 
     kind: str
@@ -62,6 +69,10 @@ class MailStore(Protocol[Arrived]):
 
     def poll(self, key: Key) -> Arrived | None:
         """Takes a message if it is there; damage to it is reported."""
+        ...
+
+    def news_of_sums(self) -> Sequence[Key]:
+        """Returns messages of sums that came, whole or damaged, since it was last asked; they may be gone by now."""
         ...
 
     def tell_damage_again(self) -> None: ...
@@ -93,6 +104,7 @@ class Mail(Generic[Payload]):
         self._arrived: dict[Key, tuple[Payload, float]] = {}
         self._damaged: set[Key] = set()
         self._told: set[Key] = set()
+        self._news: list[Key] = []
         self._lowest_step = 0
         self._generation = -1
 
@@ -102,12 +114,23 @@ class Mail(Generic[Payload]):
         if key.step < self._lowest_step and key.epoch <= self._generation:
             return False
         self._arrived[key] = payload, now
+        self._note(key)
         return True
+
+    def _note(self, key: Key) -> None:
+        if key.kind in Kind.SUMS:
+            self._news.append(key)
+
+    def news_of_sums(self) -> Sequence[Key]:
+        """Returns messages of sums that came, whole or damaged, since it was last asked; they may be gone by now."""
+        news, self._news = self._news, []
+        return news
 
     def put_damaged(self, key: Key) -> None:
         """Records that a message arrived damaged. That matters only if it is still wanted: what an older plan sent may
         have changed on its way."""
         self._damaged.add(key)
+        self._note(key)
 
     def take(self, key: Key) -> Payload | None:
         """Takes the message if it is there."""
@@ -131,6 +154,8 @@ class Mail(Generic[Payload]):
     def tell_damage_again(self) -> None:
         """Lets all damage be told again: to a new plan or coordinator, which may not have heard of it."""
         self._damaged |= self._told
+        for key in self._told:
+            self._note(key)
         self._told.clear()
 
     def forget_before(self, step: int, generation: int) -> None:
@@ -150,6 +175,7 @@ class Mail(Generic[Payload]):
             del self._arrived[key]
         self._damaged = {key for key in self._damaged if not unwanted(key)}
         self._told = {key for key in self._told if not unwanted(key)}
+        self._news = [key for key in self._news if not unwanted(key)]
 
     def __contains__(self, key: Key) -> bool:
         return key in self._arrived

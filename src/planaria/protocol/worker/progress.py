@@ -15,11 +15,15 @@ Work = tuple[int, int]
 """A microbatch and the generation in which its route was born."""
 
 
+_SENDS = (Op.SEND_ACTIVATION, Op.SEND_GRADIENT)
+
+
 class Progress:
     """Progress of one worker in the step in progress."""
 
     def __init__(self) -> None:
         self._todo: deque[Instruction] = deque()
+        self._num_sends = 0
         self._done: set[Instruction] = set()
         self._done_forward: set[tuple[Work, int]] = set()
         self._done_input: set[tuple[Work, int]] = set()
@@ -38,6 +42,7 @@ class Progress:
         self._todo = deque(
             i for i in program if i not in self._done and i.op is not Op.APPLY and not self._came_before(i)
         )
+        self._num_sends = sum(i.op in _SENDS for i in self._todo)
 
     def _came_before(self, instruction: Instruction) -> bool:
         """Returns whether an instruction receives what a worker that is now lost had sent, and what was used."""
@@ -57,7 +62,14 @@ class Progress:
 
     def finish(self) -> None:
         """Records that the next instruction is done."""
-        self._done.add(self._todo.popleft())
+        instruction = self._todo.popleft()
+        self._num_sends -= instruction.op in _SENDS
+        self._done.add(instruction)
+
+    @property
+    def has_sends(self) -> bool:
+        """Whether a peer still waits for something that the program computes."""
+        return self._num_sends > 0
 
     # Under an earlier plan, a forward or backward may have been a shadow's, and cut into other pieces, or halves.
 

@@ -20,13 +20,6 @@ from planaria.protocol.messages.worker import (
     Vote,
 )
 
-FIRST_PAUSE_S = 0.02
-LONGEST_PAUSE_S = 0.5
-"""Most seconds between two attempts to connect; each pause doubles, less up to half of it at random."""
-
-CUT_OFF_S = 1.0
-"""Seconds that an unreachable peer may stay in the plan before the coordinator is told."""
-
 _OF_A_STEP = (Vote, Ready, Report, Saved, NotSaved, FaultInjected)
 """Messages of no use to a coordinator that does not know yet where this worker is; `Returned` says the same."""
 

@@ -23,12 +23,12 @@ class StateTransfers(ABC, Generic[Replica]):
     """Transfers of one worker's state, under the plan that it has.
 
     Args:
-        worker: whose.
+        worker: the worker whose half this is.
         machine: asked for the generation and step in progress.
         holdings: where the state ends.
         mail: what has come from peers.
-        tell: the coordinator.
-        now: seconds.
+        tell: tells the coordinator.
+        now: monotonic seconds.
 
     Attributes:
         is_settled: all state that the plan gives this worker is in place, and the coordinator was told.
@@ -95,6 +95,7 @@ class StateTransfers(ABC, Generic[Replica]):
         self._holdings.drop({transfer.group for transfer in self._incoming})
         self._arriving = self._came_s = None
         self._attempts.clear()
+        self._await()
         self._mail.tell_damage_again()
         for transfer in plan.transfers:
             if transfer.source == self._worker:
@@ -143,13 +144,21 @@ class StateTransfers(ABC, Generic[Replica]):
         """Takes the first awaited piece, which has arrived."""
         self._came_s = max(self._mail.came_s, self._came_s or 0.0)
         if self._arriving is None:
-            self._arriving = self._holdings.new_replica(transfer.group)
+            self._arriving = self._new_replica(transfer.group)
         self._fill(self._arriving, transfer, piece)
         self._incoming.pop(0)
         if not self._incoming or self._incoming[0].group != transfer.group:
             self._arriving.step = self._machine.step - 1
             self._holdings.put(transfer.group, self._arriving)
             self._arriving = None
+
+    def _await(self) -> None:
+        """Prepares for the pieces that are about to come; nothing by default."""
+        return
+
+    def _new_replica(self, group: int) -> Replica:
+        """Returns the replica that the pieces of a group fill."""
+        return self._holdings.new_replica(group)
 
     def settle(self) -> None:
         """Tells the coordinator that no state is missing."""

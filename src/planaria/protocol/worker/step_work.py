@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program.instructions import Instruction, Op, Program
 from planaria.plan.program.programs import program
-from planaria.protocol.messages.worker import Commit, PlanMessage, Vote
+from planaria.protocol.messages.worker import Commit, PlanMessage, Score, Vote
 from planaria.protocol.worker.holdings import HeldState, LayerModules
 from planaria.protocol.worker.mail import Key, Kind, MailStore
 from planaria.protocol.worker.progress import Progress, Work
@@ -54,6 +54,16 @@ class LayerRunner(LayerModules, Protocol[GivenBatch, Value]):
         """
         ...
 
+    def evaluate(
+        self, step: int, work: Work, layer: int, inputs: Value, batch: GivenBatch | None
+    ) -> tuple[Value, Score | None]:
+        """Runs one layer's forward as in use, not in training; returns its outputs, and the score if it is the last.
+
+        Args:
+            step: before which the model is evaluated.
+        """
+        ...
+
     def backward(self, step: int, work: Work, layer: int, gradients: Value, *, counted: bool) -> Value:
         """Runs one layer's whole backward.
 
@@ -79,10 +89,10 @@ class StepWork(ABC, Generic[Batch, Value]):
     """One worker's part of the step in progress.
 
     Args:
-        worker: whose.
-        num_layers: of the model.
-        holdings: the worker's.
-        layers: runs them.
+        worker: the worker whose half this is.
+        num_layers: the model's number of layers.
+        holdings: what the worker holds.
+        layers: what runs forwards and backwards.
         sums: of gradients, with other owners.
         mail: what has come from peers.
         nothing: the gradient of what comes out of the last layer.
@@ -92,8 +102,9 @@ class StepWork(ABC, Generic[Batch, Value]):
     Attributes:
         progress: what is done of the program.
         losses: of microbatches whose last layer ran here.
+        scores: of those that were evaluated, of an evaluation in place of the step.
         compute_s: seconds that the step's instructions computed.
-        step: in progress.
+        step: the step in progress.
     """
 
     def __init__(
@@ -109,6 +120,7 @@ class StepWork(ABC, Generic[Batch, Value]):
     ) -> None:
         self.progress = Progress()
         self.losses: dict[int, float] = {}
+        self.scores: dict[int, Score] = {}
         self.compute_s = 0.0
         self.step = 0
         self._worker = worker
@@ -140,12 +152,19 @@ class StepWork(ABC, Generic[Batch, Value]):
             Op.SYNC: self._start_sum,
             Op.VOTE: self._finish_sums,
         }
+        self._run_evaluating: dict[Op, Callable[[Instruction], None]] = {
+            **self._run,
+            Op.FORWARD: self._evaluate,
+            Op.SEND_GRADIENT: self._tell_taken,
+            Op.RECV_GRADIENT: self._await_taken,
+            Op.VOTE: lambda instruction: None,
+        }
 
     # What a worker does for it
 
     @abstractmethod
     def _batch(self, microbatch: int) -> Batch:
-        """Returns the samples of one microbatch of the step in progress."""
+        """Returns the samples of one microbatch of the step in progress, or of the evaluation before it."""
 
     @abstractmethod
     def _inputs(self, batch: Batch) -> Value:
@@ -173,6 +192,11 @@ class StepWork(ABC, Generic[Batch, Value]):
         assert self._plan is not None
         return self._plan
 
+    @property
+    def given(self) -> tuple[int, ...]:
+        """Groups that the plan gives this worker; none before its first plan."""
+        return () if self._plan is None else self._plan.groups_of.get(self._worker, ())
+
     def adopt(self, message: PlanMessage, *, continues: bool) -> None:
         """Takes a plan for the step in progress; what is done of it stays done if the step `continues`."""
         self._plan = message.plan
@@ -181,9 +205,10 @@ class StepWork(ABC, Generic[Batch, Value]):
             self._begin_step(message.step, message.exponents)
             return
         self._sums.adopt(message.plan)
-        self._holdings.leave_out(message.plan.dropped)
-        self.losses = {m: loss for m, loss in self.losses.items() if m not in message.plan.dropped}
-        born = {(microbatch, route.born) for route in message.plan.routes for microbatch in route.microbatches}
+        now = message.plan.of_pass
+        self._holdings.leave_out(now.dropped)
+        self.losses = {m: loss for m, loss in self.losses.items() if m not in now.dropped}
+        born = {(m, route.born) for route in now.routes for m in route.microbatches}
         self._layers.forget(lambda work: work in born)
         for store in (self._activations, self._gradients):
             for entry in [entry for entry in store if entry[0] not in born]:
@@ -212,7 +237,7 @@ class StepWork(ABC, Generic[Batch, Value]):
     def _begin_step(self, step: int, exponents: tuple[int, ...]) -> None:
         self.step = step
         self.compute_s = 0.0
-        self.losses = {}
+        self.losses, self.scores = {}, {}
         self._shadows.clear()
         self.give_up()
         self._holdings.begin_step(exponents)
@@ -241,13 +266,15 @@ class StepWork(ABC, Generic[Batch, Value]):
             losses=dict(self.losses),
             ledger=self._holdings.ledger,
             compute_s=self.compute_s,
+            scores=dict(self.scores),
         )
 
     # Instructions
 
     def perform(self, instruction: Instruction) -> None:
         """Performs the instruction; it counts as done once `progress` is told so."""
-        self._run[instruction.op](instruction)
+        run = self._run if self.plan.evaluation is None else self._run_evaluating
+        run[instruction.op](instruction)
 
     def _load(self, instruction: Instruction) -> None:
         if instruction.microbatch not in self._batches:
@@ -339,6 +366,29 @@ class StepWork(ABC, Generic[Batch, Value]):
         self.progress.note_backward(work, layer)
         if counted:
             self._holdings.note_counted(layer, work[0])
+
+    def _evaluate(self, instruction: Instruction) -> None:
+        """Runs the forwards that are left without keeping anything; what was scored counts for the last layer."""
+        work, left = _work(instruction), self.progress.forwards_left(instruction)
+        self._before(instruction, forwards=[layer for layers in left for layer in layers])
+        for layers in left:
+            value = self._taken_in(work, layers.start, stays=False)
+            score: Score | None = None
+            for layer in layers:
+                value, score = self._layers.evaluate(self.step, work, layer, value, self._batches.get(work[0]))
+                self.progress.note_forward(work, layer)
+            if score is None:
+                self._activations[work, layers.stop] = value
+            else:
+                self.scores[work[0]] = score
+                self._holdings.note_counted(self._num_layers - 1, work[0])
+
+    def _tell_taken(self, instruction: Instruction) -> None:
+        assert instruction.peer is not None
+        self._send(instruction.peer, self._key(Kind.GRADIENT, self._worker, instruction), self._nothing)
+
+    def _await_taken(self, instruction: Instruction) -> None:
+        self._take(self._key(Kind.GRADIENT, instruction.peer, instruction))
 
     def _key(self, kind: str, sender: WorkerId | None, instruction: Instruction) -> Key:
         assert sender is not None

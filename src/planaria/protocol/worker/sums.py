@@ -1,50 +1,108 @@
 """Sums: which of a worker's groups are being summed in the step in progress, which parts are missing, which are done.
 
-A sum belongs to a sync epoch; one of an older epoch is void, and is begun anew. What parts are made of and how they are
-added up is a subclass's.
+Each owner of a group adds up one slice of it and hands the total back (`planaria.plan.sum_slices`). A sum belongs to a
+sync epoch; one of an older epoch is void, and is begun anew. What parts are made of and how they are added up is a
+subclass's.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.sum_slices import Slices, slices_of
 from planaria.protocol.worker.holdings import Accumulator, HeldState
 from planaria.protocol.worker.mail import Key, Kind, MailStore, Payload, Ways
 
 Part = TypeVar("Part")
 
+News = tuple[str, WorkerId, WorkerId]
+"""Names a message of a sum: its kind, its sender, and the slice that it is about."""
+
 
 @dataclass(slots=True)
 class Sum(Generic[Part]):
-    """One group's sum under way.
+    """One group's sum under way at one owner.
 
     Attributes:
-        missing: owners whose part is not here yet.
-        parts: of owners that counted something.
+        slices: of the group.
+        unheard: owners on this host whose counts are not known yet.
+        counts: of owners on this host that counted something, where they lie.
+        carried: slices of other hosts whose part of this host is still to be sent from here.
+        awaited: owners that carry the other hosts' parts of this worker's slice, and have not sent them yet.
+        parts: of those that had something, as they came.
+        totals: slices whose total is not here yet.
+        news: messages that may have come and were not looked for yet: kind, sender, slice.
+        ready: slices whose total may have come, and was not taken yet.
         norm: squared norm of the sum, where it is this worker's to tell.
     """
 
     epoch: int
     round: int
-    missing: list[WorkerId]
+    slices: Slices
+    unheard: list[WorkerId]
+    carried: list[WorkerId]
+    awaited: list[WorkerId]
+    totals: list[WorkerId]
+    news: set[News] = field(default_factory=set)
+    ready: set[WorkerId] = field(default_factory=set)
+    counts: dict[WorkerId, Part] = field(default_factory=dict)
     parts: dict[WorkerId, Part] = field(default_factory=dict)
     norm: float | None = None
-    is_done: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        return not self.totals and not self.carried
+
+    @property
+    def in_place(self) -> list[Part]:
+        """Returns what the owners on this host counted, in worker order."""
+        return [self.counts[owner] for owner in sorted(self.counts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece(Generic[Part]):
+    """Something that can be done for a sum without waiting.
+
+    Attributes:
+        about: slice of it.
+        total: the slice's total that has come; None: the slice is added up here, or for its owner on another host.
+        is_carried: it is another host's, and only this host's part of it is added up.
+    """
+
+    group: int
+    sum: Sum[Part]
+    about: WorkerId
+    total: Any = None
+    is_carried: bool = False
+
+    @property
+    def num_parts(self) -> int:
+        """Returns how many parts are added up."""
+        if self.total is not None:
+            return 0
+        return len(self.sum.counts) + (0 if self.is_carried else len(self.sum.parts))
+
+
+def read_share(key: Key, reader: WorkerId, slices: Slices) -> float:
+    """Returns how much of a group's vector the reader reads of what a sum's message is about, as a share of it."""
+    if key.kind == Kind.SHARED_SUM:
+        return slices.share(reader) + sum(slices.share(owner) for owner in slices.carried_by(reader))
+    return slices.share(WorkerId(key.layer))
 
 
 class Sums(ABC, Generic[Accumulator, Payload, Part]):
     """Sums of one worker's groups in the step in progress.
 
-    Every owner sends its part to every other owner, and adds up what arrives, in worker order, into a second buffer. So
-    an accumulator is intact until the step is committed, and a death inside a sum destroys nothing.
+    Accumulators are only read, and totals are made in a second buffer. So an accumulator is intact until the step is
+    committed, and a death inside a sum destroys nothing.
 
     Args:
-        worker: whose.
-        holdings: the worker's.
+        worker: the worker whose half this is.
+        holdings: what the worker holds.
         ways: to the other owners.
         mail: what has come from them.
     """
@@ -57,32 +115,74 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
         self._ways = ways
         self._mail = mail
         self._sums: dict[int, Sum[Part]] = {}
+        self._open: set[tuple[int, int]] = set()
+        """Round and group of the sums for which something may be to do."""
         self._step = 0
         self._plan: Plan | None = None
 
+    # What a worker does for it
+
+    @abstractmethod
+    def _host_of(self, worker: WorkerId) -> Hashable:
+        """Returns the host in whose memory the worker's vectors can be read; the same at every owner."""
+
     @abstractmethod
     def _own(self, accumulator: Accumulator) -> Part:
-        """Returns this worker's own part of a sum."""
+        """Returns what this worker counted, in place."""
 
     @abstractmethod
-    def _parcel(self, owner: WorkerId, accumulator: Accumulator | None) -> tuple[str, Payload]:
-        """Returns the kind of message, and what an owner is sent; `accumulator` is None where nothing was counted."""
+    def _place(self, accumulator: Accumulator | None) -> Payload:
+        """Returns where an accumulator lies, for owners on this host; None: nothing was counted."""
 
     @abstractmethod
-    def _part(self, kind: str, owner: WorkerId, group: int, sent: Any) -> tuple[Part | None] | None:
-        """Returns the part sent as a `_parcel`, as (part,), or (None,) if nothing was counted; None: out of reach."""
+    def _part_at(self, owner: WorkerId, group: int, sent: Any) -> tuple[Part | None] | None:
+        """Returns the part at a `_place`, as (part,), or (None,) if nothing was counted; None: out of reach."""
 
     @abstractmethod
-    def _add_up(self, group: int, parts: Sequence[Part], *, with_norm: bool) -> float:
-        """Adds the parts, in worker order, into the replica's gradient; returns its squared norm if that is wanted."""
+    def _encoded(self, group: int, about: WorkerId, slices: Slices, parts: Sequence[Part]) -> Payload:
+        """Returns the sum of the parts in a slice, to be sent to its owner."""
+
+    @abstractmethod
+    def _came(self, sent: Any) -> Part | None:
+        """Returns a part sent as `_encoded`; None: nothing was counted."""
+
+    @abstractmethod
+    def _add_up(self, group: int, slices: Slices, in_place: Sequence[Part], came: Sequence[Part]) -> None:
+        """Adds the parts of this worker's slice, in this order, into the replica's gradient."""
+
+    @abstractmethod
+    def _total(self, group: int, about: WorkerId, slices: Slices) -> Payload:
+        """Returns a slice of the replica's gradient, for another host."""
+
+    @abstractmethod
+    def _total_place(self, group: int) -> Payload:
+        """Returns where the replica's gradient lies, for owners on this host."""
+
+    @abstractmethod
+    def _take(self, group: int, about: WorkerId, slices: Slices, sent: Any) -> None:
+        """Takes a slice's total, sent as `_total`, into the replica's gradient."""
+
+    @abstractmethod
+    def _take_from(self, group: int, about: WorkerId, slices: Slices, owner: WorkerId, sent: Any) -> bool:
+        """Takes a slice's total from an owner's gradient at a `_total_place`; returns False if that is out of reach."""
+
+    @abstractmethod
+    def _norm(self, group: int) -> float:
+        """Returns the squared norm of the replica's gradient."""
+
+    # Plans and steps
 
     def begin_step(self, plan: Plan, step: int) -> None:
         self._plan, self._step = plan, step
         self._sums.clear()
+        self._open.clear()
 
     def adopt(self, plan: Plan) -> None:
-        """Adopts a new plan within the step: sums whose epoch still holds go on."""
+        """Adopts a new plan within the step: sums whose epoch still holds go on, the others are void."""
         self._plan = plan
+        epochs = plan.sync_epochs
+        self._sums = {group: pending for group, pending in self._sums.items() if pending.epoch == epochs[group]}
+        self._open = {(pending.round, group) for group, pending in self._sums.items()}
 
     @property
     def plan(self) -> Plan:
@@ -91,70 +191,176 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
 
     def start(self, group: int, epoch: int, round_: int) -> None:
         """Starts the sum of a group whose accumulator is whole here; where its state is on its way there is none."""
-        if group in self._sums and self._sums[group].epoch == epoch:
+        if group in self._sums:
             return
-        owners = self.plan.owners_of[group]
+        slices = self.slices(group)
         accumulator = self._holdings.accumulator(group) if group in self._holdings.replicas else None
         if accumulator is not None and accumulator.is_empty:
             accumulator = None
-        for owner in owners:
-            if owner != self._worker:
-                self._send(owner, group, epoch, accumulator)
-        missing = [owner for owner in owners if owner != self._worker]
-        own = {} if accumulator is None else {self._worker: self._own(accumulator)}
-        self._sums[group] = Sum(epoch, round_, missing, own)
+        unheard = [owner for owner in slices.on_host_of(self._worker) if owner != self._worker]
+        awaited = slices.carriers(self._worker)
+        # All may have come before.
+        news = {(Kind.SHARED_SUM, owner, owner) for owner in unheard}
+        news |= {(Kind.SUM, owner, self._worker) for owner in awaited}
+        news |= {(*self._source(slices, owner), owner) for owner in slices.owners if owner != self._worker}
+        pending: Sum[Part] = Sum(
+            epoch,
+            round_,
+            slices,
+            unheard=unheard,
+            carried=list(slices.carried_by(self._worker)),
+            awaited=list(awaited),
+            totals=list(slices.owners),
+            news=news,
+        )
+        if accumulator is not None:
+            pending.counts[self._worker] = self._own(accumulator)
+        self._sums[group] = pending
+        self._open.add((round_, group))
+        for owner in pending.unheard:
+            self._send(owner, Kind.SHARED_SUM, pending, group, self._worker, self._place(accumulator))
 
-    def _send(self, owner: WorkerId, group: int, epoch: int, accumulator: Accumulator | None) -> None:
-        kind, payload = self._parcel(owner, accumulator)
-        self._ways.send(owner, Key(kind, self._worker, self._step, epoch, group, 0), payload)
-
-    def collect(self) -> tuple[int, Sum[Part]] | None:
-        """Returns the first group, lowest round first, all of whose parts are here.
-
-        It waits for the replica that the sum belongs to, where that is on its way.
-        """
-        for group, pending in sorted(self._sums.items(), key=lambda item: (item[1].round, item[0])):
-            if pending.is_done or group not in self._holdings.replicas:
-                continue
-            for owner in list(pending.missing):
-                part = self._arrived(owner, group, pending.epoch)
-                if part is not None:
-                    pending.missing.remove(owner)
-                    if part[0] is not None:
-                        pending.parts[owner] = part[0]
-            if not pending.missing:
-                return group, pending
-        return None
-
-    def _arrived(self, owner: WorkerId, group: int, epoch: int) -> tuple[Part | None] | None:
-        """Returns the owner's part if it is here."""
-        for kind in (Kind.SUM, Kind.SHARED_SUM):
-            sent = self._mail.poll(Key(kind, owner, self._step, epoch, group, 0))
-            if sent is not None:
-                return self._part(kind, owner, group, sent)
-        return None
-
-    def finish(self, group: int, pending: Sum[Part]) -> None:
-        """Adds up the parts that were collected."""
+    def slices(self, group: int) -> Slices:
+        """Returns the slices of a group under the plan."""
         owners = self.plan.owners_of[group]
-        tells = owners[group % len(owners)] == self._worker
-        norm = self._add_up(group, [pending.parts[owner] for owner in sorted(pending.parts)], with_norm=tells)
-        pending.norm = norm if tells else None
-        pending.is_done = True
+        return slices_of(owners, [self._host_of(owner) for owner in owners])
+
+    def _send(
+        self, owner: WorkerId, kind: str, pending: Sum[Part], group: int, about: WorkerId, payload: Payload
+    ) -> None:
+        self._ways.send(owner, Key(kind, self._worker, self._step, pending.epoch, group, about), payload)
+
+    def _arrived(self, kind: str, sender: WorkerId, pending: Sum[Part], group: int, about: WorkerId) -> Any:
+        return self._mail.poll(Key(kind, sender, self._step, pending.epoch, group, about))
+
+    # Pieces
+
+    def next_piece(self) -> Piece[Part] | None:
+        """Returns what can be done without waiting, lowest round first; None: nothing."""
+        for key in self._mail.news_of_sums():
+            pending = self._sums.get(key.item)
+            if pending is not None and not pending.is_done:
+                pending.news.add((key.kind, WorkerId(key.sender), WorkerId(key.layer)))
+                self._open.add((pending.round, key.item))
+        for round_, group in sorted(self._open):
+            pending = self._sums[group]
+            piece = None if pending.is_done else self._next_of(group, pending)
+            if piece is not None:
+                return piece
+            if pending.is_done or group in self._holdings.replicas:
+                self._open.remove((round_, group))
+        return None
+
+    def _next_of(self, group: int, pending: Sum[Part]) -> Piece[Part] | None:
+        """Returns what can be done for one sum. What is sent to others comes first.
+
+        A total waits for the replica that it belongs to, where that is on its way.
+        """
+        self._hear(group, pending)
+        if not pending.unheard and pending.carried:
+            return Piece(group, pending, pending.carried[0], is_carried=True)
+        if group not in self._holdings.replicas:
+            return None
+        for about in pending.totals:
+            if about == self._worker:
+                if not pending.unheard and not pending.awaited:
+                    return Piece(group, pending, about)
+            elif about in pending.ready:
+                pending.ready.remove(about)
+                total = self._arrived(*self._source(pending.slices, about), pending, group, about)
+                if total is not None:
+                    return Piece(group, pending, about, total)
+        return None
+
+    def _hear(self, group: int, pending: Sum[Part]) -> None:
+        """Takes the parts that have come, and notes the totals."""
+        for kind, sender, about in sorted(pending.news):
+            if kind in (Kind.TOTAL, Kind.SHARED_TOTAL):
+                pending.ready.add(about)
+            elif (sent := self._arrived(kind, sender, pending, group, about)) is None:
+                pass
+            elif kind == Kind.SUM and sender in pending.awaited:
+                pending.awaited.remove(sender)
+                if (part := self._came(sent)) is not None:
+                    pending.parts[sender] = part
+            # An owner that died before its part was mapped has not counted nothing: this sum never becomes whole.
+            elif sender in pending.unheard and (found := self._part_at(sender, group, sent)) is not None:
+                pending.unheard.remove(sender)
+                if found[0] is not None:
+                    pending.counts[sender] = found[0]
+        pending.news.clear()
+
+    def _source(self, slices: Slices, about: WorkerId) -> tuple[str, WorkerId]:
+        """Returns how a slice's total comes, and from whom."""
+        if about in slices.on_host_of(self._worker):
+            return Kind.SHARED_TOTAL, about
+        carrier = slices.carrier_at(self._worker, about)
+        return (Kind.TOTAL, about) if carrier == self._worker else (Kind.SHARED_TOTAL, carrier)
+
+    def do(self, piece: Piece[Part]) -> None:
+        """Does a piece, as long as its sum is not void by now."""
+        group, pending, about = piece.group, piece.sum, piece.about
+        if self._sums.get(group) is not pending:
+            return
+        if piece.is_carried:
+            pending.carried.remove(about)
+            payload = self._encoded(group, about, pending.slices, pending.in_place)
+            self._send(about, Kind.SUM, pending, group, about, payload)
+        elif self._has_total(piece):
+            pending.totals.remove(about)
+            self._hand_on(group, pending, about)
+        if pending.is_done:
+            self._finish(group, pending)
+
+    def _has_total(self, piece: Piece[Part]) -> bool:
+        """Brings a slice's total into the replica's gradient; returns False if it is out of reach."""
+        group, pending, about = piece.group, piece.sum, piece.about
+        if about == self._worker:
+            came = [pending.parts[owner] for owner in sorted(pending.parts)]
+            self._add_up(group, pending.slices, pending.in_place, came)
+            return True
+        kind, source = self._source(pending.slices, about)
+        if kind == Kind.SHARED_TOTAL:
+            return self._take_from(group, about, pending.slices, source, piece.total)
+        self._take(group, about, pending.slices, piece.total)
+        return True
+
+    def _hand_on(self, group: int, pending: Sum[Part], about: WorkerId) -> None:
+        """Sends a slice's total to the other hosts, if it was made here; tells this host's owners where it lies."""
+        if about == self._worker:
+            for carrier in pending.slices.carriers(about):
+                self._send(carrier, Kind.TOTAL, pending, group, about, self._total(group, about, pending.slices))
+        if about == self._worker or self._source(pending.slices, about)[0] == Kind.TOTAL:
+            for owner in pending.slices.on_host_of(self._worker):
+                if owner != self._worker:
+                    self._send(owner, Kind.SHARED_TOTAL, pending, group, about, self._total_place(group))
+
+    def _finish(self, group: int, pending: Sum[Part]) -> None:
+        owners = pending.slices.owners
+        if sorted(owners)[group % len(owners)] == self._worker:
+            pending.norm = self._norm(group)
+        pending.counts.clear()
         pending.parts.clear()
 
+    # The step's end
+
     def is_whole(self) -> bool:
-        """Returns whether every group that this worker owns is summed for the plan's epochs."""
-        return all(
-            (found := self._sums.get(group)) is not None
-            and found.is_done
-            and found.epoch == self.plan.sync_epochs[group]
-            for group in self.plan.groups_of[self._worker]
-        )
+        """Returns whether every group that this worker owns is summed."""
+        return all(map(self.is_summed, self.plan.groups_of[self._worker]))
+
+    def is_summed(self, group: int) -> bool:
+        """Returns whether the group's whole sum is here, and all is sent that others need of it."""
+        return group in self._sums and self._sums[group].is_done
 
     def awaited(self) -> WorkerId | None:
-        """Returns an owner whose part of a sum is not here yet."""
-        return next((owner for pending in self._sums.values() for owner in pending.missing), None)
+        """Returns an owner from which something of a sum is not here yet."""
+        return next(self._missing(), None)
+
+    def _missing(self) -> Iterator[WorkerId]:
+        for pending in self._sums.values():
+            yield from pending.unheard
+            yield from pending.awaited
+            yield from (self._source(pending.slices, about)[1] for about in pending.totals if about != self._worker)
 
     @property
     def norms(self) -> dict[int, float]:

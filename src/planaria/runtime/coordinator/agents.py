@@ -14,21 +14,26 @@ from typing import Protocol
 
 from planaria.job.faults import Fault
 from planaria.plan.plan import NodeId
+from planaria.protocol.membership.link_probes import LinkProbes
 from planaria.protocol.messages.agent import (
     Available,
     Dismissed,
     Enrol,
     Farewell,
     KillNode,
+    LinkProbed,
     NodeEnded,
     OfferRefused,
     Ping,
     Pong,
+    ProbeLink,
     StartNode,
     Welcome,
     decode_from_agent,
 )
+from planaria.protocol.messages.run_measurements import HostLink
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, Message, encode
+from planaria.runtime.thresholds import LIGHT_PROBE_S, PROBE_S
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError
 
@@ -40,6 +45,15 @@ class Desk(Protocol):
 
     def new_node(self) -> NodeId:
         """Returns a number that no node had before. Its workers are expected to join soon."""
+        ...
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether nothing trains yet."""
+        ...
+
+    def links_measured(self, node: NodeId, host: str, links: tuple[HostLink, ...]) -> None:
+        """Takes what a node's host measured of its links, before the node starts."""
         ...
 
     def may_run(self, node: NodeId) -> bool:
@@ -64,6 +78,7 @@ class _Agent:
     connection: Connection
     identity: str
     host: str
+    probe_port: int
     node: NodeId | None
     """The node that the agent runs, as far as is known."""
 
@@ -73,8 +88,8 @@ class Agents:
 
     Args:
         welcome: what an agent is told first.
-        token: of the job.
-        faults: on order.
+        token: the job's token.
+        faults: the faults that the user asked for.
         only_boot: the one kernel on which nodes may run; "": on any.
     """
 
@@ -86,6 +101,7 @@ class Agents:
         self._faults = faults
         self._only_boot = only_boot
         self._agents: dict[Connection, _Agent] = {}
+        self._probes: LinkProbes[Connection] = LinkProbes()
         self._desk: Desk | None = None
         self._over: Farewell | None = None
 
@@ -121,6 +137,9 @@ class Agents:
                 self._tell(agent, Pong())
             case Available() if agent is not None:
                 self._available(agent, message)
+            case LinkProbed() if agent is not None:
+                self._probes.answer(connection, message.latency_s, message.bytes_per_s)
+                self._go_on()
             case NodeEnded() if agent is not None and agent.node == message.node:
                 agent.node = None
                 self.desk.lost(NodeId(message.node), message.cause)
@@ -141,7 +160,11 @@ class Agents:
             self.dropped(other.connection)
             self.desk.hang_up(other.connection)
         taken = node is not None and any(other.node == node for other in self._agents.values())
-        agent = self._agents[connection] = _Agent(connection, enrol.identity, enrol.host, None if taken else node)
+        agent = self._agents[connection] = _Agent(
+            connection, enrol.identity, enrol.host, enrol.probe_port, None if taken else node
+        )
+        if enrol.probe_port and not self._only_boot:
+            self._probes.add(connection, enrol.host, enrol.zone)
         if self._over is not None:
             self._tell(agent, Dismissed(farewell=self._over))
             return
@@ -165,13 +188,35 @@ class Agents:
         if self._over is not None:
             self._tell(agent, Dismissed(farewell=self._over))
             return
+        if agent.probe_port and not self._only_boot:
+            self._probes.offer(agent.connection)
+            self._go_on()
+        else:
+            self._start(agent, None)
+
+    def _go_on(self) -> None:
+        """Has links measured where the hosts are free for it, and starts the nodes whose links are known."""
+        if self._over is not None:
+            return
+        for connection, links in self._probes.done():
+            self._start(self._agents[connection], links)
+        seconds = PROBE_S if self.desk.is_gathering else LIGHT_PROBE_S
+        for connection, other in self._probes.begin():
+            host, port = self._agents[other].host, self._agents[other].probe_port
+            self._tell(self._agents[connection], ProbeLink(address=f"{host}:{port}", seconds=seconds))
+
+    def _start(self, agent: _Agent, links: tuple[HostLink, ...] | None) -> None:
         agent.node = self.desk.new_node()
         log.info("node %d runs on %s", agent.node, agent.host)
+        if links is not None:
+            self.desk.links_measured(agent.node, agent.host, links)
         self._tell(agent, StartNode(node=agent.node, faults=self._faults.get(agent.node, ())))
 
     def dropped(self, connection: Connection) -> None:
         """Forgets a closed connection. If it was an agent's, its node's workers may live on."""
         self._agents.pop(connection, None)
+        self._probes.remove(connection)
+        self._go_on()
 
     def dismiss(self, farewell: Farewell) -> None:
         """Tells all agents that the run has ended and that they may end too."""

@@ -11,9 +11,8 @@ import msgspec
 from planaria.job.errors import UserError
 from planaria.protocol.messages.user import Answer, Request, Wish, decode_answer
 from planaria.protocol.messages.worker import PROTOCOL_VERSION
+from planaria.runtime.thresholds import REQUEST_TIMEOUT_S
 from planaria.runtime.wire.control_frames import control_frame, read_control
-
-TIMEOUT_S = 10.0
 
 
 class NotReached(UserError):
@@ -48,7 +47,7 @@ def ask(
     policy: str = "",
     folder: str = "",
     discards: bool = False,
-    timeout_s: float | None = TIMEOUT_S,
+    timeout_s: float | None = REQUEST_TIMEOUT_S,
 ) -> Answer:
     """Asks the job whose contact file this is. Arguments as `Request`; `timeout_s`: for the answer; None: no end.
 
@@ -70,7 +69,7 @@ def ask(
             folder=folder,
             discards=discards,
         )
-        with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
+        with socket.create_connection((host, int(port)), timeout=REQUEST_TIMEOUT_S) as connection:
             connection.sendall(control_frame(msgspec.msgpack.encode(request)))
             connection.settimeout(timeout_s)
             return decode_answer(read_control(connection))

@@ -19,9 +19,9 @@ from planaria.protocol.messages.events import (
     WriteManifest,
 )
 from planaria.protocol.messages.journal import JournalEntry
-from planaria.protocol.messages.plan_delta import difference
+from planaria.protocol.messages.plan_delta import encoded
 from planaria.protocol.messages.records import AnyRecord, Note, RunStatus
-from planaria.protocol.messages.worker import Message, PlanMessage, encode
+from planaria.protocol.messages.worker import Message, PlanMessage
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.journal import Journal
 from planaria.runtime.coordinator.manifests import ManifestWriter
@@ -38,9 +38,9 @@ class Executor:
         socket_server: the way to connections.
         admission: whose connection is whose.
         agents: of nodes on other hosts, if nodes are there.
-        journal: open.
+        journal: the open journal.
         manifests: makes checkpoints whole.
-        observers: get every record.
+        observers: functions that get every record.
         tell_again: gets records that an earlier coordinator may have published.
 
     Attributes:
@@ -98,8 +98,7 @@ class Executor:
         if isinstance(message, PlanMessage):
             before, connection.plan = connection.plan, message
         if self._encoded is None or self._encoded[0] is not message or self._encoded[1] is not before:
-            update = difference(before, message) if before and isinstance(message, PlanMessage) else None
-            self._encoded = (message, before, encode(update or message))
+            self._encoded = (message, before, encoded(message, before))
         self._socket_server.say(connection, self._encoded[2])
 
     def warn(self, text: str) -> None:

@@ -27,6 +27,7 @@ from planaria.protocol.messages.journal import (
     encode_entry,
 )
 from planaria.protocol.step.commit import NOT_APPLIED
+from planaria.runtime.thresholds import COMMITS_KEPT, THINNED_EVERY
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
@@ -44,18 +45,13 @@ _Row = tuple[int, str, bytes, int]
 
 
 log = logging.getLogger(__name__)
-THINNED_EVERY = 4096
-"""Entries after which commits that later ones made old are removed, so that a long run's journal is read in no time."""
-
-COMMITS_KEPT = 64
-"""How many of the newest commits are never removed, for people who look into the journal."""
 
 
 class Journal:
     """Keeps what one run decided, in order.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         run: whose entries are read and written. Those of earlier runs in the same folder are removed: what they
             decided is over, and none of their workers lives.
         job: fingerprint of the job.

@@ -10,8 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-RECENT_S = 5.0
-"""Seconds after a rise of the count within which a dead process is taken for one that was counted."""
+from planaria.runtime.thresholds import RECENT_KILL_S
 
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
@@ -45,7 +44,7 @@ class KernelKills:
         if any(new > old for new, old in zip(counts, self._seen, strict=True)):
             self._rose_at = now
         self._seen = counts
-        return self._rose_at is not None and now - self._rose_at < RECENT_S
+        return self._rose_at is not None and now - self._rose_at < RECENT_KILL_S
 
     def _counts(self) -> list[int]:
         return [_read(path) or 0 for path in self._files]

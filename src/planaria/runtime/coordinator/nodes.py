@@ -45,7 +45,7 @@ class SupervisedNodes:
     """The server's side of the launcher: nodes that its supervisor starts and kills.
 
     Args:
-        link: to the supervisor.
+        link: the connection to the supervisor.
         begin: what was there before.
         stop: called when the supervisor wants the run to end.
     """

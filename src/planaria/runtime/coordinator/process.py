@@ -18,12 +18,13 @@ from pathlib import Path
 
 import msgspec
 
-from planaria.checkpoint.manifest import link_checkpoint, retain, write_manifest
+from planaria.checkpoint.manifest import link_checkpoint, retain, step_folder, write_manifest
 from planaria.estimate.restore_time import Storage
 from planaria.job.errors import UserError
 from planaria.job.history import schedule_ends
 from planaria.job.parse import job_fingerprint
-from planaria.job.settings import Device, Job, Launcher, PolicyName, WhenExhausted
+from planaria.job.registry import Launcher, PolicyName
+from planaria.job.settings import Device, Job, WhenExhausted
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import NodeId, PlanError
 from planaria.planner.instantiation.microbatch_shares import batches_told_by
@@ -46,23 +47,21 @@ from planaria.runtime.coordinator.remote_nodes import agents_of
 from planaria.runtime.coordinator.server import Server
 from planaria.runtime.coordinator.settings import CoordinatorSettings
 from planaria.runtime.coordinator.supervisor_link import Begin, Finished, Link, Prepared, StartRefused, Struck, Told
-from planaria.runtime.oversubscription import most_nodes, num_cores, shared_cores
+from planaria.runtime.machine_limits import most_nodes, num_cores, shared_cores
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.sentences import sentence
+from planaria.runtime.thresholds import OVERSUBSCRIBED
 
 log = logging.getLogger(__name__)
-
-OVERSUBSCRIBED = 10
-"""How many times longer a runnable process of this machine may be silent: it may be short of cores."""
 
 
 def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock: socket.socket) -> int:
     """Runs the coordinator process: prepares, waits for `Begin`, serves. Returns the exit status.
 
     Args:
-        settings: of the run.
+        settings: the run's settings.
         listener: the coordinator's port, which the supervisor keeps open.
-        sock: to the supervisor.
+        sock: the connection to the supervisor.
     """
     link = Link(sock, waits=True)
     _call_itself("standby")
@@ -203,7 +202,8 @@ class _Coordinating:
                 link_checkpoint(root, folder)
             except OSError as error:
                 log.warning("%s cannot lead to %s: %s", root / folder.name, folder, error)
-        retain(root, self._job.run.keep_checkpoints, root / folder.name)
+        best = None if command.best is None else step_folder(root, command.best)
+        retain(root, self._job.run.keep_checkpoints, root / folder.name, best)
 
 
 def _planner(job: Job, profile: ModelProfile, most_bytes: int = 0) -> Planner:
@@ -233,18 +233,22 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
         keep_checkpoints=job.run.keep_checkpoints,
         resume=settings.resume,
         ends=schedule_ends(settings.history),
+        rate_factors=settings.rate_factors,
         storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
-        nodes_come=job.cluster.launcher is Launcher.AGENTS,
+        nodes_come=job.cluster.launcher is not Launcher.LOCAL,
         waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
         may_drop=job.resilience.may_drop,
         shares_cores=shared_cores(job) is not None,
+        evaluation=job.eval,
+        evaluated=settings.evaluated,
+        saved=settings.saved,
         evidence=SpeedEvidence() if is_emulated(job) else ON_REAL_HOSTS,
     )
 
 
 def _workers_a_core(job: Job) -> float:
     """Returns how many workers of this machine share a core; 1 where each has its own, or is on another host."""
-    if job.cluster.device is Device.CUDA or job.cluster.launcher is Launcher.AGENTS:
+    if job.cluster.device is Device.CUDA or job.cluster.launcher is not Launcher.LOCAL:
         return 1.0
     return max(1.0, job.cluster.nodes * job.cluster.devices_per_node / num_cores())
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from planaria.job.errors import UserError
 from planaria.job.faults import Fault
 from planaria.job.parse import EMULATED_MODEL
-from planaria.job.settings import LOOPBACK, Job, Launcher
+from planaria.job.registry import Launcher
+from planaria.job.settings import AUTO_MODEL, LOOPBACK, Job
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.agent import Welcome
 from planaria.protocol.messages.records import Note
@@ -24,6 +26,9 @@ from planaria.runtime.run_folder.run_folder import RunFolder
 
 MIN_TOKEN_LENGTH: Final = 16
 ANY_ADDRESS: Final = "0.0.0.0"
+
+StartAgents = Callable[[Sequence[str], int], None]
+"""Starts a command on each of so many nodes, and waits for none: an agent ends with its run."""
 
 
 def read_token(path: Path) -> str:
@@ -61,8 +66,15 @@ def write_token(path: Path, token: str) -> None:
 
 
 def imported(job: Job) -> str:
-    """Returns the model type whose library workers need to import."""
-    return EMULATED_MODEL if is_emulated(job) else job.model.type
+    """Returns the model type whose code workers need to import."""
+    if is_emulated(job):
+        return EMULATED_MODEL
+    if job.model.type != AUTO_MODEL or job.model.weights is None:
+        return job.model.type
+    try:
+        return str(json.loads((Path(job.model.weights) / "config.json").read_text())["model_type"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return AUTO_MODEL  # whoever loads the model says what is wrong
 
 
 def boot_id() -> str:
@@ -79,11 +91,11 @@ def agents_of(job: Job, folder: RunFolder, token: str, mark: str, faults: Sequen
     Args:
         job: the whole job.
         folder: of the run; its path is absolute.
-        token: of the job.
+        token: the job's token.
         mark: of this run, the same for every coordinator that it has.
-        faults: on order.
+        faults: the faults that the user asked for.
     """
-    if job.cluster.launcher is not Launcher.AGENTS:
+    if job.cluster.launcher is Launcher.LOCAL:
         return None
     welcome = Welcome(job=job, run_folder=str(folder.path), mark=mark, patience_s=job.resilience.coordinator_timeout_s)
     by_node: dict[NodeId, tuple[Fault, ...]] = {}
@@ -105,10 +117,14 @@ def reachable(address: str) -> str:
     return f"{LOOPBACK if host == ANY_ADDRESS else host}:{port}"
 
 
-def announce(job: Job, folder: RunFolder, address: str) -> Note:
-    """Returns a note that tells the user how to start the agents."""
+def call_agents(job: Job, folder: RunFolder, address: str) -> Note:
+    """Has the job's launcher start the agents; returns a note of that, or of how the user is to start them."""
     host, _, port = address.rpartition(":")
     named = socket.gethostname() if host == ANY_ADDRESS else host
     command = ["planaria", "agent", "--coordinator", f"{named}:{port}", "--token-file", str(folder.token)]
     nodes = f"{job.cluster.nodes} node{'s' if job.cluster.nodes > 1 else ''}"
-    return Note(level="info", text=f"waiting for {nodes}; run on each: {shlex.join(command)}")
+    start: StartAgents | None = job.cluster.launcher.load()
+    if start is None:
+        return Note(level="info", text=f"waiting for {nodes}; run on each: {shlex.join(command)}")
+    start(command, job.cluster.nodes)
+    return Note(level="info", text=f"waiting for {nodes}; {job.cluster.launcher} runs on each: {shlex.join(command)}")

@@ -8,18 +8,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import Event, NodeNotice, PolicyRequested, SaveRequested, StopRequested
 from planaria.protocol.messages.user import Answer, Request, Wish, decode_request
 from planaria.protocol.messages.worker import PROTOCOL_VERSION
+from planaria.runtime.thresholds import MAX_ADDED
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError
 from planaria.runtime.wire.socket_server import SocketServer
-
-MAX_ADDED = 1024
-"""Most nodes that one request may start."""
 
 
 class Requests:
@@ -27,7 +25,7 @@ class Requests:
 
     Args:
         machine: asked for the state; its events go through `handle`.
-        token: of the job.
+        token: the job's token.
         socket_server: the way to connections.
         handle: has the machine handle an event.
         start_node: starts one more; None: this is not done from here.

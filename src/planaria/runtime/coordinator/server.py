@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from planaria.plan.plan import NodeId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.membership.admission import Admission
-from planaria.protocol.membership.failure_detector import TICK_S, Judge
+from planaria.protocol.membership.failure_detector import Judge
 from planaria.protocol.membership.liveness import Limits
 from planaria.protocol.messages.agent import Farewell
 from planaria.protocol.messages.events import (
@@ -23,6 +23,7 @@ from planaria.protocol.messages.events import (
     Event,
     Finish,
     Idle,
+    LinksMeasured,
     PieceTook,
     RanOut,
     Received,
@@ -32,6 +33,7 @@ from planaria.protocol.messages.events import (
     TimerDue,
     WriteManifest,
 )
+from planaria.protocol.messages.run_measurements import HostLink
 from planaria.protocol.messages.worker import (
     MAX_FRAME_BYTES,
     Challenge,
@@ -40,23 +42,19 @@ from planaria.protocol.messages.worker import (
     decode_from_worker,
     encode,
 )
+from planaria.protocol.phases import Phase
 from planaria.protocol.reception import Nonsense, Reception, Unwanted
 from planaria.protocol.run.replay import JournalState
+from planaria.protocol.thresholds import DETECTOR_TICK_S
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.executor import Executor, Observer
 from planaria.runtime.coordinator.journal import Journal
 from planaria.runtime.coordinator.manifests import ManifestWriter
 from planaria.runtime.coordinator.nodes import Nodes
 from planaria.runtime.coordinator.requests import Requests
+from planaria.runtime.thresholds import GOODBYE_S, PRECOMPUTE_REST
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.socket_server import SocketServer
-
-GOODBYE_S = 5.0
-"""How long workers may take to end after the run before they are killed."""
-
-REST = 1.0
-"""Rest after a piece of a precomputed decision, as a multiple of its duration: workers may need the processor. None
-after a piece of a decision that is certain to be needed."""
 
 POINTS = {
     "WorkerJoined": "join",
@@ -66,6 +64,7 @@ POINTS = {
     "Saved": "save",
     "Returned": "return",
     "ManifestWritten": "manifest",
+    "JournalEvaluation": "evaluated",
     "JournalPlan": "plan",
     "JournalCommit": "commit",
     "JournalEnd": "end",
@@ -82,9 +81,9 @@ class Server(Reception[Connection]):
     Args:
         machine: the protocol.
         token: what a worker's hello must bear.
-        journal: open.
+        journal: the open journal.
         nodes: the launcher's side.
-        observers: get every record.
+        observers: functions that get every record.
         write_manifest: makes a checkpoint whole; called in a thread of its own.
         limits: after which a worker counts as hung.
         past: of the machine, when another coordinator died.
@@ -197,7 +196,7 @@ class Server(Reception[Connection]):
         tell_the_end(self._executor.finished)
         deadline = time.monotonic() + GOODBYE_S
         while not self._all_ended() and time.monotonic() < deadline:
-            self._socket_server.serve(TICK_S)
+            self._socket_server.serve(DETECTOR_TICK_S)
             if "abort" in self._wishes:
                 return None
         return self._executor.finished
@@ -206,10 +205,10 @@ class Server(Reception[Connection]):
         """Precomputes a decision if there is time; returns the seconds for which there is nothing to do."""
         now = time.monotonic()
         if now < self._rests_until:
-            return min(TICK_S, self._rests_until - now)
+            return min(DETECTOR_TICK_S, self._rests_until - now)
         if not self._machine.thinks(now):
-            return TICK_S
-        rest = 0.0 if self._machine.hurries else REST
+            return DETECTOR_TICK_S
+        rest = 0.0 if self._machine.hurries else PRECOMPUTE_REST
         self._machine.handle(Idle(), now)
         took = time.monotonic() - now
         self._machine.handle(PieceTook(took), now + took)
@@ -353,6 +352,13 @@ class Server(Reception[Connection]):
         node = self._admission.new_number()
         self._judge.expect(node, time.monotonic())
         return node
+
+    @property
+    def is_gathering(self) -> bool:
+        return self._machine.phase is Phase.GATHERING
+
+    def links_measured(self, node: NodeId, host: str, links: tuple[HostLink, ...]) -> None:
+        self.handle(LinksMeasured(node, host, links))
 
     def may_run(self, node: NodeId) -> bool:
         self._admission.took_number(node)

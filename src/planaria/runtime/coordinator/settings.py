@@ -8,6 +8,7 @@ from planaria.job.faults import Fault
 from planaria.job.history import History
 from planaria.job.settings import Job
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
+from planaria.protocol.messages.records import Evaluated
 from planaria.protocol.planning.failure_rate import Watched
 
 
@@ -16,13 +17,16 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         job: the whole job.
-        folder: of the run.
+        folder: the run's folder.
         run_id: of this run of the job, for the journal.
         token: that workers and users show.
         resume: the checkpoint that the run begins with.
+        evaluated: evaluations of earlier runs of the job up to `resume`.
+        saved: steps of the whole checkpoints that there are up to `resume`.
         watched: what earlier runs of the job on these nodes saw of losses.
         log: file for what it prints.
         history: of the run's samples and rates, for its checkpoints.
+        rate_factors: of a schedule that is a function: what it gives for each step.
         data_hash: of the tokens, as every node must have them; "": there are none.
         faults: on order, of nodes whose workers agents start.
     """
@@ -34,6 +38,9 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     resume: CheckpointRef | None
     log: str
     history: History = ()
+    rate_factors: tuple[float, ...] = ()
     data_hash: str = ""
     faults: tuple[Fault, ...] = ()
+    evaluated: tuple[Evaluated, ...] = ()
+    saved: tuple[int, ...] = ()
     watched: Watched = Watched()

@@ -17,10 +17,8 @@ from planaria.job.faults import Fault
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.records import AnyRecord, RunStatus
+from planaria.runtime.thresholds import MAX_LINK_BYTES
 from planaria.runtime.wire.connection import Connection
-
-MAX_LINK_BYTES = 1 << 30
-"""Limit of a message in bytes, for the sake of having one: both ends are ours."""
 
 # Coordinator to supervisor
 
@@ -124,7 +122,7 @@ class Link:
     """One end of the link between coordinator and supervisor.
 
     Args:
-        sock: of the pair.
+        sock: this side's socket of the pair.
         waits: sending waits until the other end has room. The supervisor's does not: what it says is short, and whoever
             waits for somebody who waits never ends.
     """

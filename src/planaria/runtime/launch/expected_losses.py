@@ -11,11 +11,9 @@ from pathlib import Path
 from planaria.job.errors import UserError
 from planaria.job.settings import Job
 from planaria.protocol.planning.failure_rate import Failures, Watched
+from planaria.runtime.thresholds import LOSSES_COUNTED
 from planaria.simulate.traces.formats import read_trace
 from planaria.simulate.traces.trace import summarise
-
-MOST_COUNTED = 16
-"""Most losses of a trace that count: a longer trace counts with its rate, and not with its length."""
 
 
 def expected_losses(job: Job) -> Failures:
@@ -44,7 +42,7 @@ def losses_of_trace(job: Job) -> Watched:
     told = summarise(read_trace(text, Path(source).name).trace)
     if not told.mean_nodes:
         raise UserError(f"{field} has no node at any time. Give a trace of nodes that came and went.")
-    share = min(1.0, MOST_COUNTED / max(1, told.num_removals))
+    share = min(1.0, LOSSES_COUNTED / max(1, told.num_removals))
     return Watched(
         seconds=share * told.mean_nodes * told.horizon_s / job.cluster.nodes,
         losses=round(share * told.num_removals),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.checkpoint.manifest import newest
+from planaria.checkpoint.manifest import newest, read_manifest, step_folder
 from planaria.checkpoint.state import read_parameters
 from planaria.data.export import export_tokenizer
 from planaria.data.tokenizer import BYTES, Tokenizer, load_tokenizer
@@ -27,8 +27,13 @@ def _tokenizer(job: Job, folder: RunFolder) -> tuple[Path | None, Tokenizer]:
     return path / TOKENIZER if path.is_dir() else path, tokenizer
 
 
-def export_run(run: Path, target: Path) -> None:
-    """Writes the weights of the newest whole checkpoint of `run`, and its tokenizer, into the folder `target`.
+def export_run(run: Path, target: Path, step: int | None = None) -> None:
+    """Writes the weights of a checkpoint of `run`, and its tokenizer, into the folder `target`.
+
+    Args:
+        run: the run's folder.
+        target: where; made if absent.
+        step: of the checkpoint; None: the newest that is whole.
 
     Raises:
         UserError: no such run, no checkpoint, a model that is not Hugging Face's, or a target that exists or cannot
@@ -38,7 +43,14 @@ def export_run(run: Path, target: Path) -> None:
     job = job_from_json(folder.job.read_bytes())
     if is_emulated(job):
         raise UserError(f"run folder {run} is of an emulated device: its weights are made up. Export another run.")
-    checkpoint, manifest, _ = newest(folder.checkpoints)
+    if step is None:
+        checkpoint, manifest, _ = newest(folder.checkpoints)
+    else:
+        checkpoint = step_folder(folder.checkpoints, step)
+        if not checkpoint.is_dir():
+            there = ", ".join(sorted(str(int(path.name[5:])) for path in folder.checkpoints.glob("step-*"))) or "none"
+            raise UserError(f"--step {step}: run folder {run} has no checkpoint of it (there are: {there}).")
+        manifest = read_manifest(checkpoint)
     parameters = read_parameters(checkpoint, manifest)
     file, tokenizer = _tokenizer(job, folder)
     try:

@@ -18,28 +18,32 @@ from torch import nn
 
 from planaria.checkpoint.manifest import read_manifest, step_folder, weights_sha256, write_manifest
 from planaria.checkpoint.state import write_group
-from planaria.data.tokens import prepare_tokens
-from planaria.job.history import DataIdentity, JobInterval
+from planaria.data.tokens import prepare
+from planaria.job.history import DataIdentity, History, JobInterval, schedule_ends
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job, TrainSection, WhenNotFinite
+from planaria.model.loss import scored
 from planaria.model.model import Batch, Tensors
+from planaria.model.training.schedule_function import rate_factors
 from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, RunEnded, RunStatus, StepCommitted
-from planaria.protocol.messages.worker import Commit
+from planaria.protocol.messages.worker import Commit, Score
 from planaria.protocol.run.announcements import not_finite, step_committed
-from planaria.protocol.step.commit import FIRST_EXPONENT, Ends, learning_rate, outcome
+from planaria.protocol.step.commit import FIRST_EXPONENT, outcome
+from planaria.protocol.step.evaluation import Evaluations, evaluated
+from planaria.protocol.step.schedule import learning_rate
 from planaria.runtime.component_settings import is_emulated, named_profile
 from planaria.runtime.coordinator.executor import Observer
 from planaria.runtime.launch.training.ending import finish_run
 from planaria.runtime.launch.training.result import TrainResult
-from planaria.runtime.launch.training.resumption import data_identity
+from planaria.runtime.launch.training.resumption import data_identity, order_of
 from planaria.runtime.run_folder.claim import say
 from planaria.runtime.run_folder.recorder import Recorder
 from planaria.runtime.run_folder.run_folder import RunFolder
-from planaria.runtime.worker.compute.accumulator import total_gradient
+from planaria.runtime.worker.compute.accumulator import add_up, squared_norm
 from planaria.runtime.worker.compute.device_clock import OwnPace
 from planaria.runtime.worker.compute.engine import Engine, real_engine
 from planaria.runtime.worker.compute.holdings import Holdings
-from planaria.runtime.worker.compute.layers import autocast, bind
+from planaria.runtime.worker.compute.layers import autocast, bind, rounded, widened
 from planaria.runtime.worker.compute.seeds import seed_layer
 from planaria.runtime.worker.emulated.numbers import EmulatedModel, EmulatedNumbers, emulated_engine, parameter_bytes
 
@@ -54,17 +58,17 @@ def train_reference(
     observers: Sequence[Observer] = (),
     import_path: Path | None = None,
     drops: Drops | None = None,
-    ends: Ends = (),
+    history: History = (),
 ) -> TrainResult:
     """Trains to the end in this process, on one thread.
 
     Args:
         job: what to train.
-        folder: of the run.
+        folder: the run's folder.
         observers: called with each record.
         import_path: where a model given as "module:function" is looked for.
         drops: the microbatches that a run left out; they are left out here too.
-        ends: where the schedule of a run that was made longer ended, since which step.
+        history: of a run that is trained again: the order of its samples, and where its rates' schedules ended.
     """
     if import_path is not None and str(import_path) not in sys.path:
         sys.path.insert(0, str(import_path))
@@ -73,7 +77,7 @@ def train_reference(
     try:
         say(folder.claim, "training: in one process alone")
         with Recorder(folder, job) as recorder:
-            return _Reference(job, folder, recorder, (recorder, *observers), drops or {}, ends).train()
+            return _Reference(job, folder, recorder, (recorder, *observers), drops or {}, history).train()
     finally:
         torch.set_num_threads(threads)
 
@@ -86,16 +90,18 @@ class _Reference:
         recorder: Recorder,
         observers: tuple[Observer, ...],
         drops: Drops,
-        ends: Ends,
+        history: History,
     ) -> None:
         self._job = job
         self._drops = drops
-        self._ends = ends or ((0, job.train.steps),)
+        self._ends = schedule_ends(history) or ((0, job.train.steps),)
         self._train = job.train
+        self._factors = rate_factors(job.train)
+        self._evaluations = Evaluations(job.eval, job.train.steps)
         self._folder = folder
         self._recorder = recorder
         self._observers = observers
-        self._alone = _emulated_alone(job) if is_emulated(job) else _torch_alone(job, folder)
+        self._alone = _emulated_alone(job) if is_emulated(job) else _torch_alone(job, folder, order_of(history))
         self._model = self._alone.engine.model
         self._holdings = Holdings(self._model, job.train, self._alone.engine.device)
         for group in range(len(self._model.groups)):
@@ -125,7 +131,7 @@ class _Reference:
                 break
             skipped += not found.is_applied
             num_dropped += len(dropped)
-            rate = learning_rate(self._train, step, self._ends) * found.scale
+            rate = learning_rate(self._train, step, self._ends, self._factors) * found.scale
             self._holdings.apply(range(len(self._model.groups)), step, found.clip_factor, rate)
             commit = Commit(
                 generation=0,
@@ -145,6 +151,11 @@ class _Reference:
             self._record(record)
             steps = step
             last = record if isinstance(record, StepCommitted) else last
+            if self._evaluations.is_due(step):
+                self._evaluate(step)
+            if (reached := self._evaluations.reached(step)) is not None:
+                message = reached
+                break
         digest = self._save(steps, exponents)
         ended = RunEnded(
             status=status,
@@ -164,12 +175,23 @@ class _Reference:
             self._holdings.count(layer, of_layer)
         return loss
 
+    def _evaluate(self, step: int) -> None:
+        began = time.perf_counter()
+        batches = self._alone.engine.batches
+        numbers = range(self._evaluations.num_microbatches)
+        scores = {m: self._alone.evaluate(m, batches.eval_microbatch(m)) for m in numbers}
+        duration_s = time.perf_counter() - began
+        record = evaluated(self._evaluations, scores, step=step, generation=0, duration_s=duration_s)
+        self._evaluations.note(record)
+        self._record(record)
+
     def _sum(self) -> dict[int, float]:
         norms = {}
         for group, replica in self._holdings.replicas.items():
             counted = self._holdings.accumulator(group)
             parts = [] if counted.is_empty else [counted.total]
-            norms[group] = total_gradient(parts, replica.gradient, with_norm=True)
+            add_up(parts, replica.gradient)
+            norms[group] = squared_norm(replica.gradient)
         return norms
 
     def _save(self, step: int, exponents: tuple[int, ...]) -> str:
@@ -210,9 +232,13 @@ class _Alone(Protocol):
         """Returns one microbatch's loss, and the gradients of its share of the step's loss."""
         ...
 
+    def evaluate(self, microbatch: int, batch: Batch) -> Score:
+        """Returns what the model makes of a microbatch that is not trained on."""
+        ...
 
-def _torch_alone(job: Job, folder: RunFolder) -> _Alone:
-    tokens = prepare_tokens(job.data, folder.data)
+
+def _torch_alone(job: Job, folder: RunFolder, order: str) -> _Alone:
+    tokens = prepare(job, folder.data, order=order)
     return _TorchAlone(real_engine(job, folder.data, 0), job.train, data_identity(job, tokens.about))
 
 
@@ -247,8 +273,24 @@ class _TorchAlone:
                 tensors = tuple(t.view_as(t) for t in (outputs if isinstance(outputs, tuple) else (outputs,)))
                 if layer == len(self._modules) - 1:
                     loss = model.loss(tensors, batch)
+            tensors = widened(rounded(tensors, self._train), self._train)
         (loss * (1.0 / self._train.num_microbatches)).backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), [self._taken(parameters) for parameters in self._parameters]
+
+    def evaluate(self, microbatch: int, batch: Batch) -> Score:
+        device, model = self.engine.device, self.engine.model
+        batch = {k: v.to(device) for k, v in batch.items()}
+        tensors: Tensors = tuple(batch[name] for name in model.inputs)
+        with torch.no_grad():
+            for layer, module in enumerate(self._modules):
+                seed_layer(self._train.seed, 0, microbatch, layer, device)
+                given = widened(rounded(tensors, self._train), self._train) if layer > 0 else tensors
+                module.eval()
+                with autocast(self._train, device):
+                    outputs = module(*given)
+                module.train()
+                tensors = outputs if isinstance(outputs, tuple) else (outputs,)
+            return Score(*scored(model, tensors, batch))
 
     @staticmethod
     def _taken(parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
@@ -283,3 +325,9 @@ class _EmulatedAlone:
             gradients.insert(0, numbers.weights(layer, seen[layer], gradient, names))
             gradient = numbers.backward(layer, seen[layer], gradient, contents[layer])
         return loss, gradients
+
+    def evaluate(self, microbatch: int, batch: Batch) -> Score:
+        (number,) = (int(batch[name]) for name in self.engine.model.inputs)
+        for layer, parameters in enumerate(self._parameters):
+            number = self._numbers.forward(layer, number, parameter_bytes(parameters))
+        return self._numbers.score(number)

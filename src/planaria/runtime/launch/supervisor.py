@@ -18,7 +18,6 @@ from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.records import AnyRecord, NodeLost, Note, Restored, StepCommitted, StepSkipped
-from planaria.runtime.coordinator.server import GOODBYE_S
 from planaria.runtime.coordinator.settings import CoordinatorSettings
 from planaria.runtime.coordinator.supervisor_link import (
     Begin,
@@ -36,16 +35,8 @@ from planaria.runtime.coordinator.supervisor_link import (
     Told,
 )
 from planaria.runtime.nodes.local_nodes import LocalNodes, cause_of
-from planaria.runtime.nodes.stopped_processes import LOOK_S, Stopped
-
-MAX_RESTARTS = 5
-"""Most coordinators that may die one after the other without a commit: then it is no accident."""
-
-RECENT = 4096
-"""Newest records searched for one that is told again: more than there are between two steps."""
-
-TAIL_BYTES = 4000
-"""Bytes of the coordinator's log that are shown to whoever has to find out why it died."""
+from planaria.runtime.nodes.stopped_processes import Stopped
+from planaria.runtime.thresholds import GOODBYE_S, MAX_RESTARTS, RECORDS_SEARCHED, STOPPED_LOOK_S, TAIL_BYTES
 
 
 class CoordinatorFailed(PlanariaError):
@@ -70,7 +61,7 @@ class Supervisor:
 
     Args:
         launcher: starts, watches and kills processes.
-        settings: for the coordinators.
+        settings: what each coordinator is told.
         listener: the port, which stays open while coordinators come and go.
         start_node: starts the processes of a node.
         observe: gets every record once, with its time.
@@ -105,7 +96,7 @@ class Supervisor:
         self._gone_at: dict[NodeId, float] = {}
         self._last_step = 0
         self._step_began: float | None = None
-        self._recent: deque[AnyRecord] = deque(maxlen=RECENT)
+        self._recent: deque[AnyRecord] = deque(maxlen=RECORDS_SEARCHED)
         self._stopped = Stopped(settings.job.resilience.heartbeat_timeout_s, time.monotonic())
         self._is_stopping = False
         self._is_aborted = False
@@ -122,7 +113,7 @@ class Supervisor:
             with selectors.DefaultSelector() as selector:
                 selector.register(first.link, selectors.EVENT_READ)
                 while True:
-                    if not selector.select(LOOK_S):
+                    if not selector.select(STOPPED_LOOK_S):
                         self._strike_stopped(first)
                         continue
                     for news in first.link.news():
@@ -153,7 +144,7 @@ class Supervisor:
         self._launcher_told()  # of whoever died while the others were started, and was heard of then
         deadline: float | None = None
         while self._serving is not None and not self._is_aborted:
-            for key, _ in self._selector.select(LOOK_S):
+            for key, _ in self._selector.select(STOPPED_LOOK_S):
                 key.data()
             self._look_for_stopped()
             if self._finished is not None:

@@ -1,7 +1,8 @@
 """Measured profiles: seconds and bytes of a job's layers, links and steps on this machine.
 
-- `measure`: all of a profile; `layers`, `allocations`: a model's layers.
-- `machine`, `clock`, `memory what a step costs beside them`.
+- `measure`: all of a profile; `layers`: each layer's forward and backward; `allocations`: memory at its peak.
+- `machine`: what a step costs beside its layers (messages, votes, sums, the optimizer).
+- `clock`: how compute is timed; `memory`: what the system counts of it.
 
 `ERROR_SUFFIX`: what a measuring process appends to its output's name to report a mistake.
 """

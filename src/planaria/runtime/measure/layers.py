@@ -14,31 +14,26 @@ import msgspec
 import torch
 from torch import nn
 
-from planaria.job.settings import Numerics, TrainSection
+from planaria.job.settings import TrainSection
 from planaria.model.model import Batch, Model, Tensors
+from planaria.model.training.optimizer import value_bytes
 from planaria.plan.costs.model_profile import LayerCost, LayerTimes
 from planaria.runtime.measure.allocations import follow_allocations
 from planaria.runtime.measure.clock import compute_now
 from planaria.runtime.measure.memory import give_back, held_bytes
+from planaria.runtime.thresholds import (
+    ALLOCATOR_ROUNDS,
+    ENOUGH_S,
+    LEAST_BACKWARD_SHARE,
+    LEAST_SEEN_BYTES,
+    MEASURE_REPEATS,
+    MOST_OVERHEAD,
+)
 from planaria.runtime.worker.compute.holdings import Holdings
-
-REPEATS = 5
-ENOUGH_S = 2.0
-"""Seconds above which a kind of layer is repeated less often, but at least twice."""
+from planaria.runtime.worker.compute.weight_copies import copies_of
 
 STAGE_LAYERS = 3
 IN_FLIGHT = (1, 3)
-ROUNDS = 5
-"""Rounds of a stage in which the allocator's overhead is measured: `STAGE_LAYERS` layers, `IN_FLIGHT` microbatches."""
-
-LEAST_SEEN_BYTES = 2 << 20
-"""Activations below this size cannot be told from what else a process does."""
-
-MOST_OVERHEAD = 2.0
-"""Shares above this are a disturbance, not a measurement."""
-
-LEAST_SHARE = 1e-3
-"""Least share of a backward that each half takes: the difference of two noisy times may be nothing, or less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,11 +43,12 @@ class _Measured:
     Attributes:
         layer: the first of the kind.
         inputs: what it was measured on.
-        gradients: of its outputs.
+        gradients: the gradients of its outputs.
         times: see `split_backward`.
         activation_bytes: kept between forward and backward, inputs included.
         allocated_bytes: allocated by a forward and kept, outputs included.
         workspace_bytes: beside what is kept, at the peak.
+        copy_bytes: copies of weights, made once for all microbatches.
     """
 
     layer: int
@@ -62,6 +58,7 @@ class _Measured:
     activation_bytes: int
     allocated_bytes: int
     workspace_bytes: int
+    copy_bytes: int
 
 
 def measure_layers(
@@ -117,11 +114,12 @@ class _Meter:
         before = held_bytes(self._device)
         held = []
         for in_flight in IN_FLIGHT:
-            self._run_stage(common, in_flight, rounds=ROUNDS)
+            self._run_stage(common, in_flight, rounds=ALLOCATOR_ROUNDS)
             held.append(held_bytes(self._device) - before)
         self._holdings.forget_all()
         share = min(max((held[1] - held[0]) / (many - few), 1.0), MOST_OVERHEAD)
-        return share - 1.0, max((held[0] - share * few) / max(common.workspace_bytes, 1), 1.0)
+        beside = held[0] - share * few - common.copy_bytes
+        return share - 1.0, max(beside / max(common.workspace_bytes, 1), 1.0)
 
     def _run_stage(self, kind: _Measured, in_flight: int, *, rounds: int) -> None:
         compute = self._holdings.compute
@@ -159,19 +157,19 @@ class _Meter:
             self._seen[kind] = self._measure(layer, module, inputs, () if is_last else _ones(outputs))
         measured = self._seen[kind]
         self._kinds.append(measured)
-        parameter_bytes = sum(parameter.nbytes for parameter in parameters)
-        accumulator = 2 if self._train.numerics is Numerics.EXACT else 1
+        values = value_bytes(self._train)
+        num_parameters = sum(parameter.numel() for parameter in parameters)
         cost = LayerCost(
             name=name,
             times=(measured.times,),
-            parameter_bytes=parameter_bytes,
-            # the accumulator (float64 in exact mode) and the sum
-            gradient_bytes=(accumulator + 1) * parameter_bytes,
-            optimizer_bytes=2 * parameter_bytes,
+            parameter_bytes=values.parameter * num_parameters,
+            gradient_bytes=values.gradient * num_parameters,
+            optimizer_bytes=values.optimizer * num_parameters,
             activation_bytes=measured.activation_bytes,
             recompute_activation_bytes=sum(tensor.nbytes for tensor in inputs),
             output_bytes=sum(tensor.nbytes for tensor in outputs),
             workspace_bytes=measured.workspace_bytes,
+            copy_bytes=measured.copy_bytes,
         )
         return cost, outputs
 
@@ -191,7 +189,7 @@ class _Meter:
         activation_bytes, allocated_bytes, workspace_bytes = self._bytes(module, inputs, gradients, forward, backward)
         forwards, backwards, halves, splits = [], [], [], []
         deadline = time.perf_counter() + ENOUGH_S
-        for repeat in range(REPEATS):
+        for repeat in range(MEASURE_REPEATS):
             if repeat >= 2 and time.perf_counter() > deadline:
                 break
             forwards.append(self._timed(forward))
@@ -216,6 +214,7 @@ class _Meter:
             activation_bytes=activation_bytes,
             allocated_bytes=allocated_bytes,
             workspace_bytes=workspace_bytes,
+            copy_bytes=sum(copy.nbytes for copy in copies_of(compute.parameters_of(layer))),
         )
 
     def _bytes(
@@ -227,7 +226,6 @@ class _Meter:
         backward: Callable[..., None],
     ) -> tuple[int, int, int]:
         """Returns bytes kept between forward and backward; what a forward allocates of it; what is needed beside it."""
-        lasting = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
         kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in inputs}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -236,9 +234,11 @@ class _Meter:
                 kept[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        # Once before: buffers that last (accumulators, a library's) are made at first use.
+        # Once before: buffers that last (accumulators, copies, a library's) are made at first use.
         forward()
         backward(counted=True)
+        held = (*module.parameters(), *module.buffers(), *copies_of(module.parameters()))
+        lasting = {t.untyped_storage().data_ptr() for t in held}
         with follow_allocations(self._device) as allocations:
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
                 forward()
@@ -260,7 +260,7 @@ def split_backward(
     """Computes a layer's times from four measured ones.
 
     Args:
-        forward_s: of the forward.
+        forward_s: seconds of the forward.
         whole_s: of the backward that gives all gradients.
         input_s: of the one that gives the input's alone; 0: nothing needs the input's gradient.
         halves_s: of a backward that is split, both parts together.
@@ -269,7 +269,7 @@ def split_backward(
     if not has_parameters:
         input_s = whole_s if input_s else 0.0
     elif input_s:
-        input_s = min(max(input_s, LEAST_SHARE * whole_s), (1 - LEAST_SHARE) * whole_s)
+        input_s = min(max(input_s, LEAST_BACKWARD_SHARE * whole_s), (1 - LEAST_BACKWARD_SHARE) * whole_s)
     weight_s = whole_s - input_s if has_parameters else 0.0
     return LayerTimes(
         forward_s=forward_s,

@@ -6,10 +6,11 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import torch
 
 from planaria.job.settings import Numerics, TrainSection
@@ -20,16 +21,11 @@ from planaria.protocol.messages.journal import JournalCommit
 from planaria.protocol.messages.worker import Commit
 from planaria.runtime.coordinator.journal import Journal
 from planaria.runtime.measure.clock import compute_now
-from planaria.runtime.worker.compute.accumulator import total_gradient
-from planaria.runtime.worker.compute.replica import Replica, apply_adamw
+from planaria.runtime.thresholds import LARGE_MESSAGE_BYTES, MEASURE_REPEATS, MEASURED_PARAMETERS
+from planaria.runtime.worker.compute.accumulator import add_up, squared_norm
+from planaria.runtime.worker.compute.replica import Replica, apply_optimizer
 from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
 from planaria.runtime.worker.transport.transport import Transport
-
-_LENGTH = 1 << 20
-"""Parameters that sums and the optimizer are measured with: more than the caches of a core hold."""
-
-_LARGE_BYTES = 4 << 20
-_REPEATS = 5
 
 
 def measure_link() -> LinkCost:
@@ -39,7 +35,7 @@ def measure_link() -> LinkCost:
     addresses = [end.start() for end in ends]
     for number, end in enumerate(ends):
         end.set_peers({WorkerId(1 - number): addresses[1 - number]})
-    small, large = torch.zeros(64, dtype=torch.uint8), torch.zeros(_LARGE_BYTES, dtype=torch.uint8)
+    small, large = torch.zeros(64, dtype=torch.uint8), torch.zeros(LARGE_MESSAGE_BYTES, dtype=torch.uint8)
     messages = [small] * 24 + [large] * 6
 
     def send(number: int, turn: int, tensor: torch.Tensor) -> None:
@@ -73,20 +69,26 @@ def measure_link() -> LinkCost:
 
 def measure_step(train: TrainSection, device: torch.device, link: LinkCost) -> StepCosts:
     """Measures a step's costs, with the worker's own sum and optimizer, and the coordinator's journal."""
-    spec = ParameterSpec(name="weight", shape=(_LENGTH,), decays=True, uses=((0, "weight"),))
-    replica = Replica(GroupSpec(layers=(0,), parameters=(spec,)), device)
+    spec = ParameterSpec(name="weight", shape=(MEASURED_PARAMETERS,), decays=True, uses=((0, "weight"),))
+    train = msgspec.structs.replace(train, parameters=())
+    replica = Replica(GroupSpec(layers=(0,), parameters=(spec,)), train, device)
     dtype = torch.float64 if train.numerics is Numerics.EXACT else torch.float32
-    parts = [torch.zeros(_LENGTH, dtype=dtype, device=device) for _ in range(2)]
+    parts = [torch.zeros(MEASURED_PARAMETERS, dtype=dtype, device=device) for _ in range(2)]
     size_bytes = replica.parameters.nbytes
     clock = partial(compute_now, device)
-    apply_s = _median_s(lambda: apply_adamw([replica], train, 1, 1.0, train.learning_rate), clock)
-    sum_s = _median_s(lambda: total_gradient(parts, replica.gradient, with_norm=True), clock)
+    apply_s = _median_s(lambda: apply_optimizer([replica], train, 1, 1.0, train.learning_rate), clock)
+    sum_s = _median_s(lambda: _sum_up(parts, replica.gradient), clock)
     return StepCosts(
         # A vote goes in, the journal is written, the commit comes out.
         vote_s=2 * link.time_s(256) + _journal_s(),
         apply_s_per_byte=apply_s / size_bytes,
         sum_s_per_byte=sum_s / size_bytes,
     )
+
+
+def _sum_up(parts: Sequence[torch.Tensor], gradient: torch.Tensor) -> None:
+    add_up(parts, gradient)
+    squared_norm(gradient)
 
 
 def _journal_s() -> float:
@@ -103,7 +105,7 @@ def _journal_s() -> float:
 
 def _median_s(work: Callable[[], object], clock: Callable[[], float]) -> float:
     times = []
-    for _ in range(_REPEATS + 1):
+    for _ in range(MEASURE_REPEATS + 1):
         began = clock()
         work()
         times.append(clock() - began)

@@ -15,15 +15,19 @@ from pathlib import Path
 import msgspec
 import torch
 
-from planaria.data.sampler import Sampler
+from planaria.data.sampler import open_sampler
 from planaria.data.tokens import open_tokens
-from planaria.job.errors import UserCodeError
-from planaria.job.settings import Device, Job
+from planaria.job.errors import UserCodeError, UserError
+from planaria.job.registry import OptimizerName
+from planaria.job.settings import Device, Job, TrainSection
 from planaria.job.version import __version__
-from planaria.model.load import load_model
+from planaria.model.load import compare_with_whole, load_model
+from planaria.model.model import Model
+from planaria.model.training.optimizer import optimizer_of, value_bytes
 from planaria.plan.costs.model_profile import DeviceKind, Links, ModelProfile
 from planaria.plan.costs.profile_check import check_profile, decode_profile
 from planaria.plan.plan import Group, PlanError
+from planaria.runtime.component_settings import named_profile
 from planaria.runtime.measure import ERROR_SUFFIX
 from planaria.runtime.measure.layers import measure_layers
 from planaria.runtime.measure.machine import measure_link, measure_step
@@ -31,7 +35,7 @@ from planaria.runtime.measure.memory import device_bytes, process_bytes
 from planaria.runtime.worker.compute.device import open_device
 from planaria.runtime.worker.compute.layers import LayerFailed
 
-MEASURES = "split backwards"
+MEASURES = "split backwards, copies of weights"
 """Names what is measured beside forwards, backwards and bytes: profiles without it are measured again."""
 
 
@@ -44,11 +48,18 @@ def fingerprint(job: Job) -> str:
         _device_name(job),
         torch.__version__,
         msgspec.json.encode(job.model, order="deterministic").decode(),
-        f"{train.microbatch}/{train.sequence_length}/{train.dtype.value}",
+        f"{train.microbatch}/{train.sequence_length}/{train.dtype.value}/{train.boundary_dtype.value}",
         f"{job.data.tokenizer}/{train.numerics.value}",
+        *_of_optimizer(train),
         MEASURES,
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _of_optimizer(train: TrainSection) -> list[str]:
+    """Returns what of the optimizer is measured and counted, where it is not the default one."""
+    is_default = train.optimizer is OptimizerName.ADAMW
+    return [] if is_default else [train.optimizer.value, *optimizer_of(train).states(train)]
 
 
 def measure_into(job: Job, data_folder: Path, output: Path, import_path: str | None) -> int:
@@ -60,6 +71,9 @@ def measure_into(job: Job, data_folder: Path, output: Path, import_path: str | N
     if import_path is not None and import_path not in sys.path:
         sys.path.insert(0, import_path)
     try:
+        if job.cluster.profile is not None:
+            output.write_bytes(msgspec.json.format(msgspec.json.encode(given(job, data_folder)), indent=1))
+            return 0
         if _fingerprint_in(output) == fingerprint(job):
             load_model(job.model, job.train, vocab_size=open_tokens(data_folder).vocab_size)
             return 0
@@ -85,25 +99,48 @@ def _fingerprint_in(output: Path) -> str:
         return ""
 
 
+def given(job: Job, data_folder: Path) -> ModelProfile:
+    """Returns the profile that the user gives for the job's model. Raises UserError: it is of another model."""
+    profile = named_profile(job)
+    vocab_size = open_tokens(data_folder).vocab_size
+    model = load_model(job.model, job.train, vocab_size=vocab_size)
+    compare_with_whole(job.model, job.train, vocab_size=vocab_size)
+    groups = [(group.layers, group.moved_bytes) for group in profile.groups]
+    wanted = [(group.layers, group.moved_bytes) for group in _groups(model, job.train)]
+    if len(profile.layers) != len(model.layer_names) or groups != wanted:
+        raise UserError(
+            f"cluster.profile = {job.cluster.profile!r} has other layers, parameter groups or optimizer state than "
+            f"model.type = {job.model.type!r} with train.optimizer = {job.train.optimizer.value!r}. "
+            "Measure one by planaria profile JOB -o FILE, or leave cluster.profile out."
+        )
+    return profile
+
+
+def _groups(model: Model, train: TrainSection) -> tuple[Group, ...]:
+    values = value_bytes(train)
+    sizes = [sum(math.prod(parameter.shape) for parameter in spec.parameters) for spec in model.groups]
+    return tuple(
+        Group(layers=spec.layers, size_bytes=values.parameter * size, optimizer_bytes=values.optimizer * size)
+        for spec, size in zip(model.groups, sizes, strict=True)
+    )
+
+
 def measure(job: Job, data_folder: Path) -> ModelProfile:
     """Measures the profile now. Raises ValueError if the model cannot be built, LayerFailed if it does not run."""
-    tokens = open_tokens(data_folder)
-    model = load_model(job.model, job.train, vocab_size=tokens.vocab_size)
-    batch = Sampler(tokens, job.train, job.data.mask_probability, model.masked_lm).microbatch(1, 0)
+    vocab_size = open_tokens(data_folder).vocab_size
+    model = load_model(job.model, job.train, vocab_size=vocab_size)
+    compare_with_whole(job.model, job.train, vocab_size=vocab_size)
+    batch = open_sampler(job, data_folder, masked_lm=model.masked_lm).microbatch(1, 0)
     device = open_device(job, 0)
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     layers, overhead = measure_layers(model, job.train, device, batch)
-    groups = tuple(
-        Group(layers=spec.layers, size_bytes=4 * sum(math.prod(p.shape) for p in spec.parameters))
-        for spec in model.groups
-    )
     own_bytes = process_bytes(device)
     link = measure_link()
     profile = ModelProfile(
         name=job.model.type,
         microbatch_size=job.train.microbatch,
         layers=layers,
-        groups=groups,
+        groups=_groups(model, job.train),
         # All nodes are on this machine.
         links=Links(within_node=link, between_nodes=link),
         device=DeviceKind(

@@ -28,19 +28,18 @@ from pathlib import Path
 import msgspec
 
 from planaria.job.parse import EMULATED_MODEL
+from planaria.job.registry import PolicyName
 from planaria.job.settings import Job
 from planaria.job.version import __version__
 from planaria.runtime.coordinator.settings import CoordinatorSettings
 from planaria.runtime.interrupts import HEEDED
-from planaria.runtime.oversubscription import raise_file_limit
+from planaria.runtime.machine_limits import raise_file_limit
+from planaria.runtime.thresholds import MAX_SOCKETS
 from planaria.runtime.worker.settings import WorkerSettings
 
 log = logging.getLogger("planaria.runtime.nodes.forkserver")  # this module runs as __main__
 
 _PR_SET_PDEATHSIG = 1
-
-MAX_SOCKETS = 2
-"""Most sockets that come with one request."""
 
 
 class SpawnWorker(msgspec.Struct, frozen=True, tag="worker"):
@@ -165,23 +164,27 @@ def _import_what_workers_need(model_type: str) -> None:
     if model_type == EMULATED_MODEL:
         return
     import planaria.runtime.measure.measure  # noqa: F401
-    from planaria.model.load import MODEL_TYPES, load_family
+    from planaria.model.load import import_what_a_model_needs
 
-    if model_type in MODEL_TYPES:
-        load_family(model_type)
+    import_what_a_model_needs(model_type)
 
 
 def _import_what_coordinators_need() -> None:
     import planaria.runtime.coordinator.process  # noqa: F401
 
+    for name in PolicyName:
+        name.load()
+
 
 @functools.cache
 def _compile_for_workers() -> None:
     """Compiles what makes workers quicker, while the profile is measured."""
-    from planaria.runtime.worker.compute.accumulator import load_compiled
+    from planaria.runtime.worker.compute import accumulator
+    from planaria.runtime.worker.transport import grid_encoding
 
     try:
-        load_compiled()
+        accumulator.load_compiled()
+        grid_encoding.load_compiled()
     except Exception as error:
         log.warning("sums are rounded without numba, which cannot be used here: %s", error)
 
@@ -203,6 +206,7 @@ def die_with_parent() -> None:
 
 
 def _fork(request: Request, sock: socket.socket, sockets: tuple[socket.socket, ...]) -> tuple[int, int]:
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         if isinstance(request, SpawnWorker):
@@ -214,7 +218,8 @@ def _fork(request: Request, sock: socket.socket, sockets: tuple[socket.socket, .
     try:
         sock.close()
         die_with_parent()
-        status = _child(request, sockets)
+        if os.getppid() == parent:  # else it was gone before the kernel was asked
+            status = _child(request, sockets)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -104,7 +104,7 @@ class LocalNodes:
         """Starts a coordinator, serving or on standby; returns its pid.
 
         Args:
-            settings: of the run.
+            settings: the run's settings.
             listener: the port that it serves. Stays the caller's.
             sock: its end of the link to its supervisor. Stays the caller's, who should close it.
         """

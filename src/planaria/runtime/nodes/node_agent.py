@@ -33,6 +33,7 @@ from planaria.protocol.messages.agent import (
     OfferRefused,
     Ping,
     Pong,
+    ProbeLink,
     StartNode,
     Welcome,
     decode_to_agent,
@@ -41,34 +42,26 @@ from planaria.protocol.messages.worker import MAX_FRAME_BYTES, PROTOCOL_VERSION,
 from planaria.runtime.component_settings import node_settings
 from planaria.runtime.coordinator.remote_nodes import boot_id, imported
 from planaria.runtime.interrupts import Interrupted, interrupts
+from planaria.runtime.nodes.link_prober import LinkProber
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.progress.output import OutputClosed
 from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.thresholds import (
+    AGENT_AWAY_S,
+    AGENT_CONNECT_S,
+    AGENT_SILENCE_S,
+    AGENT_TICK_S,
+    FIRST_OFFER_PAUSE_S,
+    GOODBYE_S,
+    LONGEST_OFFER_PAUSE_S,
+    LONGEST_RETRY_S,
+    NOTICE_EVERY_S,
+    PING_EVERY_S,
+    SHORT_LIFE_S,
+)
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError
 from planaria.runtime.wire.sockets import watch_over
-
-TICK_S: Final = 0.1
-PING_EVERY_S: Final = 0.5
-SILENCE_S: Final = 3.0
-"""Seconds without an answer to a ping after which a connection is given up and another is tried."""
-
-CONNECT_WITHIN_S: Final = 1.0
-AWAY_S: Final = CONNECT_WITHIN_S + 1.0
-"""Seconds between two looks at the clock above which an agent cannot say that others were silent."""
-
-FIRST_PAUSE_S: Final = 0.25
-LONGEST_PAUSE_S: Final = 30.0
-LONGEST_RETRY_S: Final = 1.0
-SHORT_LIFE_S: Final = 60.0
-"""Seconds that a node must live to be offered again at once; others wait for pauses that double."""
-
-NOTICE_EVERY_S: Final = 1.0
-"""Seconds between two notices to workers that their node is to hand over its work."""
-
-GOODBYE_S: Final = 5.0
-"""How long workers may take to end after the run before they are killed."""
-
 
 SAID: Final = {
     Farewell.OVER: "the run is over: this agent is not needed any more",
@@ -87,7 +80,7 @@ class AgentSettings:
 
     Attributes:
         coordinator: "host:port".
-        token: of the job.
+        token: the job's token.
         host: address at which other nodes reach this one; "": the one from which it reaches the coordinator.
         zone: where this node is: whatever fails as one; "": not known.
         import_path: where a model given as "module:function" is looked for.
@@ -126,15 +119,16 @@ class NodeAgent:
         self._address = ""
         self._welcome: Welcome | None = None
         self._nodes: LocalNodes | None = None
+        self._prober: LinkProber | None = None
         self._node: NodeId | None = None
         self._last = -1
         self._began = 0.0
         self._heard = self._heard_on_connection = self._looked = time.monotonic()
         self._pinged = 0.0
         self._retry_at = 0.0
-        self._retry_pause_s = FIRST_PAUSE_S
+        self._retry_pause_s = FIRST_OFFER_PAUSE_S
         self._offer_at: float | None = None
-        self._offer_pause_s = FIRST_PAUSE_S
+        self._offer_pause_s = FIRST_OFFER_PAUSE_S
         self._over: Farewell | None = None
         self._over_since = 0.0
         self._is_noticed = False
@@ -155,7 +149,7 @@ class NodeAgent:
                     if self._connection is None and self._over is None:
                         self._connect()
                         self._looked = time.monotonic()
-                    for key, _ in self._selector.select(timeout=TICK_S):
+                    for key, _ in self._selector.select(timeout=AGENT_TICK_S):
                         key.data()
                     self._look_at_the_clock()
             return self._over or Farewell.DRAINED
@@ -175,13 +169,16 @@ class NodeAgent:
             return
         host, _, port = self._settings.coordinator.rpartition(":")
         try:
-            sock = socket.create_connection((host, int(port)), timeout=CONNECT_WITHIN_S)
+            sock = socket.create_connection((host, int(port)), timeout=AGENT_CONNECT_S)
         except OSError as error:
             self._retry_later(str(error))
             return
         sock.setblocking(False)
         watch_over(sock)
         self._address = self._settings.host or sock.getsockname()[0]
+        if self._prober is None:
+            self._prober = LinkProber(self._address, self._settings.token)
+            self._selector.register(self._prober.fileno(), selectors.EVENT_READ, self._probed)
         self._connection = Connection(sock, MAX_FRAME_BYTES)
         self._selector.register(sock, selectors.EVENT_READ, self._readable)
         self._heard_on_connection = time.monotonic()
@@ -192,6 +189,8 @@ class NodeAgent:
                 identity=self._identity,
                 host=self._address,
                 boot=boot_id(),
+                zone=self._settings.zone,
+                probe_port=self._prober.port,
                 node=-1 if self._node is None else self._node,
                 mark="" if self._welcome is None else self._welcome.mark,
             )
@@ -242,6 +241,9 @@ class NodeAgent:
         match message:
             case Welcome():
                 self._be_welcome(message)
+            case ProbeLink():
+                assert self._prober is not None
+                self._prober.begin(message)
             case StartNode(node=node):
                 self._start(NodeId(node), message)
             case KillNode(node=node):
@@ -258,7 +260,7 @@ class NodeAgent:
     def _be_welcome(self, welcome: Welcome) -> None:
         if self._welcome is None or self._told_out_of_reach:
             self._say(f"enrolled at {self._settings.coordinator} as {self._address}")
-        self._retry_pause_s, self._told_out_of_reach = FIRST_PAUSE_S, False
+        self._retry_pause_s, self._told_out_of_reach = FIRST_OFFER_PAUSE_S, False
         check_folder(welcome)
         check_address(self._address)
         is_another_run = self._welcome is not None and self._welcome.mark != welcome.mark
@@ -274,6 +276,10 @@ class NodeAgent:
             self._selector.register(self._nodes.fileno(), selectors.EVENT_READ, self._nodes_told)
         if self._node is None:
             self._offer_at = time.monotonic()
+
+    def _probed(self) -> None:
+        assert self._prober is not None
+        self._tell(self._prober.result())
 
     # The node
 
@@ -314,9 +320,9 @@ class NodeAgent:
         self._tell(NodeEnded(node=node, cause=cause))
         now = time.monotonic()
         if now - self._began > SHORT_LIFE_S:
-            self._offer_pause_s = FIRST_PAUSE_S
+            self._offer_pause_s = FIRST_OFFER_PAUSE_S
         self._offer_at = now + self._offer_pause_s
-        self._offer_pause_s = min(LONGEST_PAUSE_S, 2 * self._offer_pause_s)
+        self._offer_pause_s = min(LONGEST_OFFER_PAUSE_S, 2 * self._offer_pause_s)
 
     def _fenced(self, node: NodeId) -> None:
         if node == self._node and self._nodes is not None:
@@ -327,7 +333,7 @@ class NodeAgent:
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
-        if now - self._looked > AWAY_S:  # it was this process that was away: importing, or stopped
+        if now - self._looked > AGENT_AWAY_S:  # it was this process that was away: importing, or stopped
             self._heard = self._heard_on_connection = now
         self._looked = now
         silent_s = now - self._heard
@@ -346,7 +352,7 @@ class NodeAgent:
             )
         if self._connection is None:
             return
-        if now - self._heard_on_connection > SILENCE_S:
+        if now - self._heard_on_connection > AGENT_SILENCE_S:
             self._hang_up("it does not answer")
         elif now - self._pinged > PING_EVERY_S:
             self._pinged = now
@@ -385,6 +391,8 @@ class NodeAgent:
             self._is_noticed = True
 
     def _close(self) -> None:
+        if self._prober is not None:
+            self._prober.close()
         if self._nodes is not None:
             self._nodes.close()
         if self._connection is not None:

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from planaria.protocol.membership.failure_detector import AWAY_S
+from planaria.protocol.thresholds import DETECTOR_AWAY_S
 from planaria.runtime.coordinator.nodes import process_state
-
-LOOK_S = 0.2
-"""Seconds between two looks that a caller should make."""
 
 
 class Stopped:
@@ -35,7 +32,7 @@ class Stopped:
         Whoever looks after a long time was stopped itself. Then all may have been, by one hand that lets all go on (a
         batch system that suspends a job), and whatever was seen before says nothing.
         """
-        was_away, self._looked = now - self._looked > AWAY_S, now
+        was_away, self._looked = now - self._looked > DETECTOR_AWAY_S, now
         before = {} if was_away else self._since
         self._since = {pid: before.get(pid, now) for pid in pids if self._state_of(pid) in "Tt"}
         return [(pid, now - since) for pid, since in self._since.items() if now - since > self._timeout_s]

@@ -16,9 +16,11 @@ from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, cast
 
 from planaria.job.settings import Job
+from planaria.plan.quantities import count
 from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,
+    Evaluated,
     NodeJoined,
     NodeLost,
     NodeReleased,
@@ -36,15 +38,14 @@ from planaria.protocol.messages.records import (
 from planaria.runtime.progress.output import Output
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.sentences import (
-    counted,
     duration,
-    layer_range,
+    figures_of,
     oversubscription,
-    picture,
     rate,
     recovery_sentence,
     sentence,
 )
+from planaria.runtime.run_folder.tables import WIDTH, plan_news, plan_table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -56,7 +57,6 @@ _LINES_IN_A_RUN = 20
 _LEAST_GAP_S = 1.0
 _LONGEST_GAP_S = 20.0
 _STEPS_FOR_ETA = 20
-_PIPELINES_SHOWN = 6
 _RECOVERIES_SHOWN = 10
 
 
@@ -119,7 +119,7 @@ class _PlainLines:
         self._stream = stream
         self._clock = clock
         self._num_steps = job.train.steps
-        self._news = _News(job, num_cores)
+        self._news = _News(job, num_cores, with_tables=True)
         self._ending = Ending(job, folder)
         self._every = max(1, job.train.steps // _LINES_IN_A_RUN)
         self._last_line: tuple[int, float] | None = None
@@ -155,19 +155,23 @@ class _PlainLines:
 class _News:
     """Turns a record into lines, each with its style, for all but steps and the end."""
 
-    def __init__(self, job: Job, num_cores: int) -> None:
+    def __init__(self, job: Job, num_cores: int, *, with_tables: bool) -> None:
         self._oversubscription = oversubscription(job, num_cores)
+        self._devices_per_node = job.cluster.devices_per_node if with_tables else None
         self._has_plan = False
 
-    def lines(self, record: AnyRecord) -> list[tuple[str, str]]:
+    def lines(self, record: AnyRecord, width: int = WIDTH) -> list[tuple[str, str]]:
         if isinstance(record, NodeJoined) and not self._has_plan:
             return []  # The nodes that the job starts with are news to nobody.
-        line = sentence(record)
-        told = [] if line is None else [(line, _style(record))]
-        if isinstance(record, PlanTaken) and not self._has_plan:
+        if isinstance(record, PlanTaken):
+            told = plan_news(record, self._devices_per_node, width)
+            if not self._has_plan and self._oversubscription is not None:
+                told.append(self._oversubscription)
             self._has_plan = True
-            told += [] if self._oversubscription is None else [(self._oversubscription, "dim")]
-        return told
+        else:
+            line = sentence(record)
+            told = [] if line is None else [line]
+        return [(line, _style(record)) for line in told]
 
 
 def _style(record: AnyRecord) -> str:
@@ -191,10 +195,11 @@ class _LivePanel:
         self._job = job
         self._folder = folder
         self._stream = stream
-        self._news = _News(job, num_cores)
+        self._news = _News(job, num_cores, with_tables=False)
         self._ending = Ending(job, folder)
         self._plan: PlanTaken | None = None
         self._step: StepCommitted | None = None
+        self._evaluated: Evaluated | None = None
         self._live_nodes: int | None = None
         self._recent_s: deque[float] = deque(maxlen=_STEPS_FOR_ETA)
         self._console: Console | None = None
@@ -221,13 +226,15 @@ class _LivePanel:
 
     def show(self, record: AnyRecord) -> None:
         self._ending.note(record)
-        for line, style in self._news.lines(record):
+        for line, style in self._news.lines(record, self._width()):
             self._print(line, style)
         match record:
             case StepCommitted():
                 self._step = record
                 self._live_nodes = record.live_nodes
                 self._recent_s.append(record.duration_s)
+            case Evaluated():
+                self._evaluated = record
             case PlanTaken():
                 self._plan = record
             case NodeLost() | NodeJoined() | NodeReleased():
@@ -243,9 +250,8 @@ class _LivePanel:
         if self._console is not None:
             from rich.text import Text
 
-            width = max(40, self._console.width)
             folded = textwrap.fill(
-                line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+                line, self._width(), subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
             )
             self._console.print(Text(folded, style=style), soft_wrap=True)
 
@@ -256,26 +262,15 @@ class _LivePanel:
 
         rows: list[RenderableType] = [self._bar_row(), Text.assemble(*self._figures(), overflow="ellipsis")]
         if self._plan is not None:
-            rows.extend(Text.assemble(*row, no_wrap=True, overflow="ellipsis") for row in self._pipelines(self._plan))
+            per_node = self._job.cluster.devices_per_node
+            table = plan_table(self._plan.pipelines, self._plan.microbatches, per_node, self._width() - 2)
+            rows.extend(
+                Text(line, "" if at else "dim", no_wrap=True, overflow="ellipsis") for at, line in enumerate(table)
+            )
         return Padding(Group(*rows), (0, 1))
 
-    def _pipelines(self, plan: PlanTaken) -> list[list[tuple[str, str]]]:
-        """Returns a row for each pipeline; where they are many, their shapes in one row."""
-        if len(plan.pipelines) > _PIPELINES_SHOWN:
-            return [[("plan   ", "dim"), (picture(plan.pipelines), "")]]
-        per_node = self._job.cluster.devices_per_node
-        rows = []
-        for number, (stages, share) in enumerate(zip(plan.pipelines, plan.microbatches, strict=True)):
-            style = "" if share else "dim"
-            row = [(f"pipeline {number}   ", "dim")]
-            for place, (worker, first, end) in enumerate(stages):
-                device = f".{worker % per_node}" if per_node > 1 else ""
-                row.append((" → " if place else "", "dim"))
-                row.append((f"node {worker // per_node}{device}", style))
-                row.append((f" [{layer_range(first, end)}]", "cyan" if share else "dim"))
-            row.append((f"   {counted(share, 'microbatch')}", "dim"))
-            rows.append(row)
-        return rows
+    def _width(self) -> int:
+        return max(40, WIDTH if self._console is None else self._console.width)
 
     def _bar_row(self) -> RenderableType:
         from rich.progress_bar import ProgressBar
@@ -305,8 +300,10 @@ class _LivePanel:
             ("   ", ""), (rate(self._step.tokens_per_s), ""),
             ("   ", ""), (f"{duration(self._step.duration_s)} a step   ", ""),
         ]  # fmt: skip
+        if self._evaluated is not None:
+            figures.append((f"{figures_of(self._evaluated)[0]} after step {self._evaluated.step}   ", ""))
         if self._step is not None and self._step.num_dropped:
-            figures.append((f"{counted(self._step.num_dropped, 'microbatch')} dropped   ", "yellow"))
+            figures.append((f"{count(self._step.num_dropped, 'microbatch')} dropped   ", "yellow"))
         if self._plan is not None:
             of = self._job.cluster.nodes
             nodes = self._live_nodes if self._live_nodes is not None else of
@@ -327,12 +324,17 @@ class Ending:
         self._step: StepCommitted | None = None
         self._live_nodes = 0
         self._saved_step: int | None = None
+        self._evaluated: Evaluated | None = None
+        self._best: Evaluated | None = None
         self._recoveries: list[Recovery] = []
         self._steps_redone = 0
 
     def note(self, record: AnyRecord) -> None:
         if isinstance(record, StepCommitted):
             self._step = record
+        elif isinstance(record, Evaluated):
+            self._evaluated = record
+            self._best = record if record.is_best else self._best
         elif isinstance(record, NodeJoined | NodeLost | NodeReleased):
             self._live_nodes = record.live_nodes
         elif isinstance(record, CheckpointSaved):
@@ -347,22 +349,26 @@ class Ending:
         if self._step is not None:
             facts.append(f"loss {self._step.loss:.4f}")
         if self._step is None or not _is_reference(self._step):
-            facts.append(f"{counted(self._live_nodes, 'node')} live")
-            facts.append(counted(len(self._recoveries), "recovery"))
-        facts.append(f"{counted(ended.skipped_microbatches, 'microbatch')} skipped")
+            facts.append(f"{count(self._live_nodes, 'node')} live")
+            facts.append(count(len(self._recoveries), "recovery"))
+        facts.append(f"{count(ended.skipped_microbatches, 'microbatch')} skipped")
         facts.append(f"{ended.duplicated_microbatches} counted twice")
         if self._steps_redone:
-            facts.append(f"{counted(self._steps_redone, 'step')} trained again")
+            facts.append(f"{count(self._steps_redone, 'step')} trained again")
         if ended.dropped_microbatches:
             samples = ended.dropped_microbatches * self._microbatch_size
-            facts.append(f"{counted(ended.dropped_microbatches, 'microbatch')} dropped ({counted(samples, 'sample')})")
+            facts.append(f"{count(ended.dropped_microbatches, 'microbatch')} dropped ({count(samples, 'sample')})")
         if ended.skipped_steps:
-            facts.append(f"{counted(ended.skipped_steps, 'step')} not applied")
+            facts.append(f"{count(ended.skipped_steps, 'step')} not applied")
         lines = [f"{ended.status.value}: {', '.join(facts)}"]
-        if ended.message and ended.status is not RunStatus.COMPLETED:
+        if ended.message:
             lines.append(f"  {ended.message}")
-            if self._saved_step is not None and ended.status is not RunStatus.FAILED:
+            is_over = ended.status in (RunStatus.COMPLETED, RunStatus.FAILED)
+            if self._saved_step is not None and not is_over:
                 lines.append(f"  the state after step {self._saved_step} is saved; --resume goes on from there")
+        if self._evaluated is not None:
+            best = "" if self._best is None else f"; the best was step {self._best.step}: {_all_figures(self._best)}"
+            lines.append(f"  evaluated after step {self._evaluated.step}: {_all_figures(self._evaluated)}{best}")
         last = self._recoveries[-_RECOVERIES_SHOWN:] if with_recoveries else []
         if last and len(self._recoveries) > len(last):
             lines.append(f"  the last {len(last)} recoveries (summary.json has all):")
@@ -372,9 +378,13 @@ class Ending:
 
 
 def _step_line(step: StepCommitted, num_steps: int) -> str:
-    where = "" if _is_reference(step) else f"  {counted(step.live_nodes, 'node')}  plan {step.generation}"
-    dropped = f"  {counted(step.num_dropped, 'microbatch')} dropped" if step.num_dropped else ""
+    where = "" if _is_reference(step) else f"  {count(step.live_nodes, 'node')}  plan {step.generation}"
+    dropped = f"  {count(step.num_dropped, 'microbatch')} dropped" if step.num_dropped else ""
     return f"step {step.step}/{num_steps}  loss {step.loss:.4f}  {rate(step.tokens_per_s)}{where}{dropped}"
+
+
+def _all_figures(record: Evaluated) -> str:
+    return ", ".join(figures_of(record))
 
 
 def _is_reference(step: StepCommitted) -> bool:

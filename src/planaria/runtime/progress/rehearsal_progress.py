@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, cast
 
+from planaria.plan.quantities import count
 from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,
@@ -22,7 +23,8 @@ from planaria.protocol.messages.records import (
     StepCommitted,
 )
 from planaria.runtime.progress.output import Output
-from planaria.runtime.run_folder.sentences import counted, duration, sentence
+from planaria.runtime.run_folder.sentences import duration, sentence
+from planaria.runtime.run_folder.tables import plan_news
 from planaria.simulate.traces.scripts import Clock, Script, ScriptClock
 
 if TYPE_CHECKING:
@@ -37,9 +39,10 @@ class RehearsalProgress:
     """An observer that shows one run. Use it as a context manager, and call it with each record.
 
     Args:
-        title: of the run.
-        script: that is played.
+        title: the run's name, for people.
+        script: the script that is played.
         global_batch: samples in a step.
+        devices_per_node: the devices, and so workers, of each node.
         stream: to write to; standard error by default.
         live: a bar that is redrawn (True) or plain lines (False); by default, whether the stream is a terminal.
         is_brief: only the bar, or now and then a line of figures: not what happens.
@@ -51,6 +54,7 @@ class RehearsalProgress:
         title: str,
         script: Script,
         global_batch: int,
+        devices_per_node: int = 1,
         *,
         stream: IO[str] | None = None,
         live: bool | None = None,
@@ -62,6 +66,7 @@ class RehearsalProgress:
         self._unit = script.clock
         self._where = ScriptClock(script.clock)
         self._batch = global_batch
+        self._devices_per_node = devices_per_node
         self._stream = Output(stream if stream is not None else sys.stderr)
         self._is_live = self._stream.isatty() if live is None else live
         self._is_brief = is_brief
@@ -124,8 +129,9 @@ class RehearsalProgress:
         is_start = isinstance(record, NodeJoined) and not self._has_plan
         if self._is_brief or is_start or isinstance(record, CheckpointSaved):
             return
-        line = sentence(record)
-        if line is not None:
+        if isinstance(record, PlanTaken):
+            self._print("\n".join(plan_news(record, self._devices_per_node)), "dim")
+        elif (line := sentence(record)) is not None:
             self._print(line, "dim")
 
     def _print(self, line: str, style: str = "") -> None:
@@ -149,9 +155,9 @@ class RehearsalProgress:
         return f"{duration(self._at()) if self._at() >= 1 else f'{self._at():.2f} s'} of {duration(self._length)}"
 
     def _figures(self) -> str:
-        figures = [counted(self._num_nodes, "node")]
+        figures = [count(self._num_nodes, "node")]
         if self._step is not None:
-            figures.append(f"{counted(self._step.step, 'step')}")
+            figures.append(f"{count(self._step.step, 'step')}")
         if self._recent_s:
             figures.append(f"{self._batch / statistics.median(self._recent_s):.3g} samples/s")
         return ", ".join(figures)

@@ -18,11 +18,8 @@ from pathlib import Path
 import msgspec
 
 from planaria.job.errors import UserError
+from planaria.runtime.thresholds import CLAIM_RETRY_S, READERS_S
 
-READERS_S = 1.0
-"""Seconds that a claim waits for readers, which hold the lock for microseconds."""
-
-_RETRY_S = 0.02
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -53,7 +50,7 @@ def claimed(path: Path) -> Iterator[None]:
         while not _locked(descriptor):
             if time.monotonic() >= deadline:
                 raise UserError(in_use(path))
-            time.sleep(_RETRY_S)
+            time.sleep(CLAIM_RETRY_S)
         say(path, "starting")
         yield
     finally:

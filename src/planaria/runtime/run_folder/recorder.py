@@ -22,6 +22,7 @@ from planaria.job.settings import Job
 from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,
+    Evaluated,
     NodeJoined,
     NodeLost,
     PolicySwitched,
@@ -55,7 +56,7 @@ class Recorder:
         """Opens the files.
 
         Args:
-            folder: of the run.
+            folder: the run's folder.
             job: the job; its name and fingerprint go into the summary.
         """
         self._folder = folder
@@ -67,6 +68,7 @@ class Recorder:
         self._skipped_steps: set[int] = set()
         self._dropped: dict[int, int] = {}
         self._last_step: StepCommitted | None = None
+        self._evaluated: dict[int, Evaluated] = {}
         self._live_nodes: int | None = None
         self._checkpoint: str | None = None
         self._recoveries: list[Recovery] = []
@@ -105,6 +107,8 @@ class Recorder:
         self._note(record, time_s)
         if isinstance(record, StepCommitted | StepSkipped):
             self._metrics.write(_metrics_line(record))
+        elif isinstance(record, Evaluated):
+            self._metrics.write(_evaluation_line(record))
         elif isinstance(record, RunEnded):
             self._write_summary()
 
@@ -147,7 +151,10 @@ class Recorder:
             case StepSkipped():
                 self._dropped[record.step] = len(record.dropped)
                 self._skipped_steps.add(record.step)
+            case Evaluated():
+                self._evaluated[record.step] = record
             case Restored():
+                self._evaluated = {s: found for s, found in self._evaluated.items() if s <= record.to_step}
                 self._skipped_steps = {step for step in self._skipped_steps if step <= record.to_step}
                 self._dropped = {step: num for step, num in self._dropped.items() if step <= record.to_step}
             case NodeLost() | NodeJoined():
@@ -166,6 +173,19 @@ class Recorder:
             case _:
                 pass
 
+    def evaluated_up_to(self, step: int) -> tuple[Evaluated, ...]:
+        """Returns the evaluations of the steps up to this one, in order."""
+        return tuple(self._evaluated[done] for done in sorted(self._evaluated) if done <= step)
+
+    def _evaluation_summary(self) -> dict[str, object] | None:
+        """Returns the last evaluation and the best one; None where there was none."""
+        if not self._evaluated:
+            return None
+        last = self._evaluated[max(self._evaluated)]
+        best = [record for record in self.evaluated_up_to(last.step) if record.is_best]
+        metric = self._job.eval.metric.value
+        return {"last": _figures(last), "best": _figures(best[-1]) if best else None, "metric": metric}
+
     def _write_summary(self) -> None:
         assert self._ended is not None
         assert self._started_s is not None
@@ -175,6 +195,7 @@ class Recorder:
             "name": self._job.run.name or self._folder.path.name,
             "steps": ended.steps,
             "final_loss": _finite(self._last_step.loss) if self._last_step else None,
+            "evaluation": self._evaluation_summary(),
             "weights_sha256": self._weights_sha256,
             "skipped_microbatches": self._skipped,
             "duplicated_microbatches": self._duplicated,
@@ -253,6 +274,21 @@ def _metrics_line(step: StepCommitted | StepSkipped) -> bytes:
     if isinstance(step, StepSkipped):
         line["applied"] = False
     return json.dumps(line).encode() + b"\n"
+
+
+def _figures(record: Evaluated) -> dict[str, object]:
+    return {
+        "step": record.step,
+        "loss": record.loss,
+        "perplexity": record.perplexity,
+        "accuracy": record.accuracy,
+    }
+
+
+def _evaluation_line(record: Evaluated) -> bytes:
+    line: dict[str, object] = {"step": record.step}
+    line |= {f"eval_{name}": value for name, value in _figures(record).items() if name != "step"}
+    return json.dumps({**line, "eval_s": round(record.duration_s, 6)}).encode() + b"\n"
 
 
 def _finite(value: float | None) -> float | None:

@@ -16,7 +16,7 @@ class RunFolder:
     """The files of one run. Make one with `create` or `open`.
 
     Attributes:
-        path: of the folder.
+        path: the path of the folder.
     """
 
     path: Path

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-
 from planaria.job.settings import Device, Job
-from planaria.plan.quantities import size
+from planaria.plan.quantities import count, size
 from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,
     CoordinatorRestarted,
+    EstimateCorrected,
+    Evaluated,
+    LinkChanged,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -35,22 +35,23 @@ def sentence(record: AnyRecord) -> str | None:
     match record:
         case NodeJoined():
             where = f" in zone {record.zone}" if record.zone else ""
-            return f"node {record.node} joined{where}, {counted(record.live_nodes, 'node')} live"
+            return f"node {record.node} joined{where}, {count(record.live_nodes, 'node')} live"
         case NodeLost():
             seen = _cause(record.cause, record.detect_ms)
-            return f"step {record.step}: node {record.node} lost ({seen}), {counted(record.live_nodes, 'node')} live"
+            return f"step {record.step}: node {record.node} lost ({seen}), {count(record.live_nodes, 'node')} live"
         case NodeLeaving():
-            return f"step {record.step}: node {record.node} leaves in {duration(record.grace_s)} ({record.cause})"
+            when = f" in {duration(record.grace_s)}" if record.grace_s else ""
+            return f"step {record.step}: node {record.node} leaves{when} ({record.cause})"
         case NodeReleased():
-            took, live = duration(record.seconds), counted(record.live_nodes, "node")
+            took, live = duration(record.seconds), count(record.live_nodes, "node")
             return f"node {record.node} has handed over its work and is released after {took}, {live} live"
         case NodeSpeed():
             return _speed_sentence(record)
         case Waiting():
-            live = counted(record.live_nodes, "node")
+            live = count(record.live_nodes, "node")
             return f"waiting for nodes before step {record.step}, {live} live: {record.reason}"
         case PlanTaken():
-            return _plan_sentence(record)
+            return f"{plan_headline(record)}. {record.reason}"
         case PolicySwitched():
             return f"step {record.step}: policy {record.policy} makes the plans from now on (before: {record.before})"
         case Recovered():
@@ -58,8 +59,8 @@ def sentence(record: AnyRecord) -> str | None:
         case CheckpointSaved():
             return f"checkpoint of step {record.step} saved in {duration(record.seconds)}: {record.folder}"
         case CoordinatorRestarted():
-            came = f"{counted(record.returned, 'worker')} came back within {duration(record.seconds)}"
-            lag = f", {counted(record.lag, 'step')} that its journal had lost" if record.lag else ""
+            came = f"{count(record.returned, 'worker')} came back within {duration(record.seconds)}"
+            lag = f", {count(record.lag, 'step')} that its journal had lost" if record.lag else ""
             return f"step {record.step}: the coordinator was started again, {came}{lag}"
         case Restored() if record.from_step == record.to_step:
             return f"went back to the state after step {record.to_step}: {record.reason}"
@@ -67,10 +68,44 @@ def sentence(record: AnyRecord) -> str | None:
             return f"went back from step {record.from_step} to step {record.to_step}: {record.reason}"
         case Note():
             return f"warning: {record.text}" if record.level == "warning" else record.text
+        case Evaluated():
+            return evaluation_sentence(record)
         case StepSkipped():
             return f"step {record.step} is not applied: {_not_finite(record)}"
-        case StepCommitted() | PlanMeasured() | RunEnded():
+        case EstimateCorrected() if record.is_reviewed:
+            return (
+                f"step {record.step}: steps take {duration(record.step_s)}, and {duration(record.before_s)} were "
+                f"estimated: links between hosts count as {record.link_slowdown:.2g} times slower than probed, and the "
+                f"plan is reviewed"
+            )
+        case LinkChanged():
+            one, other = record.hosts
+            return (
+                f"step {record.step}: the link between {one} and {other} is {_times(record.factor)} than before: "
+                f"{bit_rate(record.bytes_per_s)} from now on, and the plan is reviewed"
+            )
+        case StepCommitted() | PlanMeasured() | EstimateCorrected() | RunEnded():
             return None
+
+
+def evaluation_sentence(record: Evaluated) -> str:
+    """Describes what an evaluation found, in one line."""
+    best = ", the best so far" if record.is_best else ""
+    return f"step {record.step} evaluated in {duration(record.duration_s)}: {', '.join(figures_of(record))}{best}"
+
+
+def figures_of(record: Evaluated) -> list[str]:
+    """Formats what an evaluation found, the loss first."""
+    figures = ["held-out loss not finite" if record.loss is None else f"held-out loss {record.loss:.4f}"]
+    if record.perplexity is not None:
+        figures.append(f"perplexity {record.perplexity:.4g}")
+    if record.accuracy is not None:
+        figures.append(f"accuracy {record.accuracy:.2%}")
+    return figures
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2g} times faster" if factor > 1 else f"{1 / factor:.2g} times slower"
 
 
 def _speed_sentence(record: NodeSpeed) -> str:
@@ -92,7 +127,7 @@ def recovery_sentence(recovery: Recovery) -> str:
         rerun = "no microbatch had to run again"
     if recovery.steps_redone:
         return (
-            f"{counted(recovery.steps_redone, 'step')} trained again after the loss of node{many} {nodes} in step "
+            f"{count(recovery.steps_redone, 'step')} trained again after the loss of node{many} {nodes} in step "
             f"{recovery.step} ({_cause(recovery.cause, recovery.detect_ms)}); the first of them committed "
             f"{duration(recovery.resume_ms / 1e3)} after it"
         )
@@ -102,13 +137,6 @@ def recovery_sentence(recovery: Recovery) -> str:
         f"step {recovery.step} committed {duration(recovery.resume_ms / 1e3)} after the loss of node{many} {nodes} "
         f"({_cause(recovery.cause, recovery.detect_ms)}); {rerun}"
     )
-
-
-def picture(pipelines: Sequence[Sequence[tuple[int, int, int]]]) -> str:
-    """Draws pipelines by their stages' layers, for instance "[0-7] 2x[0-3|4-7]"; equal neighbours are counted."""
-    shapes = ["[" + "|".join(layer_range(first, end) for _, first, end in stages) + "]" for stages in pipelines]
-    runs = [(shape, len(list(equal))) for shape, equal in itertools.groupby(shapes)]
-    return " ".join(shape if count == 1 else f"{count}x{shape}" for shape, count in runs)
 
 
 def layer_range(first: int, end: int) -> str:
@@ -121,17 +149,8 @@ def oversubscription(job: Job, num_cores: int) -> str | None:
     workers = job.cluster.nodes * job.cluster.devices_per_node
     if job.cluster.device is not Device.CPU or workers <= num_cores:
         return None
-    cores = counted(num_cores, "core")
+    cores = count(num_cores, "core")
     return f"{workers} workers share the {cores} of this machine: steps take longer than expected of {workers} machines"
-
-
-def counted(number: int, noun: str) -> str:
-    """Formats a number with its noun: "1 node", "2 batches", "2 recoveries"."""
-    if number == 1:
-        return f"1 {noun}"
-    if noun.endswith("y") and not noun.endswith("ay"):
-        return f"{number} {noun[:-1]}ies"
-    return f"{number} {noun}es" if noun.endswith("ch") else f"{number} {noun}s"
 
 
 def duration(seconds: float) -> str:
@@ -153,8 +172,20 @@ def age(seconds: float) -> str:
     """Formats a time gone by, in its largest unit: "3 minutes"."""
     for limit, noun in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
         if seconds >= limit:
-            return counted(int(seconds // limit), noun)
-    return counted(int(seconds), "second")
+            return count(int(seconds // limit), noun)
+    return count(int(seconds), "second")
+
+
+def bit_rate(bytes_per_s: float) -> str:
+    """Formats the rate of a link, for instance "193 Mbit/s"."""
+    bits = 8 * bytes_per_s
+    limit, unit = next(((limit, unit) for limit, unit in ((1e9, "G"), (1e6, "M")) if bits >= limit), (1e3, "k"))
+    return f"{bits / limit:.3g} {unit}bit/s"
+
+
+def link_class(name: str) -> str:
+    """Names a profile's class of links: "within a node", "between nodes", "across zones"."""
+    return "within a node" if name == "within_node" else name.replace("_", " ")
 
 
 def rate(tokens_per_s: float) -> str:
@@ -174,18 +205,16 @@ def _cause(cause: str, detect_ms: float | None) -> str:
     return cause if detect_ms is None else f"{cause}, seen after {duration(detect_ms / 1e3)}"
 
 
-def _plan_sentence(plan: PlanTaken) -> str:
+def plan_headline(plan: PlanTaken) -> str:
+    """Describes a plan by its figures, without its pipelines and its reason."""
     if plan.purpose == "finish step":
-        return f"plan {plan.generation} finishes step {plan.step}. {plan.reason}"
+        return f"plan {plan.generation} finishes step {plan.step}"
+    moved = f"{size(plan.transfer_bytes)} to move"
     if plan.purpose == "warm up":
-        return f"plan {plan.generation} for step {plan.step}: {size(plan.transfer_bytes)} to move. {plan.reason}"
+        return f"plan {plan.generation} for step {plan.step}: {moved}"
     beginning = {
         "start": f" goes on with step {plan.step}" if plan.step > 1 else "",
         "restore": f" restarts at step {plan.step}",
     }.get(plan.purpose, f" from step {plan.step}")
-    moved = f", {size(plan.transfer_bytes)} to move" if plan.transfer_bytes else ""
-    return (
-        f"plan {plan.generation}{beginning}: {picture(plan.pipelines)}, "
-        f"{'+'.join(map(str, plan.microbatches))} microbatches, "
-        f"{duration(plan.estimated_step_s)} a step expected{moved}. {plan.reason}"
-    )
+    expected = f"{duration(plan.estimated_step_s)} a step expected"
+    return f"plan {plan.generation}{beginning}: {expected}{f', {moved}' if plan.transfer_bytes else ''}"

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.worker import PlanMessage
+from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
 from planaria.runtime.wire.control_frames import FrameError, control_frame
-
-HELLO_LIMIT_BYTES = 4096
-"""Longest first frame: a connection that has not shown the token gets no memory for more."""
 
 
 class Connection:

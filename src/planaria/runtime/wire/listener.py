@@ -14,14 +14,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from planaria.runtime.thresholds import GREETING_WITHIN_S, HELLO_LIMIT_BYTES, LISTENER_TICK_S
 from planaria.runtime.wire.control_frames import control_frame
 from planaria.runtime.wire.sockets import watch_over
 from planaria.runtime.wire.unauthenticated import Strangers
 
 _GREETING: Final = b"planaria-data-1"
-GREETING_LIMIT_BYTES: Final = 4096
-GREETING_WITHIN_S: Final = 5.0
-TICK_S: Final = 0.5
 _LENGTH_BYTES: Final = 4
 
 
@@ -57,9 +55,9 @@ class Guest:
             self._missing -= len(data)
             if len(self._said) == _LENGTH_BYTES:
                 self._missing = int.from_bytes(self._said, "big")
-                if self._missing > GREETING_LIMIT_BYTES:
+                if self._missing > HELLO_LIMIT_BYTES:
                     raise GreetingRefused(
-                        f"a greeting of {self._missing} bytes is over the limit of {GREETING_LIMIT_BYTES}"
+                        f"a greeting of {self._missing} bytes is over the limit of {HELLO_LIMIT_BYTES}"
                     )
         return self._identity(token)
 
@@ -77,7 +75,7 @@ class PeerListener:
     """Listens, and passes on connections whose other end has greeted.
 
     Args:
-        token: of the job.
+        token: the job's token.
         welcome: takes a connection (blocking) and who is at its other end; called from the greeter's thread.
     """
 
@@ -105,7 +103,7 @@ class PeerListener:
 
     def _serve(self) -> None:
         while not self._closed:
-            for key, _ in self._selector.select(TICK_S):
+            for key, _ in self._selector.select(LISTENER_TICK_S):
                 if key.data is None:
                     self._accept()
                 else:
@@ -128,7 +126,7 @@ class PeerListener:
             if oldest is not None:  # too many files are open: make room
                 self._send_away(oldest, "too many files are open")
             else:
-                time.sleep(TICK_S)
+                time.sleep(LISTENER_TICK_S)
             return
         sock.setblocking(False)
         guest = Guest(sock)

@@ -13,21 +13,13 @@ from collections.abc import Callable
 
 from planaria.job.errors import UserError
 from planaria.protocol.reception import Nonsense, Unwanted
+from planaria.runtime.thresholds import BACKLOG, HELLO_WITHIN_S, MOST_ROUNDS_HEARD
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError
 from planaria.runtime.wire.sockets import watch_over
 from planaria.runtime.wire.unauthenticated import Strangers
 
 log = logging.getLogger(__name__)
-
-BACKLOG = 4096
-"""Most connections that wait to be accepted: while no coordinator is there, those of all workers."""
-
-HEARD = 1000
-"""Most rounds of reading what was sent before a loss counts; each accepts one connection."""
-
-HELLO_WITHIN_S = 10.0
-"""Seconds that a connection may stay without showing the job's token."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -87,7 +79,7 @@ class SocketServer:
 
     def hear_all(self) -> None:
         """Reads what ended processes sent last before losses are handled; some connections are not accepted yet."""
-        for _ in range(HEARD):
+        for _ in range(MOST_ROUNDS_HEARD):
             ready = [key for key, _ in self._selector.select(timeout=0) if key.fd not in self._watched]
             if not ready:
                 return

@@ -7,15 +7,10 @@ an hour. These options bound that. They never decide who is lost: that is the co
 from __future__ import annotations
 
 import socket
+import struct
 from typing import Final
 
-LOST_AFTER_S: Final = 10.0
-"""Seconds that data may stay unacknowledged by the other kernel. A busy or stopped process does not matter: its
-kernel answers. What it does not read for so long does."""
-
-IDLE_S: Final = 10
-PROBE_EVERY_S: Final = 5
-PROBES: Final = 3
+from planaria.runtime.thresholds import IDLE_S, LOST_AFTER_S, PROBE_EVERY_S, PROBES
 
 
 def watch_over(sock: socket.socket) -> None:
@@ -33,3 +28,26 @@ def bound_silence(sock: socket.socket, seconds: float = LOST_AFTER_S) -> None:
     Not for control connections: there both ends have better means to judge.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
+
+_TCP_INFO: Final = struct.Struct("=120xQQ32xQQ")
+"""Of Linux's `struct tcp_info`: `tcpi_bytes_acked`, `tcpi_bytes_received`, and `tcpi_busy_time` and
+`tcpi_rwnd_limited` in microseconds."""
+
+
+def sent(sock: socket.socket) -> tuple[int, float]:
+    """Returns the bytes that have arrived at the other end, and for how many seconds some were under way to it.
+
+    Seconds in which the other end had no room do not count.
+    """
+    arrived, _, busy_us, full_us = _tcp_info(sock)
+    return arrived, (busy_us - full_us) / 1e6
+
+
+def received(sock: socket.socket) -> int:
+    """Returns the bytes that have arrived here, also those that nobody has read yet."""
+    return _tcp_info(sock)[1]
+
+
+def _tcp_info(sock: socket.socket) -> tuple[int, ...]:
+    return _TCP_INFO.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))

@@ -6,11 +6,9 @@ Whoever belongs to the job says so within milliseconds. So those that have been 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
-MAX_STRANGERS: Final = 256
-TELL_EVERY_S: Final = 10.0
-"""Seconds between two reports of refusals: a flood of them is one line, not thousands."""
+from planaria.runtime.thresholds import MAX_STRANGERS, TELL_EVERY_S
 
 Kind = TypeVar("Kind", bound=Hashable)
 

@@ -38,7 +38,7 @@ def shortage(error: BaseException, doing: str) -> OutOfMemory | None:
     """Returns what to tell the coordinator of a lack of memory, at whatever depth of the error; None for other errors.
 
     Args:
-        error: with its causes.
+        error: the error, with those that caused it.
         doing: what the worker did, for people.
     """
     chain = list(_chain(error))

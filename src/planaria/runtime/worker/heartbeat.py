@@ -17,7 +17,7 @@ class Heartbeat:
     The main thread writes single attributes and never waits; the heartbeat reads them.
 
     Args:
-        send: to the coordinator.
+        send: sends a message to the coordinator.
         worked: seconds that the main thread has worked in all; asked by the heartbeat's thread.
     """
 

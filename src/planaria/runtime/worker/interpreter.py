@@ -9,11 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
+import msgspec
+
 from planaria.model.model import Batch, Tensors
 from planaria.plan.plan import WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op
-from planaria.protocol.messages.worker import Activity, Commit, PlanMessage
+from planaria.protocol.messages.worker import Activity, Commit, PlanMessage, Vote
 from planaria.protocol.step.commit import NOT_APPLIED
+from planaria.protocol.thresholds import FLOWS_EVERY
 from planaria.protocol.worker.step_work import StepWork
 from planaria.runtime.worker.compute.engine import Engine
 from planaria.runtime.worker.compute.holdings import Holdings
@@ -98,6 +101,10 @@ class Interpreter(StepWork[Batch, Tensors]):
         self._pace.slowness = self._faults.slowness(step)
         super()._begin_step(step, exponents)
 
+    def vote(self, generation: int, step: int) -> Vote:
+        vote = super().vote(generation, step)
+        return vote if step % FLOWS_EVERY else msgspec.structs.replace(vote, flows=self._transport.flows())
+
     def run(self, bring_in: BringIn = lambda instruction, idle: None) -> None:
         """Runs what is left of the program. Raises Interrupted when there is an order; then `run` may go on later.
 
@@ -110,7 +117,7 @@ class Interpreter(StepWork[Batch, Tensors]):
             bring_in(instruction, self._idle)
             began_s = time.monotonic() if self._trace is not None else 0.0
             with self._heartbeat.during(Activity.COMPUTING):
-                self._faults.check(FAULT_KINDS[instruction.op], self.step)
+                self._faults.check(*self._fault_point(instruction))
                 if instruction.op in COMPUTING:
                     self._compute(instruction)
                 else:
@@ -118,7 +125,14 @@ class Interpreter(StepWork[Batch, Tensors]):
             if self._trace is not None:
                 self._trace.note(self.step, instruction, began_s, time.monotonic())
             self.progress.finish()
+            while not self.progress.has_sends and not self._mailbox.has_orders and self._idle():
+                pass  # other owners wait for what is added up here, and nobody for what is computed
         bring_in(None, self._idle)
+
+    def _fault_point(self, instruction: Instruction) -> tuple[str, int]:
+        if self.plan.evaluation is not None and instruction.op is Op.FORWARD:
+            return "evaluate", self.step - 1
+        return FAULT_KINDS[instruction.op], self.step
 
     def _compute(self, instruction: Instruction) -> None:
         """Performs and times an instruction. A device's stopwatch waits for the device: it is read rarely."""
@@ -150,7 +164,10 @@ class Interpreter(StepWork[Batch, Tensors]):
     # Instructions
 
     def _batch(self, microbatch: int) -> Batch:
-        batch = self._sampled.microbatch(self.step, microbatch)
+        is_step = self.plan.evaluation is None
+        batch = (
+            self._sampled.microbatch(self.step, microbatch) if is_step else self._sampled.eval_microbatch(microbatch)
+        )
         return {name: tensor.to(self._device) for name, tensor in batch.items()}
 
     def _inputs(self, batch: Batch) -> Tensors:

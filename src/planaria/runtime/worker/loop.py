@@ -16,7 +16,6 @@ from planaria.protocol.messages.worker import (
     Activity,
     Commit,
     FaultInjected,
-    NotSaved,
     PlanMessage,
     Save,
     WorkerPhase,
@@ -164,7 +163,7 @@ class WorkerLoop(WorkerExecutor):
                 raise
             if beside:
                 text = f"worker {self._worker} has no memory for the copy that is written"
-                self._control.send(NotSaved(step=save.step, serial=save.serial, text=text))
+                self._control.send(save.failed(text))
             else:
                 states = {group: self._holdings.replicas[group].named_state() for group in save.groups}
                 self._control.send(write(save, self._worker, states))

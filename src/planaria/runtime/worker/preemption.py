@@ -21,16 +21,13 @@ from typing import Final, Protocol
 
 from planaria.job.errors import PlanariaError
 from planaria.job.settings import AWS, GOOGLE, NO_PREEMPTION
+from planaria.runtime.thresholds import GOOGLE_GRACE_S, METADATA_BYTES, METADATA_TIMEOUT_S
 
 METADATA_URL: Final = "http://169.254.169.254"
 """Address at which both clouds answer to their own instances."""
 
-REQUEST_TIMEOUT_S: Final = 2.0
-MAX_ANSWER_BYTES: Final = 4096
 
 AWS_TOKEN_LIFE_S: Final = 21_600
-GOOGLE_GRACE_S: Final = 30.0
-"""Seconds left to a Spot VM after its notice (Compute Engine documentation, "Spot VMs")."""
 
 
 class SourceError(PlanariaError):
@@ -243,8 +240,8 @@ def _fetch(url: str, headers: dict[str, str], method: str = "GET") -> tuple[int,
     """
     request = urllib.request.Request(url, headers=headers, method=method)
     try:
-        with _direct.open(request, timeout=REQUEST_TIMEOUT_S) as answer:
-            return answer.status, answer.read(MAX_ANSWER_BYTES).decode(errors="replace")
+        with _direct.open(request, timeout=METADATA_TIMEOUT_S) as answer:
+            return answer.status, answer.read(METADATA_BYTES).decode(errors="replace")
     except urllib.error.HTTPError as error:
         with error:
             return error.code, ""

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from planaria.data.sources import DataError
-from planaria.data.tokens import open_tokens
+from planaria.data.tokens import data_hash
 from planaria.job.settings import Device
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, CutOff, Hello
+from planaria.runtime.thresholds import SIGTERM_GRACE_S
 from planaria.runtime.worker.compute.engine import Engine, real_engine
 from planaria.runtime.worker.emulated.numbers import emulated_engine, read_costs
 from planaria.runtime.worker.emulated.time import EmulatedMailbox, EmulatedPace, EmulatedTransport
@@ -30,9 +31,6 @@ from planaria.runtime.worker.transport.transport import Transport
 from planaria.runtime.worker.writer import Writer
 
 log = logging.getLogger(__name__)
-
-SIGTERM_GRACE_S = 30.0
-"""Seconds that a SIGTERM announces, as Kubernetes and most clouds have it by default."""
 
 
 def run_worker(settings: WorkerSettings) -> int:
@@ -100,9 +98,9 @@ def _real_parts(settings: WorkerSettings) -> Parts:
 
 
 def _hash_of(folder: Path) -> str:
-    """Returns the hash of the tokens in a folder; "" where they cannot be read."""
+    """Returns the hash of the data in a folder; "" where they cannot be read."""
     try:
-        return open_tokens(folder).quick_hash()
+        return data_hash(folder)
     except DataError as error:
         log.warning("the coordinator will refuse this node: %s", error)
         return ""
@@ -113,7 +111,11 @@ def _emulated_parts(settings: WorkerSettings) -> Parts:
     profile = read_costs(Path(settings.profile), job)
     mailbox = EmulatedMailbox()
     pace = mailbox.pace = EmulatedPace(
-        worker, profile, mailbox.wait_until_moment, storage_bytes_per_s=job.cluster.storage_gb_per_s * 1e9
+        worker,
+        profile,
+        mailbox.wait_until_moment,
+        storage_bytes_per_s=job.cluster.storage_gb_per_s * 1e9,
+        zone_of=job.cluster.zone_of,
     )
     control = Control(settings.coordinator, mailbox, settings.job.resilience.coordinator_timeout_s)
     transport = EmulatedTransport(

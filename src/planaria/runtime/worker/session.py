@@ -21,12 +21,12 @@ from planaria.protocol.messages.worker import (
     Stop,
     encode,
 )
+from planaria.protocol.thresholds import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
-from planaria.protocol.worker.session import FIRST_PAUSE_S, LONGEST_PAUSE_S, WorkerSession
+from planaria.protocol.worker.session import WorkerSession
+from planaria.runtime.thresholds import SESSION_CONNECT_S
 from planaria.runtime.wire.control_frames import FrameError, control_frame, read_control
 from planaria.runtime.worker.transport.mailbox import Mailbox
-
-CONNECT_TIMEOUT_S = 10.0
 
 
 class Control:
@@ -53,7 +53,7 @@ class Control:
     def start(self, hello: Hello) -> None:
         """Connects, and says hello. Raises OSError when there is no coordinator."""
         self._hello = hello
-        self._greet(self._connect(CONNECT_TIMEOUT_S))
+        self._greet(self._connect(SESSION_CONNECT_S))
         threading.Thread(target=self._serve, name="control", daemon=True).start()
 
     def send(self, message: FromWorker) -> None:
@@ -139,7 +139,7 @@ class Control:
                 break
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             try:
-                sock = self._connect(min(left_s, CONNECT_TIMEOUT_S))
+                sock = self._connect(min(left_s, SESSION_CONNECT_S))
             except OSError:
                 continue
             self._mailbox.put_order(CoordinatorBack(self._greet(sock)))

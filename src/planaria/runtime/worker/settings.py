@@ -27,7 +27,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         log: file for what it prints.
         host: address on which its peers reach it.
         zone: where its node is; "": not known.
-        mark: of the run.
+        mark: tells this run from others with the same token.
         trace: file for what it did when, for benchmarks; None: none.
     """
 

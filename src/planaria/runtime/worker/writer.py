@@ -21,11 +21,10 @@ def write(save: Save, worker: WorkerId, states: Mapping[int, GroupState]) -> Sav
             write_group(Path(save.folder), group, f"{worker}-{save.serial}", states[group]) for group in save.groups
         )
     except OSError as error:
-        return NotSaved(step=save.step, serial=save.serial, text=f"{save.folder}: {error.strerror or error}")
+        return save.failed(f"{save.folder}: {error.strerror or error}")
     except Exception as error:
         traceback.print_exc()
-        text = f"{save.folder}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return NotSaved(step=save.step, serial=save.serial, text=text)
+        return save.failed(f"{save.folder}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
     return Saved(step=save.step, serial=save.serial, groups=groups)
 
 

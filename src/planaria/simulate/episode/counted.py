@@ -41,8 +41,8 @@ class Counted:
         """Returns for each layer what the worker's accumulators hold when it is halted.
 
         Args:
-            worker: that is.
-            plan: in force.
+            worker: the one that is halted.
+            plan: the plan in force.
             share: of the step that has passed.
             others: that are halted with it, and will be asked about next.
         """

@@ -9,17 +9,13 @@ shortages of memory, and a coordinator that dies; the simulator of `tests/testki
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from planaria.estimate.step_time import way_down_s
-from planaria.estimate.transfer_time import transfer_time
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
-from planaria.plan.validate import lacking
 from planaria.policy.interface import Candidate
-from planaria.protocol.handlers.adopt_plan import put_in_force
 from planaria.protocol.messages.events import (
     Command,
     DecisionTook,
@@ -50,12 +46,11 @@ from planaria.protocol.messages.worker import (
     Vote,
 )
 from planaria.protocol.phases import PLACING, Phase, ProtocolError, Purpose
-from planaria.protocol.planning.replan_trigger import LONGER
-from planaria.protocol.transitions import TRANSITIONS
+from planaria.protocol.run.run import Run
+from planaria.protocol.transitions import handle
 from planaria.simulate.episode.counted import Counted, losses_of
-from planaria.simulate.episode.initial_run import initial_run
+from planaria.simulate.episode.initial_run import run_at_start, run_in
 from planaria.simulate.episode.situation import State, canonical
-from planaria.simulate.episode.spending import Spending
 from planaria.simulate.episode.subject import (
     Cause,
     Disturbance,
@@ -63,10 +58,22 @@ from planaria.simulate.episode.subject import (
     RestAfterEpisode,
     RunOutlook,
     SimulatedJob,
+    Spending,
 )
 from planaria.simulate.traces.tally import RecoveryKinds
 
 _NEVER = float("inf")
+
+
+@dataclass(slots=True)
+class _Ordered:
+    """What the coordinator orders at once."""
+
+    plan: PlanMessage | None = None
+    taken: PlanTaken | None = None
+    manifest: WriteManifest | None = None
+    halted: list[WorkerId] = field(default_factory=list)
+    has_committed: bool = False
 
 
 class Episode:
@@ -75,13 +82,14 @@ class Episode:
     Attributes:
         now: seconds since the beginning of the step in which it began. It stands still while the job waits for nodes.
         rest: the job trains undisturbed; None: it does not yet, or no more.
-        is_waiting: for nodes.
+        is_waiting: whether the job waits for nodes.
         is_over: the run has ended.
     """
 
-    def __init__(self, subject: SimulatedJob, known: RunOutlook, *, num_nodes: int) -> None:
+    def __init__(self, subject: SimulatedJob, run: Run) -> None:
         self._subject = subject
-        self._run = initial_run(subject, known, num_nodes=num_nodes)
+        self._run = run
+        """Looked at here; events alone change it."""
         self._kinds = RecoveryKinds()
         self.now = 0.0
         self.rest: RestAfterEpisode | None = None
@@ -103,36 +111,18 @@ class Episode:
     @classmethod
     def of(cls, subject: SimulatedJob, known: RunOutlook, state: State, estimated: Candidate) -> Episode:
         """Returns an episode at the beginning of a step, in a run that trains in this state."""
-        episode = cls(subject, known, num_nodes=state.num_nodes)
-        plan = state.plan
-        run = episode._run
-        run.members.enrol(cast("Iterable[NodeId]", range(state.num_nodes)), "-")
-        run.members.leaving = dict.fromkeys(state.leaving, 0.0)
-        if state.zones:
-            run.members.zones = {NodeId(node): zone for node, zone in enumerate(state.zones) if zone}
-            run.plan_selector.locate(run.members.zones)
-        run.current = plan
-        run.plan_selector.generation = plan.generation
-        short = bool(lacking(plan, subject.fault_tolerance))
-        run.is_degraded = short
-        put_in_force(run, replace(estimated, plan=plan, is_degraded=short), Purpose.RECONFIGURE, StateSource.LIVE)
+        episode = cls(subject, run_in(subject, known, state, estimated))
         episode._purpose = Purpose.RECONFIGURE
-        episode._step_s = estimated.step_time_s
-        episode._ends = estimated.step_time_s
-        episode._held = plan.groups_of
-        if known.looks_again:
-            run.replan_trigger.chosen(known.time_to_failure_s / LONGER)
+        episode._step_s = episode._ends = estimated.step_time_s
+        episode._held = estimated.plan.groups_of
         return episode
 
     @classmethod
     def first(cls, subject: SimulatedJob, known: RunOutlook, zones: Sequence[str]) -> Episode:
         """Returns the episode at a run's beginning, with nodes in these zones. Raises PlanError: they make no plan."""
-        episode = cls(subject, known, num_nodes=len(zones))
-        run = episode._run
-        run.checkpoints.last = None
-        run.step = run.settings.first_step
+        episode = cls(subject, run_at_start(subject, known, len(zones)))
         for node, zone in enumerate(zones):
-            for worker in run.members.workers_of(NodeId(node)):
+            for worker in episode._run.members.workers_of(NodeId(node)):
                 episode._handle(WorkerJoined(worker, "-", zone))
         if episode.is_over:
             raise PlanError(f"{len(zones)} nodes make no plan: {episode._tally.ended}")
@@ -232,17 +222,13 @@ class Episode:
         self._began, self._ends = self.now, self.now + self._step_s
 
     def _all_ready(self) -> None:
-        """Reports all workers as ready; the last one to say so is handled for all of them."""
-        run = self._run
-        *others, last = sorted(run.attempt.unready) or (None,)
-        if last is None:
-            return
-        run.attempt.unready.difference_update(others)
-        run.transition_times.all_ready(others, self.now)
-        self._handle(Received(last, Ready(generation=run.plan.generation)))
+        """Reports all workers as ready."""
+        ready = Ready(generation=self._run.plan.generation)
+        for worker in sorted(self._run.attempt.unready):
+            self._handle(Received(worker, ready))
 
     def _vote(self) -> None:
-        """Lets all workers vote at the step's end; the first vote tells what all of them would."""
+        """Lets all workers vote at the step's end; one vote, the last, tells what all of them would."""
         run = self._run
         plan = run.plan
         self._all_ready()
@@ -250,7 +236,8 @@ class Episode:
         counted = self._counted.by_all(plan)
         all_counted = counted[0]
         empty = Vote(generation=plan.generation, step=run.step, norms={}, losses={}, ledger=Ledger(()))
-        run.attempt.votes.cast_alike(others, empty)
+        for worker in others:
+            self._handle(Received(worker, empty))
         vote = Vote(
             generation=plan.generation,
             step=run.step,
@@ -289,20 +276,37 @@ class Episode:
     # The machine
 
     def _handle(self, event: Event) -> None:
-        run = self._run
-        name = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
-        handler = TRANSITIONS.get((run.phase, name))
-        if handler is None:
-            raise ProtocolError(f"{name} is illegal in phase {run.phase.value}: {event!r:.300}")
-        run.now = self.now
-        self._carry_out(handler(run, event))
+        self._carry_out(handle(self._run, event, self.now))
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
-        halted: list[WorkerId] = []
-        taken: PlanTaken | None = None
-        plan: PlanMessage | None = None
-        manifest: WriteManifest | None = None
-        has_committed = False
+        ordered = self._read(commands)
+        if self.is_over:
+            self._begins = self._ends = self._saved_at = _NEVER
+            self._dead.clear()
+            self._spending.attribute(self.now, 0.0, self._tally)
+            return
+        if ordered.has_committed:
+            self._began, self._ends = self.now, self.now + self._step_s
+        taken = ordered.taken
+        if taken is not None and taken.candidates:
+            self._tally.was_weighed = True
+        elif taken is not None and Purpose(taken.purpose) in PLACING:
+            self._tally.was_weighed = False
+        if ordered.plan is not None:
+            self._adopt(ordered.plan, Purpose.GO_ON if taken is None else Purpose(taken.purpose))
+        elif self._run.phase is not Phase.TRAINING:
+            self._begins = self._ends = _NEVER
+        if self._run.phase is Phase.WAITING:
+            self._spending.attribute(self.now, 0.0, self._tally)
+        if self._saves and self._saved_at == _NEVER:
+            self._saved_at = self.now + self._write_s()
+        self._halted += ordered.halted
+        if ordered.manifest is not None:
+            self._handle(ManifestWritten(ordered.manifest.step, ordered.manifest.folder, 0.0))
+
+    def _read(self, commands: Sequence[Command]) -> _Ordered:
+        """Returns what the commands order; what they tell, and have saved, is noted."""
+        ordered = _Ordered()
         last: ToWorker | None = None
         for command in commands:
             if type(command) is Send:  # of thousands, nearly all say the same
@@ -311,22 +315,22 @@ class Episode:
                 last = command.message if isinstance(command.message, PlanMessage | Commit) else None
             match command:
                 case Send(_, PlanMessage() as message):
-                    plan = message
+                    ordered.plan = message
                 case Send(worker, Halt()):
-                    halted.append(worker)
+                    ordered.halted.append(worker)
                 case Send(worker, Save() as save):
                     self._saves.append((worker, save))
                 case Send(worker, Commit(save=save)):
-                    has_committed = True
+                    ordered.has_committed = True
                     self._counted.clear()
                     if save is not None:
                         last = None
                         self._saves.append((worker, save))
                 case Publish(record):
-                    taken = record if isinstance(record, PlanTaken) else taken
+                    ordered.taken = record if isinstance(record, PlanTaken) else ordered.taken
                     self._note(record)
                 case WriteManifest():
-                    manifest = command
+                    ordered.manifest = command
                 case Release(node):
                     self._tally.released.append(node)
                 case Finish(status, message):
@@ -335,28 +339,7 @@ class Episode:
                     self._tally.has_completed = status is RunStatus.COMPLETED
                 case _:
                     pass
-        if self.is_over:
-            self._begins = self._ends = self._saved_at = _NEVER
-            self._dead.clear()
-            self._spending.attribute(self.now, 0.0, self._tally)
-            return
-        if has_committed:
-            self._began, self._ends = self.now, self.now + self._step_s
-        if taken is not None and taken.candidates:
-            self._tally.was_weighed = True
-        elif taken is not None and Purpose(taken.purpose) in PLACING:
-            self._tally.was_weighed = False
-        if plan is not None:
-            self._adopt(plan, Purpose.GO_ON if taken is None else Purpose(taken.purpose))
-        elif self._run.phase is not Phase.TRAINING:
-            self._begins = self._ends = _NEVER
-        if self._run.phase is Phase.WAITING:
-            self._spending.attribute(self.now, 0.0, self._tally)
-        if self._saves and self._saved_at == _NEVER:
-            self._saved_at = self.now + self._write_s()
-        self._halted += halted
-        if manifest is not None:
-            self._handle(ManifestWritten(manifest.step, manifest.folder, 0.0))
+        return ordered
 
     def _note(self, record: AnyRecord) -> None:
         if isinstance(record, Restored):
@@ -404,7 +387,7 @@ class Episode:
             self._spending.add(Cause.RESTART, restart_s)
             self._begins += restart_s
         elif message.source is StateSource.LIVE and plan.transfers:
-            moved = transfer_time(plan, self._subject.profile.links)
+            moved = run.plan_selector.policy.planner.transfer_time(plan)
             self._tally.moved_bytes += moved.moved_bytes
             if purpose is Purpose.WARM_UP:  # beside the step, which ends when both have
                 self._spending.add(Cause.TRANSFER, max(0.0, moved.time_s - self._step_s))

@@ -14,6 +14,7 @@ from typing import cast
 
 import msgspec
 
+from planaria.plan.pipeline import renamed_stages
 from planaria.plan.plan import Form, NodeId, Pipeline, Plan, Route, Stage, Transfer, WorkerId
 from planaria.planner.placement.zones import Zones
 
@@ -109,9 +110,9 @@ def canonical(
 
     Args:
         plan: in force; every microbatch has one route.
-        nodes: live ones.
+        nodes: the live nodes.
         leaving: of them, those that gave notice.
-        zones: where nodes are.
+        zones: node -> its zone.
         by_number: nodes keep the order of their numbers, and pipelines and microbatches theirs. Then ties are broken
             as in a run of these very nodes, and few situations are met twice.
     """
@@ -141,7 +142,9 @@ def canonical(
         dropped = tuple(range(plan.num_microbatches - len(dropped), plan.num_microbatches))
     else:
         routes = tuple(
-            msgspec.structs.replace(route, hops=_renamed(plan, route.hops, names), born=GENERATION)
+            msgspec.structs.replace(
+                route, hops=renamed_stages(route.hops, names, plan.devices_per_node), born=GENERATION
+            )
             for route in (plan.routes if by_number else sorted(plan.routes, key=lambda route: route.microbatches))
         )
     result = msgspec.structs.replace(
@@ -150,7 +153,7 @@ def canonical(
         pipelines=pipelines,
         routes=routes,
         dropped=dropped,
-        shadows=_renamed(plan, plan.shadows, names),
+        shadows=renamed_stages(plan.shadows, names, plan.devices_per_node),
         transfers=(),
         sync_epochs=(GENERATION,) * len(plan.groups),
     )
@@ -215,7 +218,7 @@ def _moved(plan: Plan, pipelines: Sequence[Pipeline], names: dict[NodeId, NodeId
         if numbers == list(range(first, first + len(numbers))):
             moved.append(_placed(pipeline.form(per_node), first, per_node))
         else:
-            moved.append(Pipeline(stages=_renamed(plan, pipeline.stages, names)))
+            moved.append(Pipeline(stages=renamed_stages(pipeline.stages, names, per_node)))
     return tuple(moved)
 
 
@@ -232,19 +235,6 @@ def _placed(form: Form, first: NodeId, devices_per_node: int) -> Pipeline:
             )
             for first_layer, end_layer, num_devices, node, device in form.stages
         )
-    )
-
-
-def _renamed(plan: Plan, stages: Sequence[Stage], names: dict[NodeId, NodeId]) -> tuple[Stage, ...]:
-    devices = plan.devices_per_node
-    return tuple(
-        Stage(
-            worker=WorkerId(names[plan.node_of(stage.worker)] * devices + stage.worker % devices),
-            first_layer=stage.first_layer,
-            end_layer=stage.end_layer,
-            num_devices=stage.num_devices,
-        )
-        for stage in stages
     )
 
 

@@ -50,11 +50,11 @@ class SimulatedJob:
 
     Attributes:
         profile: of the model on the devices.
-        policy: makes the plans.
+        policy: the policy that makes the plans.
         policy_name: for the records.
-        fault_tolerance: f.
+        fault_tolerance: f: how many nodes may be lost at once.
         devices_per_node: workers on each node.
-        num_microbatches: of a step.
+        num_microbatches: microbatches in a step.
         timings: of what is not modelled.
         checkpoint_every: steps between checkpoints, as policies are told; 0: none.
         by_number: see `planaria.simulate.episode.situation.canonical`.
@@ -77,7 +77,7 @@ class RunOutlook:
 
     Attributes:
         looks_again: after the step in which it begins the plan is weighed again, as the next loss is thought to be
-            further away; see `planaria.protocol.planning.replan_trigger`.
+            further away; see `planaria.protocol.planning.plan_validity`.
     """
 
     time_to_failure_s: float
@@ -100,8 +100,8 @@ class EpisodeTally:
     """The tally of a part of an episode.
 
     Attributes:
-        steps: committed.
-        microbatches: that they counted.
+        steps: how many steps were committed.
+        microbatches: how many microbatches these steps counted.
         causes: seconds by cause.
         restored: the job went back to its checkpoint; steps before count no more.
         survived: of recoveries that the stretch ends, their kinds (`planaria.simulate.traces.tally.RecoveryKinds`).
@@ -126,14 +126,42 @@ class EpisodeTally:
     has_completed: bool = False
 
 
+class Spending:
+    """Seconds spent since the time was last attributed: some are known to be a cause's as it acts, the rest follows at
+    the end."""
+
+    def __init__(self) -> None:
+        self._from = 0.0
+        self._parts: list[tuple[Cause, float]] = []
+
+    def add(self, cause: Cause, seconds: float) -> None:
+        """Adds seconds of a cause, unless training goes on meanwhile."""
+        if seconds > 0:
+            self._parts.append((cause, seconds))
+
+    def attribute(self, now: float, nominal_s: float, tally: EpisodeTally) -> None:
+        """Attributes the time since the last call: of it, at most an undisturbed step's (`nominal_s`) is training."""
+        span = now - self._from
+        causes = tally.causes
+        surplus = max(0.0, span - nominal_s)
+        causes[Cause.TRAINING] += span - surplus
+        for cause, seconds in self._parts:
+            part = min(seconds, surplus)
+            causes[cause] += part
+            surplus -= part
+        causes[Cause.REDONE] += surplus
+        self._parts.clear()
+        self._from = now
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestAfterEpisode:
     """The state in which the job trains undisturbed after an episode.
 
     Attributes:
-        state: in which.
+        state: the state in which the job trains on.
         order: for each of the state's nodes, its name in the episode.
-        step_s: of its steps.
+        step_s: seconds of each step.
     """
 
     state: State

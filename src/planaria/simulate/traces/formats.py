@@ -76,7 +76,7 @@ def read_trace(text: str, name: str, *, seed: int = 0) -> ReadTrace:
     """Reads a trace in any of the formats.
 
     Args:
-        text: the file's.
+        text: the text of the file.
         name: for messages; our own format has one of its own.
         seed: draws which nodes go, where the text has only counts.
 
@@ -102,8 +102,8 @@ def write_trace(trace: Trace, form: TraceFormat, *, gap_s: float = 60.0) -> str:
     """Returns the trace's text. Counts and availability lose each node's name and zone; only ours keeps everything.
 
     Args:
-        trace: what is written.
-        form: how.
+        trace: the trace to write.
+        form: the format to write.
         gap_s: seconds between two numbers of `availability`; whoever comes and goes in between is not seen.
     """
     match form:

@@ -81,7 +81,7 @@ class Weibull:
     """Failures after Weibull-distributed lifetimes: below shape 1 young nodes go soonest, above it old ones.
 
     Attributes:
-        mean_s: of a lifetime.
+        mean_s: mean seconds that a node lives.
         shape: 1 is the exponential distribution.
     """
 
@@ -101,7 +101,7 @@ class Monotonic:
     """Failures of one node after every interval; none comes (Oobleck, section 7.2).
 
     Attributes:
-        interval_s: between two losses.
+        interval_s: seconds between two losses.
         down_to: nodes that stay.
     """
 

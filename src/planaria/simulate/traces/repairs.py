@@ -19,7 +19,7 @@ class Lines:
 
     Attributes:
         name: of the text, for messages.
-        what: it is, likewise.
+        what: what the text is, for messages.
         unit: what it is counted in.
         repairs: what was repaired or assumed so far, one sentence each.
     """

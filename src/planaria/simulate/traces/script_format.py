@@ -45,7 +45,7 @@ def read_script(text: str, name: str, *, seed: int = 0) -> ReadScript:
     """Reads a script, or a trace in any of its formats.
 
     Args:
-        text: the file's.
+        text: the text of the file.
         name: for messages.
         seed: draws which nodes go, where the text has only counts.
 

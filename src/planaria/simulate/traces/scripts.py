@@ -78,9 +78,9 @@ def built_in(name: ScriptName, plan: Plan, length_s: float, *, least_nodes: int 
     """Returns a built-in script for a job.
 
     Args:
-        name: which.
+        name: the script's name.
         plan: the job's first, which says who holds what; every node of it is there at the beginning.
-        length_s: of the script.
+        length_s: seconds that the script takes.
         least_nodes: with fewer than this the job could not go on: so many are left, though one node goes always.
     """
     spare = max(1, len(plan.nodes) - least_nodes)

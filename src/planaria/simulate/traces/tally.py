@@ -41,7 +41,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """The estimates of plans' durations, and what they took.
 
     Attributes:
-        plans: measured.
+        plans: how many plans were measured.
         step_error: mean of |estimated / measured - 1| of their steps; None without any.
         transitions_estimated_s, transitions_measured_s: sums over the plans of which both are known.
     """
@@ -59,7 +59,7 @@ class RunTally(msgspec.Struct, frozen=True, kw_only=True):
         samples_per_s: samples of the steps committed in the window that still stand at its end, over the window. A step
             that is under way at an end of the window counts by the share of its time that is inside.
         window_s: length of the window.
-        steps: the same in whole batches.
+        steps: these samples in whole batches.
         committed: commits in the window, those that were then lost included.
         recoveries: from losses, by what was done.
         mean_pause_s: from a loss to the next commit; None without any.
@@ -193,7 +193,7 @@ def tally(told: Told, began_s: float, ended_s: float, *, global_batch: int, micr
     Args:
         told: all records of the run.
         began_s: of the window, on the records' clock.
-        ended_s: of the window.
+        ended_s: the end of the window, in seconds.
         global_batch: samples in a step.
         microbatch: samples in a microbatch.
     """

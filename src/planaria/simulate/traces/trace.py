@@ -147,7 +147,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a trace. Times in seconds; None where nothing of the kind happens.
 
     Attributes:
-        horizon_s: its length.
+        horizon_s: the trace's length in seconds.
         initial_nodes: there at its beginning.
         fewest_nodes, mean_nodes, most_nodes: at any time; the mean is over time.
         num_added: nodes that came after the beginning.

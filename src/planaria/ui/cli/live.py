@@ -12,6 +12,7 @@ import msgspec
 
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
+from planaria.plan.quantities import count
 from planaria.protocol.messages.records import Restored, RunEnded, StepCommitted, StepSkipped
 from planaria.protocol.messages.user import Answer, Wish
 from planaria.protocol.phases import Phase
@@ -20,7 +21,8 @@ from planaria.runtime.progress.progress import Ending
 from planaria.runtime.run_folder.claim import claimant
 from planaria.runtime.run_folder.recorder import read_events
 from planaria.runtime.run_folder.run_folder import RunFolder
-from planaria.runtime.run_folder.sentences import counted, duration, picture
+from planaria.runtime.run_folder.sentences import figures_of
+from planaria.runtime.run_folder.tables import candidate_table, link_table, plan_table
 
 
 def status(run: Path, *, as_json: bool) -> str:
@@ -45,20 +47,26 @@ def status(run: Path, *, as_json: bool) -> str:
     leaving = f", of them leaving: {', '.join(map(str, state.leaving))}" if state.leaving else ""
     lines = [
         f"{run}: {phase}, step {state.step} of {state.steps}",
-        f"{counted(len(state.nodes), 'node')}: {', '.join(map(str, state.nodes))}{leaving}",
+        f"{count(len(state.nodes), 'node')}: {', '.join(map(str, state.nodes))}{leaving}",
     ]
     if state.speeds:
         lines.append(f"slow: {', '.join(_slow(node, speed, state.resting) for node, speed in state.speeds.items())}")
     if state.zones:
         lines.append(f"zones: {'; '.join(_zones(state.zones))}")
+    if state.links:
+        lines += ["links as measured:", *(f"  {line}" for line in link_table(state.links))]
     if state.policy:
         lines.append(f"policy: {state.policy}")
     if state.num_dropped:
-        lines.append(f"dropped: {counted(state.num_dropped, 'microbatch')}")
+        lines.append(f"dropped: {count(state.num_dropped, 'microbatch')}")
+    if state.evaluated is not None:
+        lines.append(f"evaluated after step {state.evaluated.step}: {', '.join(figures_of(state.evaluated))}")
     if state.unsaved:
         lines.append(f"not saved yet: {state.unsaved}")
     if state.pipelines:
-        lines.append(f"plan {state.generation}: {picture(state.pipelines)}")
+        per_node = job_from_json(folder.job.read_bytes()).cluster.devices_per_node
+        table = plan_table(state.pipelines, state.microbatches, per_node)
+        lines += [f"plan {state.generation}:", *(f"  {line}" for line in table)]
     return "\n".join(lines)
 
 
@@ -67,8 +75,8 @@ class _Told:
     """The content of a run's records.
 
     Attributes:
-        steps: that are trained.
-        num_steps: of the job.
+        steps: how many steps are trained.
+        num_steps: the job's number of steps.
         ending: what is said when it is over.
         ended: its last record, if that is of its end.
     """
@@ -158,12 +166,8 @@ def policy(run: Path, *, as_json: bool) -> str:
     if decision is None:
         return "\n".join([*lines, "there is no plan yet"])
     lines.append(f"step {decision.step}, plan {decision.generation} ({decision.purpose}): {decision.reason}")
-    for candidate in decision.candidates:
-        degraded = ", degraded" if candidate.is_degraded else ""
-        lines.append(
-            f"  {candidate.name}: {candidate.samples_per_s:.4g} samples/s, {duration(candidate.step_time_s)} a step, "
-            f"{duration(candidate.transition_s)} of transition{degraded}"
-        )
+    if decision.candidates:
+        lines += candidate_table(decision.candidates)
     return "\n".join(lines)
 
 

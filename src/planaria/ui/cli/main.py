@@ -20,6 +20,7 @@ from planaria.job.errors import PlanariaError, UserCodeError
 from planaria.job.version import __version__
 from planaria.runtime.interrupts import Interrupted
 from planaria.runtime.progress.output import OutputClosed
+from planaria.ui.cli.folder_commands import list_runs, logs
 from planaria.ui.cli.host_commands import agent
 from planaria.ui.cli.live_commands import add, drain, policy, save, status, stop
 from planaria.ui.cli.options import (
@@ -224,8 +225,9 @@ def train(
 @click.command()
 @click.argument("run", type=RUN_FOLDER)
 @click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="Folder to write.")
-def export(run: Path, target: Path) -> int:
-    """Write RUN's last checkpoint and its tokenizer as a Hugging Face folder.
+@click.option("--step", type=click.IntRange(min=0), help="Step of the checkpoint.  [default: the last one]")
+def export(run: Path, target: Path, step: int | None) -> int:
+    """Write a checkpoint of RUN, the last one by default, and its tokenizer as a Hugging Face folder.
 
     RUN is a run folder, for instance runs/demo. `from_pretrained` of transformers loads what is written.
     """
@@ -234,13 +236,13 @@ def export(run: Path, target: Path) -> int:
     RunFolder.open(run)
     from planaria.runtime.launch.export import export_run
 
-    export_run(run, target)
+    export_run(run, target, step)
     click.echo(f"exported {run} to {target}")
     return 0
 
 
 LIVE = (status, add, drain, policy, save, stop)
-for command in (train, agent, plan, profile, simulate, *LIVE, export, trace, drill, compare):
+for command in (train, agent, plan, profile, simulate, list_runs, logs, *LIVE, export, trace, drill, compare):
     cli.add_command(command)
 
 

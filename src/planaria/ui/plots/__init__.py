@@ -1,5 +1,6 @@
 """Pictures: of steps, runs, simulations, sweeps and traces.
 
-schedule_picture, cells: a step, as text and SVG · picture_file: whether a picture can be drawn at all
-rehearsal_plot, simulation_plot, sweep_plot, trace_plot: with matplotlib
+- `schedule_picture`: a step, as text and SVG; `cells`: what is drawn of it.
+- `rehearsal_plot`, `simulation_plot`, `sweep_plot`, `trace_plot`: with matplotlib, which is an extra.
+- `picture_file`: whether a picture can be drawn at all.
 """

@@ -32,7 +32,10 @@ def check_picture(target: Path) -> None:
 
 def save_picture(figure: Figure, target: Path) -> None:
     """Saves a picture. Raises UserError: the file cannot be written."""
+    from matplotlib import rc_context
+
     try:
-        figure.savefig(target, dpi=150)
+        with rc_context({"svg.hashsalt": "planaria"}):  # the same figures give the same file
+            figure.savefig(target, dpi=150, metadata={"Date": None} if target.suffix == ".svg" else None)
     except OSError as error:
         raise UserError(f"{target} cannot be written: {error.strerror}. Give another path.") from None

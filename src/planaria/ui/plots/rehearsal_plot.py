@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planaria.job.errors import UserError
 from planaria.simulate.traces.tally import Curve
-from planaria.ui.plots.picture_file import NO_MATPLOTLIB
+from planaria.ui.plots.picture_file import check_picture, save_picture
 
 _COLOURS = ("#1f5f8b", "#c8553d", "#3f7d4e", "#8e5ea2", "#b8860b", "#3aa6a6", "#7a4b2a", "#555555")
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
@@ -43,13 +42,12 @@ def plot_rehearsal(title: str, lines: Sequence[Line], nodes: Sequence[Nodes], ta
     """Draws runs into files (PNG, SVG or PDF, by their endings), as Oobleck's Figure 10 and Odyssey's Figure 9 do.
 
     Raises:
-        UserError: matplotlib is not installed, or a file cannot be written.
+        UserError: matplotlib is not installed, an ending is not known, or a file cannot be written.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError(NO_MATPLOTLIB) from None
+    for target in targets:
+        check_picture(target)
+    from matplotlib.figure import Figure
+
     # A figure of its own, without pyplot: no window system is looked for and nothing global changes.
     figure = Figure(figsize=(9.0, 4.8), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -71,12 +69,8 @@ def plot_rehearsal(title: str, lines: Sequence[Line], nodes: Sequence[Nodes], ta
     for axes in (upper, lower):
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*upper.get_legend_handles_labels(), loc="outside upper right", frameon=False, ncols=3)
-    try:
-        for target in targets:
-            with rc_context({"svg.hashsalt": "planaria"}):  # the same run gives the same file
-                figure.savefig(target, dpi=150, metadata={"Date": None} if target.suffix == ".svg" else None)
-    except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror}. Give another path.") from None
+    for target in targets:
+        save_picture(figure, target)
 
 
 def _draw_nodes(axes: Any, nodes: Sequence[Nodes], scale: float) -> None:

@@ -13,6 +13,8 @@ from planaria.ui.plots.cells import Cell, CellKind, CellTimeline, cells, label, 
 
 _FILL = {CellKind.FORWARD: "░", CellKind.BACKWARD: "▓", CellKind.WEIGHT: "▒", CellKind.SHADOW: "·", CellKind.SYNC: "≈"}
 
+_MOST_ROWS = 24
+"""Workers that a terminal shows; a pipeline is shown whole or not at all."""
 
 Paint = Callable[[CellKind, str], str]
 """A function that gives the text of a cell its colour; the text is as long as the cell is wide."""
@@ -25,12 +27,15 @@ def terminal(timeline: CellTimeline, plan: Plan, width: int, *, paint: Paint | N
     shown where a worker would else be idle.
 
     Args:
-        timeline: of a step.
+        timeline: the timeline of a step.
         plan: that it belongs to.
         width: of the terminal, in characters.
         paint: colours the cells; without it they are told apart by what they are filled with.
     """
     names = [(number, worker, label(plan, worker)) for number, worker in rows(plan)]
+    drawn = next((at for at, (number, _, _) in enumerate(names) if at >= _MOST_ROWS and number is not None), len(names))
+    more = sum(number is not None for number, _, _ in names[drawn:])
+    names = names[:drawn]
     margin = max(len(name) for _, _, name in names) + 4
     columns = max(width, 40, margin + 12) - margin
     scale = columns / timeline.step_time_s if timeline.step_time_s > 0 else 0.0
@@ -39,6 +44,8 @@ def terminal(timeline: CellTimeline, plan: Plan, width: int, *, paint: Paint | N
         if number is not None:
             lines.append(f"pipeline {number}" + _share(plan, number))
         lines.append(f"  {name:<{margin - 4}} │" + _row(cells(timeline.spans[worker]), columns, scale, paint))
+    if more:
+        lines.append(f"{more} more pipeline{'' if more == 1 else 's'}: --svg FILE draws all")
     lines.append(" " * (margin - 1) + "└" + "─" * columns)
     lines.append(" " * margin + _axis(timeline.step_time_s, columns, scale))
     shown = _shown(timeline)

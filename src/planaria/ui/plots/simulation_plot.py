@@ -32,7 +32,7 @@ def plot_runs(runs: Mapping[str, Sequence[RunResult]], target: Path) -> None:
 
     Args:
         runs: by policy, each with at least one; the first ones have timelines.
-        target: the picture.
+        target: the file of the picture.
 
     Raises:
         UserError: matplotlib is not installed, the ending is not known, or the file cannot be written.

@@ -36,9 +36,9 @@ def plot_sweep(outcomes: Outcomes, along: str, target: Path) -> None:
     combination of the other ones.
 
     Args:
-        outcomes: of all scenarios.
-        along: the field.
-        target: the picture.
+        outcomes: the outcomes of all scenarios.
+        along: the field that was varied.
+        target: the file of the picture.
 
     Raises:
         UserError: matplotlib is not installed, the ending is not known, or the file cannot be written.

@@ -11,20 +11,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.job.settings import Numerics
+from planaria.job.settings import Numerics, TrainSection
 from planaria.model.model import GroupSpec, ParameterSpec
+from planaria.runtime.thresholds import SMALL_FLOATS
 from planaria.runtime.worker.compute.accumulator import (
     ADD_WITHIN,
     HEADROOM,
     Accumulator,
     Rounding,
+    add_up,
     add_within_by_torch,
-    total_gradient,
+    squared_norm,
 )
-from planaria.runtime.worker.compute.replica import SMALL, Layout
+from planaria.runtime.worker.compute.replica import Layout
 
 CPU = torch.device("cpu")
-SHAPES = {"a.weight": (5, 7), "b.bias": (3,), "c.weight": (SMALL + 9,), "d.scale": ()}
+SHAPES = {"a.weight": (5, 7), "b.bias": (3,), "c.weight": (SMALL_FLOATS + 9,), "d.scale": ()}
 
 Gradients = dict[str, torch.Tensor]
 
@@ -39,7 +41,7 @@ def spec_of(shapes: dict[str, tuple[int, ...]] = SHAPES) -> GroupSpec:
     )
 
 
-LAYOUT = Layout.of(spec_of())
+LAYOUT = Layout.of(spec_of(), TrainSection(steps=1, global_batch=1, microbatch=1, sequence_length=1))
 ROUNDING = Rounding(CPU)
 
 
@@ -59,8 +61,8 @@ def summed(parts: list[list[Gradients]], contributions: int, exponent: int = 4) 
         if not owner.is_empty:
             totals.append(owner.total)
     out = torch.full((LAYOUT.size,), math.nan)
-    norm = total_gradient(totals, out, with_norm=True)
-    return out, norm
+    add_up(totals, out)
+    return out, squared_norm(out)
 
 
 def gradients_of(seed: int, *, scale: float = 1.0, missing: float = 0.0, extreme: bool = False) -> Gradients:
@@ -143,10 +145,12 @@ def test_what_is_not_finite_is_not_cut_off(values: tuple[float, ...], name: str,
         for gradients in order:
             owner.add(gradients)
         out = torch.zeros(LAYOUT.size)
-        assert not math.isfinite(total_gradient([owner.total], out, with_norm=True))
+        add_up([owner.total], out)
+        assert not math.isfinite(squared_norm(out))
         owner.reset(4)
         owner.add(gradients_of(3))
-        assert math.isfinite(total_gradient([owner.total], out, with_norm=True)), "the next step does not inherit it"
+        add_up([owner.total], out)
+        assert math.isfinite(squared_norm(out)), "the next step does not inherit it"
 
 
 def test_a_parameter_without_gradient_adds_nothing_and_inherits_nothing() -> None:
@@ -163,9 +167,9 @@ def test_a_parameter_without_gradient_adds_nothing_and_inherits_nothing() -> Non
     assert owner.is_empty, "what an earlier step left is not counted"
 
 
-def test_nobody_counted_anything() -> None:
+def test_a_sum_to_which_nobody_added_is_zero() -> None:
     out = torch.ones(LAYOUT.size)
-    assert total_gradient([], out, with_norm=True) == 0.0
+    add_up([], out)
     assert not out.any()
 
 
@@ -173,9 +177,6 @@ def test_the_norm_is_that_of_the_sum() -> None:
     parts = [[gradients_of(1)], [gradients_of(2)]]
     total, norm = summed(parts, 2)
     assert norm == pytest.approx(float(total.double().square().sum()), rel=1e-12)
-    out = torch.empty_like(total)
-    totals = [torch.zeros(LAYOUT.size, dtype=torch.float64)] * 2
-    assert total_gradient(totals, out, with_norm=False) == 0.0
 
 
 def test_fast_numerics_is_plain_float32() -> None:
@@ -197,7 +198,7 @@ def add_within_compiled(
 @pytest.mark.parametrize("exponent", [-40, 0, 12])
 def test_values_that_need_no_cutting_off_are_looked_at_only(exponent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits as if they were cut off at the limit."""
-    values = torch.randn(3 * SMALL, generator=torch.Generator().manual_seed(1)) * 2.0 ** (exponent + 4)
+    values = torch.randn(3 * SMALL_FLOATS, generator=torch.Generator().manual_seed(1)) * 2.0 ** (exponent + 4)
     totals = []
     for add_within in (add_within_by_torch, add_within_compiled, lambda *_: False):
         monkeypatch.setattr(ROUNDING, "_add_within", add_within)
@@ -220,7 +221,7 @@ def test_a_value_beyond_the_limit_leaves_the_sum_to_whoever_cuts_it_off(value: f
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_one_value_that_is_not_finite_is_not_hidden(value: float) -> None:
-    values = torch.ones(2 * SMALL)
+    values = torch.ones(2 * SMALL_FLOATS)
     values[7] = value
     total = torch.zeros(values.numel(), dtype=torch.float64)
     ROUNDING.add(total, values, exponent=4, contributions=6, first=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -16,9 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planaria.job.settings import DType, ModelSection, TrainSection
 from planaria.model.load import load_model
 from planaria.model.model import Batch, Model, Tensors
-from planaria.runtime.worker.compute.layers import Compute
+from planaria.runtime.worker.compute.layers import Compute, rounded, widened
 from planaria.runtime.worker.compute.split_backward import backward_in_two
+from planaria.runtime.worker.transport.frames import data_frame
+from planaria.runtime.worker.transport.mailbox import Key
 from tests.model.small_models import TRAIN, VARIANTS, VOCAB_SIZE, small_section, whole_state
+from tests.proof import rest_in_proof
 
 CPU = torch.device("cpu")
 MICROBATCHES = ((0, 1), (1, 1))
@@ -27,20 +28,16 @@ MODES: dict[str, dict[str, Any]] = {
     "recomputed": {"activation_checkpointing": True},
     "bfloat16": {"dtype": DType.BFLOAT16},
     "fast": {"numerics": "fast"},
+    "rounded": {"boundary_dtype": DType.BFLOAT16},
+    "rounded, recomputed, bfloat16": {
+        "boundary_dtype": DType.BFLOAT16,
+        "activation_checkpointing": True,
+        "dtype": DType.BFLOAT16,
+    },
 }
 
 Counted = dict[tuple[int, int, str], torch.Tensor]
 """Gradients by (call, layer, name)."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_and_examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[4] / "examples"))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    sys.modules.pop("layers", None)
 
 
 def sections() -> dict[str, ModelSection]:
@@ -95,7 +92,7 @@ class Rig:
         return found
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", rest_in_proof(MODES))
 @pytest.mark.parametrize("name", sections())
 def test_two_passes_give_the_bits_of_one(name: str, mode: str) -> None:
     train = msgspec.structs.replace(TRAIN, **MODES[mode])
@@ -118,6 +115,46 @@ def test_two_passes_give_the_bits_of_one(name: str, mode: str) -> None:
     assert split.counted.keys() == whole.counted.keys()
     assert all(torch.equal(split.counted[key], whole.counted[key]) for key in whole.counted)
     assert whole.counted, "a test that compares nothing"
+
+
+@pytest.mark.parametrize("dtype", DType)
+def test_what_passes_boundaries_has_half_the_bytes(dtype: DType) -> None:
+    """Both ways, as messages have them; token ids and the loss stay as they are."""
+    model = load_model(sections()["tied, tuples, dropout"], TRAIN, vocab_size=VOCAB_SIZE)
+    tokens = torch.randint(VOCAB_SIZE, (2, 16), generator=torch.Generator().manual_seed(1))
+    batch = {"input_ids": tokens, "labels": tokens.roll(-1, 1)}
+    sizes = {}
+    for boundary in DType:
+        rig = Rig(model, msgspec.structs.replace(TRAIN, dtype=dtype, boundary_dtype=boundary))
+        passed, loss = [], None
+        given: Tensors = (tokens,)
+        for layer in range(len(model.layer_names)):
+            given, loss = rig.compute.forward(1, MICROBATCHES[0], layer, given, batch, keep=True)
+            passed.append(given)
+        assert isinstance(loss, float)
+        assert passed.pop()[0].dtype is torch.float32
+        given = ()
+        for layer in reversed(range(1, len(model.layer_names))):
+            given = rig.compute.backward(1, MICROBATCHES[0], layer, given, counted=True)
+            passed.append(given)
+        sizes[boundary] = [payload(tensors) for tensors in passed]
+        assert all(gradient.dtype is torch.float32 for gradient in rig.counted.values())
+    assert sizes[DType.FLOAT32] == [2 * size for size in sizes[DType.BFLOAT16]]
+
+
+def payload(tensors: Tensors) -> int:
+    """Bytes of a message's tensors."""
+    _, *pieces = data_frame(Key("activation", 0, 1, 1, 0, 1), tensors)
+    return sum(len(piece) for piece in pieces)
+
+
+def test_masks_and_numbers_are_not_rounded() -> None:
+    train = msgspec.structs.replace(TRAIN, boundary_dtype=DType.BFLOAT16)
+    given = (torch.tensor([True]), torch.tensor([257]), torch.tensor([257.0]))
+    passed = rounded(given, train)
+    assert [tensor.dtype for tensor in passed] == [torch.bool, torch.int64, torch.bfloat16]
+    assert [tensor.item() for tensor in widened(passed, train)] == [True, 257, 256.0]
+    assert rounded(given, TRAIN) == widened(given, TRAIN) == given
 
 
 def test_what_is_not_counted_or_nobody_wants_any_more_is_dropped() -> None:

@@ -17,7 +17,7 @@ def gradients(module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> t
     return torch.autograd.grad(output.square().sum(), [given, *module.parameters()])
 
 
-def test_the_same_bits() -> None:
+def test_offloading_changes_no_bit() -> None:
     module, given = layer(), torch.randn(4, 8, requires_grad=True)
     torch.manual_seed(2)
     right = gradients(module, given, module(given))

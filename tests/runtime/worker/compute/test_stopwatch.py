@@ -54,7 +54,7 @@ def test_waiting_for_a_core_does_not_count(oversubscribed: Stopwatch) -> None:
     assert measured >= 0.149
 
 
-def test_being_stopped_counts(oversubscribed: Stopwatch) -> None:
+def test_time_in_which_a_process_is_stopped_counts(oversubscribed: Stopwatch) -> None:
     script = (
         "import os, signal, sys, time\n"
         "os.kill(int(sys.argv[1]), signal.SIGSTOP); time.sleep(0.3); os.kill(int(sys.argv[1]), signal.SIGCONT)"

@@ -23,7 +23,10 @@ from planaria.plan.costs.model_profile import (
 )
 from planaria.plan.plan import Group, Pipeline, Plan, Route, Stage, Transfer, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
+from planaria.plan.sum_slices import slices_of
 from planaria.protocol.messages.worker import Stop
+from planaria.protocol.worker.sums import Piece, Sum
+from planaria.runtime.thresholds import AHEAD_S
 from planaria.runtime.worker.emulated.numbers import (
     EmulatedBatches,
     EmulatedCompute,
@@ -31,7 +34,7 @@ from planaria.runtime.worker.emulated.numbers import (
     EmulatedNumbers,
     parameter_bytes,
 )
-from planaria.runtime.worker.emulated.time import AHEAD_S, EmulatedMailbox, EmulatedPace
+from planaria.runtime.worker.emulated.time import EmulatedMailbox, EmulatedPace
 from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Kind
 
 NEAR = LinkCost(latency_s=1.0, bandwidth_bytes_per_s=100.0)
@@ -59,7 +62,7 @@ def profile(num_layers: int = 3) -> ModelProfile:
             name=f"layer.{n}",
             times=times[n],
             parameter_bytes=40,
-            gradient_bytes=40,
+            gradient_bytes=120,
             optimizer_bytes=80,
             activation_bytes=1,
             recompute_activation_bytes=1,
@@ -71,7 +74,7 @@ def profile(num_layers: int = 3) -> ModelProfile:
         layers=layers,
         groups=tuple(Group(layers=(n,), size_bytes=40) for n in range(num_layers)),
         links=Links(within_node=NEAR, between_nodes=FAR),
-        device=DeviceKind(name="made up"),
+        device=DeviceKind(name="made up", is_host=True),
         step=StepCosts(apply_s_per_byte=0.5, sum_s_per_byte=0.25),
     )
 
@@ -119,8 +122,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def pace_of(clock: Clock, devices: int = 1) -> EmulatedPace:
-    pace = EmulatedPace(ME, profile(), clock.wait_until, clock)
+def pace_of(clock: Clock, devices: int = 1, costs: ModelProfile | None = None) -> EmulatedPace:
+    pace = EmulatedPace(ME, costs or profile(), clock.wait_until, clock)
     pace.adopt(plan(devices=devices))
     return pace
 
@@ -131,6 +134,14 @@ def forward(microbatch: int = 0, end: int = 3) -> Instruction:
 
 def key(kind: str, *, sender: int = ME, item: int = 0, layer: int = 0) -> Key:
     return Key(kind, sender, 1, 1, item, layer)
+
+
+def piece(group: int, num_parts: int) -> Piece[str]:
+    """My own slice of a sum, with so many parts."""
+    slices = slices_of((ME, *EVERYBODY_BUT_ME), (0, 0, 1, 1))
+    parts = {WorkerId(n): "part" for n in range(num_parts)}
+    pending = Sum(epoch=1, round=0, slices=slices, unheard=[], carried=[], awaited=[], totals=[], parts=parts)
+    return Piece(group, pending, ME)
 
 
 # The device
@@ -209,13 +220,13 @@ def test_nothing_begins_before_what_it_waited_for(clock: Clock) -> None:
 
 def test_sums_and_the_optimizer_take_time_by_bytes_on_each_device(clock: Clock) -> None:
     pace = pace_of(clock, devices=2)
-    pace.add_up(0, 3)
-    pace.add_up(1, 1)
+    pace.add_up(piece(0, 3))
+    pace.add_up(piece(1, 1))
     pace.drain()
-    assert clock.now == 1000 + 2 * 20 * 0.25
+    assert clock.now == 1000 + 2 * 20 / 4 * 0.25
     pace.apply((0, 1))
     pace.compute(forward(), forwards=(0,))
-    assert clock.now == 1010 + 40 * 0.5 + 0.5
+    assert clock.now == 1002.5 + 40 * 0.5 + 0.5
 
 
 def test_a_checkpoint_is_read_in_the_storages_time_and_an_order_ends_the_wait_only(clock: Clock) -> None:
@@ -248,7 +259,7 @@ def test_a_replica_is_sent_while_the_device_computes(clock: Clock) -> None:
     pace = pace_of(clock)
     moves = tuple(Transfer(group=0, source=WorkerId(ME), target=WorkerId(peer)) for peer in (OTHER, NEIGHBOUR))
     pace.adopt(msgspec.structs.replace(plan(), transfers=moves))
-    pace.add_up(0, 3)
+    pace.add_up(piece(0, 9))
     assert pace.sent(OTHER, key(Kind.STATE)) == 1000 + 2 + 3 * 40 / 10
     assert pace.sent(OTHER, key(Kind.GRADIENT, layer=1)) == 1020 + 2 + 5
 
@@ -261,11 +272,20 @@ def test_a_part_of_a_replica_takes_its_share_of_the_time(clock: Clock) -> None:
 
 
 def test_the_parts_of_sums_are_read_one_after_another(clock: Clock) -> None:
+    """Two nodes of two owners each: a slice is a quarter, and each owner carries one of the other node's."""
     pace = pace_of(clock)
-    assert pace.sent(OTHER, key(Kind.SUM)) == 1000, "whoever reads it pays"
-    assert pace.arrived(key(Kind.SUM, sender=OTHER), 1000, is_empty=False) == 1000 + 2 + 4
-    assert pace.arrived(key(Kind.SUM, sender=NEIGHBOUR), 1003, is_empty=False) == 1006 + 1.4
-    assert pace.arrived(key(Kind.SUM, sender=FOURTH, item=1), 1020, is_empty=True) == 1020 + 2
+    assert pace.sent(OTHER, key(Kind.SUM)) == 1000 + 2, "whoever reads it pays for its bytes"
+    assert pace.arrived(key(Kind.SUM, sender=OTHER), 1002, is_empty=False) == 1002 + 1
+    assert pace.arrived(key(Kind.SHARED_SUM, sender=NEIGHBOUR), 1001, is_empty=False) == 1003 + 0.4, "float64"
+    assert pace.arrived(key(Kind.TOTAL, sender=OTHER, layer=OTHER), 1003, is_empty=False) == 1003.4 + 1
+    assert pace.arrived(key(Kind.SUM, sender=FOURTH, item=1), 1020, is_empty=True) == 1020
+
+
+def test_devices_with_memory_of_their_own_read_nothing_in_place(clock: Clock) -> None:
+    pace = pace_of(clock)
+    assert [pace.host_of(worker) for worker in (ME, NEIGHBOUR, OTHER)] == [0, 0, 1]
+    pace = pace_of(clock, costs=msgspec.structs.replace(profile(), device=DeviceKind(name="made up")))
+    assert [pace.host_of(worker) for worker in (ME, NEIGHBOUR, OTHER)] == [ME, NEIGHBOUR, OTHER]
 
 
 # The mailbox
@@ -304,10 +324,10 @@ def test_a_sum_is_read_from_its_moment_on_and_visible_when_it_is_read(clock: Clo
     mailbox.pace = pace_of(clock)
     part = key(Kind.SUM, sender=OTHER)
     mailbox.put(part, letter(1001.0))
-    clock.now = 1006.9
+    clock.now = 1001.9
     assert mailbox.poll(part) is None
     assert mailbox.poll(part) is None
-    clock.now = 1007.0
+    clock.now = 1002.0
     assert mailbox.poll(part) is not None
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from planaria.protocol.messages.records import NodeLost, Note, RunStatus
 from planaria.runtime.worker.transport.mailbox import Kind
-from tests.proof import rest_in_proof
+from tests.proof import batches, rest_in_proof
 from tests.runtime.worker.cluster import Kill, Weather
 from tests.runtime.worker.schedules import Schedule, comings_and_goings, job_of
 from tests.runtime.worker.test_cluster import Laboratory, laboratory, no_garbage  # noqa: F401 (fixtures)
 
 
-@pytest.mark.parametrize("batch", rest_in_proof(range(at, at + 6) for at in range(11000, 11012, 6)), ids=str)
-def test_random_damage(batch: range, laboratory: Laboratory) -> None:  # noqa: F811
+@pytest.mark.parametrize("batch", batches(range(11000, 11012), size=6, kept=2), ids=str)
+def test_random_damage_keeps_every_promise(batch: range, laboratory: Laboratory) -> None:  # noqa: F811
     """Under any deaths, joins and notices: the reference's bits."""
     told = 0
     for seed in batch:

@@ -1,9 +1,10 @@
-"""Sums between owners: whose part is missing, and why."""
+"""Sums between owners: each adds up its slice and hands it back; whose part is missing, and why."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,49 +12,160 @@ import pytest
 import torch
 
 from planaria.plan.plan import WorkerId
+from planaria.runtime.worker.compute.accumulator import add_up, grid_step, squared_norm
 from planaria.runtime.worker.compute.shared_memory import SharedVector
 from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
 from planaria.runtime.worker.transport.sync import Sync
 
-OWN, PEER = WorkerId(0), WorkerId(1)
+STEP, EPOCH, EXPONENT = 3, 5, -2
+SIZE = 640
 
 
 class Counted:
-    """An accumulator with something in it."""
+    """An accumulator, with something in it unless it is empty."""
 
-    def __init__(self) -> None:
-        self.shared = SharedVector(4, torch.float64)
-        self.total = self.shared.tensor.fill_(1)
-        self.is_empty = False
+    def __init__(self, seed: int, dtype: torch.dtype, *, is_empty: bool) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randint(-(1 << 33), 1 << 33, (SIZE,), generator=generator)
+        self.shared = SharedVector(SIZE, dtype)
+        self.total = self.shared.tensor.copy_(values.double() * grid_step(EXPONENT))
+        self.is_empty = is_empty
+
+
+class Owner:
+    """One owner of a group, its mailbox, and what it counted."""
+
+    def __init__(self, group: Group, worker: WorkerId, dtype: torch.dtype, *, is_empty: bool) -> None:
+        self.mailbox = Mailbox()
+        self.counted = Counted(worker, dtype, is_empty=is_empty)
+        shared = SharedVector(SIZE, torch.float32)
+        self.gradient = shared.tensor
+        replica = SimpleNamespace(gradient=self.gradient, shared_gradient=shared)
+        self.holdings = SimpleNamespace(
+            accumulator=lambda group: self.counted,
+            replicas={0: replica},
+            is_on_host=True,
+            sum_dtype=dtype,
+            exponents=(EXPONENT,),
+        )
+        transport = SimpleNamespace(send=group.send, host_of=lambda worker: group.hosts[worker])
+        pace = SimpleNamespace(add_up=lambda piece: None)
+        parts: tuple[Any, ...] = (self.holdings, transport, self.mailbox, pace)
+        self.sync = Sync(worker, *parts)
+        self.sync.begin_step(cast(Any, group.plan), STEP)
 
 
 class Group:
-    """One group of two owners, and what one of them has of it."""
+    """One group, its owners by host, and what is sent between these."""
 
-    def __init__(self) -> None:
-        self.mailbox = Mailbox()
-        self.gradient = torch.zeros(4)
-        accumulator = Counted()
-        holdings = SimpleNamespace(
-            accumulator=lambda group: accumulator, replicas={0: SimpleNamespace(gradient=self.gradient)}
+    def __init__(
+        self, hosts: Sequence[int], dtype: torch.dtype = torch.float64, empty: Sequence[int] = (), epoch: int = EPOCH
+    ) -> None:
+        self.hosts = hosts
+        workers = tuple(WorkerId(n) for n in range(len(hosts)))
+        self.plan = SimpleNamespace(
+            workers=workers,
+            owners_of=[workers],
+            groups_of=dict.fromkeys(workers, (0,)),
+            sync_epochs=[epoch],
         )
-        transport = SimpleNamespace(send=lambda *message: None, is_on_this_host=lambda peer: True)
-        pace = SimpleNamespace(add_up=lambda group, parts: None)
-        plan = SimpleNamespace(
-            workers=(OWN, PEER), owners_of=[(OWN, PEER)], groups_of={OWN: (0,), PEER: (0,)}, sync_epochs=[5]
-        )
-        parts: tuple[Any, ...] = (holdings, transport, self.mailbox, pace)
-        self.sync = Sync(OWN, *parts)
-        self.sync.begin_step(cast(Any, plan), 3)
-        self.sync.start(0, 5, 0)
+        self.sent: dict[tuple[int, int], int] = {}
+        self.owners = [Owner(self, worker, dtype, is_empty=worker in empty) for worker in workers]
 
-    def arrives(self, kind: str, *payload: torch.Tensor) -> None:
-        self.mailbox.put(Key(kind, PEER, 3, 5, 0, 0), payload)
+    def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
+        between = self.hosts[key.sender], self.hosts[peer]
+        if between[0] != between[1]:
+            self.sent[between] = self.sent.get(between, 0) + sum(tensor.nbytes for tensor in tensors)
+        self.owners[peer].mailbox.put(key, tensors)
+
+    def run(self) -> None:
+        while sum(owner.sync.progress() for owner in self.owners):
+            pass
+
+    def sum_up(self) -> None:
+        for owner in self.owners:
+            owner.sync.start(0, EPOCH, 0)
+        self.run()
+
+    def expected(self) -> torch.Tensor:
+        parts = [owner.counted.total for owner in self.owners if not owner.counted.is_empty]
+        out = torch.empty(SIZE)
+        add_up(parts, out)
+        return out
+
+
+HOSTS = [(0,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1), (0, 1, 1, 2), (0, 1, 2, 3, 4), (0, 1, 0, 1, 0, 2, 2, 2)]
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_every_owner_has_the_whole_sum_bit_for_bit(hosts: Sequence[int]) -> None:
+    group = Group(hosts)
+    group.sum_up()
+    expected = group.expected()
+    for owner in group.owners:
+        assert owner.sync.is_whole()
+        assert torch.equal(owner.gradient, expected)
+    norms = [owner.sync.norms for owner in group.owners]
+    assert [norm for norm in norms if norm] == [{0: squared_norm(expected)}], "one owner tells the norm"
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_owners_that_counted_nothing_add_nothing(hosts: Sequence[int], dtype: torch.dtype) -> None:
+    group = Group(hosts, dtype, empty=range(0, len(hosts), 2))
+    group.sum_up()
+    for owner in group.owners:
+        assert owner.sync.is_whole()
+        assert torch.allclose(owner.gradient, group.expected())
+        assert torch.equal(owner.gradient, group.owners[0].gradient)
+
+
+@pytest.mark.parametrize("hosts", [(0, 1), (0, 1, 2, 3), (0, 0, 1, 1)])
+def test_between_hosts_a_slice_goes_there_and_its_total_back(hosts: Sequence[int]) -> None:
+    group = Group(hosts, torch.float32)
+    group.sum_up()
+    num_hosts = len(set(hosts))
+    for host in range(num_hosts):
+        out = sum(size for (source, _), size in group.sent.items() if source == host)
+        assert out == 2 * (num_hosts - 1) * SIZE * 4 // num_hosts
+
+
+def test_an_exact_sum_takes_little_more_between_hosts_than_a_fast_one() -> None:
+    group = Group((0, 1))
+    for owner in group.owners:
+        owner.counted.total.clamp_(-1e-7, 1e-7).div_(grid_step(EXPONENT)).round_().mul_(grid_step(EXPONENT))
+    group.sum_up()
+    assert sum(group.sent.values()) <= 2 * SIZE * 4 + 2 * 8
+
+
+def test_a_sum_waits_for_the_replica_that_it_belongs_to() -> None:
+    group = Group((0, 1))
+    late = group.owners[1]
+    replicas, late.holdings.replicas = late.holdings.replicas, {}
+    group.sum_up()
+    assert not late.sync.is_whole()
+    assert late.sync.awaited() == 0
+    late.holdings.replicas.update(replicas)
+    group.run()
+    assert late.sync.is_whole()
+    assert torch.equal(late.gradient, group.owners[0].counted.total.float()), "it counted nothing"
+
+
+def test_a_sum_of_an_older_epoch_is_void() -> None:
+    group = Group((0, 1))
+    group.owners[0].sync.start(0, EPOCH, 0)
+    group.plan.sync_epochs = [EPOCH + 1]
+    for owner in group.owners:
+        owner.sync.adopt(cast(Any, group.plan))
+        owner.sync.start(0, EPOCH + 1, 0)
+    group.run()
+    for owner in group.owners:
+        assert torch.equal(owner.gradient, group.expected())
 
 
 def dead_owner() -> torch.Tensor:
-    """Where the vector lies of a process that is gone."""
-    address = SharedVector(4, torch.float64).address()
+    """Returns where the vector lies of a process that is gone."""
+    address = SharedVector(SIZE, torch.float64).address()
     pid = os.fork()
     if not pid:
         signal.pause()
@@ -64,29 +176,53 @@ def dead_owner() -> torch.Tensor:
     return address
 
 
-@pytest.fixture
-def group() -> Group:
-    return Group()
-
-
-def test_an_owner_that_counted_nothing_adds_nothing(group: Group) -> None:
-    group.arrives(Kind.SUM)
-    assert group.sync.progress()
-    assert group.sync.is_whole()
-    assert group.gradient.tolist() == [1] * 4
-
-
-def test_a_part_in_shared_memory_is_added(group: Group) -> None:
-    counted = Counted()
-    group.arrives(Kind.SHARED_SUM, counted.shared.address())
-    assert group.sync.progress()
-    assert group.sync.is_whole()
-    assert group.gradient.tolist() == [2] * 4
-
-
-def test_an_owner_that_died_before_its_part_was_read_has_not_counted_nothing(group: Group) -> None:
+@pytest.mark.parametrize("kind", [Kind.SHARED_SUM, Kind.SHARED_TOTAL])
+def test_an_owner_that_died_before_its_part_was_read_has_not_counted_nothing(kind: str) -> None:
     """The sum is not whole, and never will be: a plan without the owner makes it anew."""
-    group.arrives(Kind.SHARED_SUM, dead_owner())
-    assert not group.sync.progress()
-    assert not group.sync.is_whole()
-    assert group.sync.awaited() == PEER
+    group = Group((0, 0))
+    own, peer = group.owners
+    own.sync.start(0, EPOCH, 0)
+    if kind == Kind.SHARED_TOTAL:
+        own.mailbox.put(Key(Kind.SHARED_SUM, 1, STEP, EPOCH, 0, 1), (peer.counted.shared.address(),))
+    own.mailbox.put(Key(kind, 1, STEP, EPOCH, 0, 1), (dead_owner(),))
+    while own.sync.progress():
+        pass
+    assert not own.sync.is_whole()
+    assert own.sync.awaited() == 1
+
+
+def test_a_look_asks_for_what_came_since_the_last_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group((0, 1, 2))
+    own = group.owners[0]
+    own.sync.start(0, EPOCH, 0)
+    while own.sync.progress():
+        pass
+    asked: list[Key] = []
+    poll = own.mailbox.poll
+
+    def note(key: Key) -> tuple[torch.Tensor, ...] | None:
+        asked.append(key)
+        return poll(key)
+
+    monkeypatch.setattr(own.mailbox, "poll", note)
+    assert not own.sync.progress()
+    assert not asked
+    part = Key(Kind.SUM, 2, STEP, EPOCH, 0, 0)
+    own.mailbox.put(part, ())
+    assert not own.sync.progress()
+    assert asked == [part]
+
+
+def test_a_damaged_part_is_told_of_once_and_again_when_that_is_asked_for() -> None:
+    group = Group((0, 1))
+    own, told = group.owners[0], list[Key]()
+    own.mailbox.when_damaged = told.append
+    own.sync.start(0, EPOCH, 0)
+    part = Key(Kind.SUM, 1, STEP, EPOCH, 0, 0)
+    own.mailbox.put_damaged(part)
+    for expected in ([part], [part, part]):
+        while own.sync.progress():
+            pass
+        assert not own.sync.progress()
+        assert told == expected
+        own.mailbox.tell_damage_again()

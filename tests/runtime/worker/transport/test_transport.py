@@ -15,8 +15,9 @@ import torch
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.worker import Stop
+from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
 from planaria.runtime.wire.control_frames import FrameError, control_frame
-from planaria.runtime.wire.listener import GREETING_LIMIT_BYTES
+from planaria.runtime.worker.transport import outgoing
 from planaria.runtime.worker.transport import transport as transport_module
 from planaria.runtime.worker.transport.frames import data_frame
 from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Kind, Mailbox
@@ -118,6 +119,63 @@ def test_the_dead_take_nothing_with_them(parties: Introduce) -> None:
         assert int(three.take(key(item))[0]) == item
 
 
+def test_there_are_as_many_threads_with_many_peers_as_with_two(parties: Introduce) -> None:
+    everyone = parties(9)
+    one = everyone[0]
+
+    def exchange(others: list[Party], item: int) -> None:
+        for other in others:
+            one.send(other, item, torch.ones(1 << 20))
+            other.send(one, item, torch.ones(1 << 20))
+            other.take(key(item, 0))
+            one.take(key(item, other.number))
+
+    def threads() -> set[threading.Thread]:
+        """Those that stay, which the ones that connect, and this file's timers, do not."""
+        return {thread for thread in threading.enumerate() if thread.name in ("greet", "receive", "send")}
+
+    exchange(everyone[1:3], 1)
+    for other in everyone[3:]:
+        other.send(everyone[1], 2, torch.ones(1))  # so that each of them has its own sending thread
+        everyone[1].take(key(2, other.number))
+    with_two = threads()
+    exchange(everyone[1:], 3)
+    assert threads() <= with_two
+
+
+def test_state_gives_way_to_what_steps_wait_for(parties: Introduce) -> None:
+    """Whoever that is for; and comes as soon as nothing is in its way."""
+    one, two = parties(2)
+    state = Key(Kind.STATE, 0, 1, 1, 3, 0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one.transport.set_peers({two.number: two.address, WorkerId(5): address_of(listener)})
+        one.transport.send(WorkerId(5), key(1), (torch.zeros(16 << 20),))
+        peer, _ = listener.accept()
+        with peer:
+            one.transport.send(two.number, state, (torch.arange(1000.0),))
+            one.send(two, 2, torch.ones(1))
+            two.take(key(2))
+            assert two.mailbox.poll(state) is None
+            threading.Thread(target=is_closed, args=(peer,), daemon=True).start()
+            assert two.take(state)[0].tolist() == list(range(1000))
+            one.transport.set_peers({two.number: two.address})
+
+
+def test_state_comes_right_where_it_is_expected(parties: Introduce) -> None:
+    one, two = parties(2)
+    fits, other, late = (Key(Kind.STATE, 0, 1, 1, group, 0) for group in range(3))
+    whole = torch.zeros(3000)
+    two.mailbox.expect({fits: (whole[:1000], whole[1000:2000]), other: (whole[2000:],)})
+    for state in (fits, other, late):
+        one.transport.send(two.number, state, (torch.ones(1000), torch.full((1000,), 2.0)))
+    first, second = two.take(fits)
+    assert (first.data_ptr(), second.data_ptr()) == (whole.data_ptr(), whole[1000:].data_ptr())
+    assert whole[:2000].tolist() == [1.0] * 1000 + [2.0] * 1000
+    for state in (other, late):
+        assert two.take(state)[1].tolist() == [2.0] * 1000
+    assert not whole[2000:].any(), "what does not fit is left alone"
+
+
 def raw(address: str) -> socket.socket:
     host, port = address.rsplit(":", 1)
     return socket.create_connection((host, int(port)), timeout=DEADLINE_S)
@@ -147,7 +205,7 @@ STRANGERS = {
     "token that is not ASCII": greeting(token="gehe\u00efm") + MESSAGE,
     "another protocol": control_frame(b"planaria-data-9 1 the token") + MESSAGE,
     "a name that is no number": greeting(sender="one") + MESSAGE,
-    "too long": (GREETING_LIMIT_BYTES + 1).to_bytes(4, "big") + b"x" * 100,
+    "too long": (HELLO_LIMIT_BYTES + 1).to_bytes(4, "big") + b"x" * 100,
     "longest": b"\xff\xff\xff\xff",
     "a message first": MESSAGE,
 }
@@ -285,7 +343,7 @@ def test_a_host_that_cannot_be_reached_is_tried_again_for_a_while(
     timeout_s: float, parties: Introduce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel says so for a moment after a cable is back."""
-    monkeypatch.setattr(transport_module, "CONNECT_TIMEOUT_S", timeout_s)
+    monkeypatch.setattr(outgoing, "PEER_CONNECT_S", timeout_s)
     monkeypatch.setattr(transport_module, "CUT_OFF_S", 0.01)
     connect, attempts = socket.create_connection, []
 
@@ -296,7 +354,7 @@ def test_a_host_that_cannot_be_reached_is_tried_again_for_a_while(
         return connect(*arguments, **options)
 
     one, two = parties(2)
-    monkeypatch.setattr(transport_module.socket, "create_connection", unreachable_once)
+    monkeypatch.setattr(outgoing.socket, "create_connection", unreachable_once)
     one.send(two, 1, torch.ones(1))
     if timeout_s:
         assert two.take(key(1))[0].tolist() == [1]

@@ -80,7 +80,7 @@ def test_a_damaged_profile_is_measured_again(tmp_path: Path) -> None:
     assert cache.find(job()) is None
 
 
-def test_where_profiles_lie() -> None:
+def test_profiles_lie_in_the_users_cache() -> None:
     assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/planaria/profiles")
     for environment in ({}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "relative"}):
         assert cache_folder(environment) == Path.home() / ".cache" / "planaria" / "profiles"
@@ -113,7 +113,7 @@ def plan(*options: str) -> Result:
     return CliRunner().invoke(cli, ["plan", "job.toml", *options])
 
 
-def test_plan_measures_once(measuring: Measuring) -> None:
+def test_plan_measures_a_job_once(measuring: Measuring) -> None:
     assert "measured on this machine now" in plan().stdout
     assert "ago; --measure does it again" in plan().stdout
     assert measuring.times == 1

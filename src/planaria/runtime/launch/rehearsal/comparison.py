@@ -10,7 +10,8 @@ import msgspec
 from planaria.job.checks import check_name
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.parse import EMULATED_MODEL
-from planaria.job.settings import Job, PolicyName
+from planaria.job.registry import PolicyName
+from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import PlanError
 from planaria.runtime.coordinator.executor import Observer
@@ -28,7 +29,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one policy in a comparison.
 
     Attributes:
-        policy: which.
+        policy: the policy's name.
         rehearsed: what came of it; None where the job could not be run under it.
         reason: why the run failed, or ended before the script; "" where it did not.
     """
@@ -128,9 +129,9 @@ def run_policy(
     Args:
         job: of any device; its profile is in the folder.
         policy: that makes the plans.
-        folder: of the comparison.
-        script: what befalls it.
-        observers: get every record.
+        folder: the comparison's folder.
+        script: the script of what befalls the job.
+        observers: functions that get every record.
         say: takes a line for each thing that the script does.
     """
     resilience = msgspec.structs.replace(job.resilience, policy=policy)

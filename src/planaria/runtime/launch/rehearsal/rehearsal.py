@@ -15,14 +15,16 @@ from msgspec.structs import replace
 
 from planaria.job.checks import check_job
 from planaria.job.errors import UserError
+from planaria.job.history import JobInterval
 from planaria.job.parse import job_json
-from planaria.job.settings import LOOPBACK, NO_PREEMPTION, Device, Job, Launcher, LrSchedule, PolicyName
+from planaria.job.registry import Launcher, PolicyName
+from planaria.job.settings import LOOPBACK, NO_PREEMPTION, Device, Job, LrSchedule
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import NodeId
 from planaria.planner.instantiation.microbatch_shares import batches_told_by
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
-from planaria.protocol.messages.records import NodeLost, RunStatus, StepCommitted
+from planaria.protocol.messages.records import Evaluated, NodeLost, RunStatus, StepCommitted
 from planaria.runtime.component_settings import job_profile, planner_settings
 from planaria.runtime.coordinator.executor import Observer
 from planaria.runtime.launch.rehearsal.replay import Replay, Say
@@ -33,15 +35,13 @@ from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.run_folder.claim import claimed
 from planaria.runtime.run_folder.recorder import read_drops, read_events, write_atomically
 from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.thresholds import LEAST_LENGTH_S
 from planaria.simulate.traces import tally as tallies
 from planaria.simulate.traces.scripts import STEPS, Clock, Script, ScriptName, built_in, thinned, zones_by_number
 from planaria.simulate.traces.tally import Curve, RunTally
 
 ENDLESS_STEPS = 10**9
 """Steps of a rehearsed job: practically endless, as the script says when it is over."""
-
-LEAST_LENGTH_S = 10.0
-"""Shortest built-in script, in seconds: recoveries take some tenths of a second, however short the steps are."""
 
 
 class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
         is_played: the script came to its end.
         message: of the run, one sentence for people.
         unplanned_losses: nodes that were lost though the script did not take them.
-        folder: of the run.
+        folder: the run's folder.
         tally: figures; None, as all that follows, where the run ended before the script began.
         throughput: samples a second.
         live_nodes: that the job had.
@@ -86,11 +86,11 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rehearsed_job(job: Job, profile: Path, script: Script) -> Job:
-    """The job as it is rehearsed: on emulated devices of this machine, from the script's first nodes to its end, which
-    are in the script's zones where it says so.
+    """Returns the job as it is rehearsed: on emulated devices of this machine, from the script's first nodes to its
+    end, which are in the script's zones where it says so.
 
     Args:
-        job: of any device.
+        job: a job for any device.
         profile: file of its profile.
         script: whose nodes at the beginning are the job's.
 
@@ -100,7 +100,9 @@ def rehearsed_job(job: Job, profile: Path, script: Script) -> Job:
     rehearsed = replace(
         job,
         # Losses are made up, and so may the learning rate be: it must not depend on how many steps there are.
-        train=replace(job.train, steps=ENDLESS_STEPS, lr_schedule=LrSchedule.CONSTANT, warmup_steps=0),
+        train=replace(
+            job.train, steps=ENDLESS_STEPS, lr_schedule=LrSchedule.CONSTANT.value, warmup_steps=0, decay_steps=0
+        ),
         cluster=replace(
             job.cluster,
             nodes=len(script.trace.initial),
@@ -142,9 +144,9 @@ def script_for(name: ScriptName, job: Job, profile: ModelProfile, length_s: floa
     """Makes a built-in script for a job: it strikes places of the plan with which the job begins under templates.
 
     Args:
-        name: which.
-        job: on its nodes.
-        profile: its costs.
+        name: the script's name.
+        job: the job on whose nodes it is played.
+        profile: the profile of the job's costs.
         length_s: of the script; None: what its steps are estimated to take, at least LEAST_LENGTH_S.
 
     Raises:
@@ -174,9 +176,9 @@ def rehearse(
     Args:
         job: as `rehearsed_job` makes it.
         folder: of the run, new.
-        script: what befalls it.
+        script: the script of what befalls the job.
         nodes: started; they may serve another run before and after.
-        observers: get every record.
+        observers: functions that get every record.
         say: takes a line for each thing that the script does, from another thread.
 
     Raises:
@@ -259,7 +261,7 @@ def differences(job: Job, folder: RunFolder, scratch: RunFolder) -> list[str]:
 
     Args:
         job: that was rehearsed.
-        folder: of its run.
+        folder: the run's folder.
         scratch: for the run of the one process, which takes as many steps.
     """
     from planaria.runtime.launch.reference import train_reference
@@ -268,13 +270,23 @@ def differences(job: Job, folder: RunFolder, scratch: RunFolder) -> list[str]:
     # It may have gone back, and been over before it came as far again.
     summary = msgspec.json.decode(folder.summary.read_bytes())
     shorter = replace(job, train=replace(job.train, steps=max(1, summary["steps"])))
-    ends = ((0, job.train.steps),)
-    alone = train_reference(shorter, scratch, drops=read_drops(folder.events), ends=ends)
+    history = (JobInterval(since=0, steps=job.train.steps),)
+    alone = train_reference(shorter, scratch, drops=read_drops(folder.events), history=history)
     expected = _losses(scratch)
     found = [f"step {step} has another loss" for step, loss in expected.items() if trained.get(step) != loss]
+    evaluated, alone_evaluated = _evaluated(folder), _evaluated(scratch)
+    both = evaluated.keys() & alone_evaluated.keys()  # its end may be none of the run's
+    found += [
+        f"step {step} is evaluated otherwise" for step in sorted(both) if evaluated[step] != alone_evaluated[step]
+    ]
     if summary["weights_sha256"] != alone.weights_sha256:
         found.append("the weights differ")
     return found
+
+
+def _evaluated(folder: RunFolder) -> dict[int, tuple[float | None, float | None]]:
+    records = (record for record, _ in read_events(folder.events) if isinstance(record, Evaluated))
+    return {record.step: (record.loss, record.accuracy) for record in records}
 
 
 def _losses(folder: RunFolder) -> dict[int, float]:

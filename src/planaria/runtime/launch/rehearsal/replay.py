@@ -19,14 +19,9 @@ from planaria.protocol.messages.records import AnyRecord, NodeLost, NodeReleased
 from planaria.protocol.messages.user import Wish
 from planaria.runtime.coordinator.client import ask
 from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.thresholds import END_S, REPLAY_TICK_S
 from planaria.simulate.traces.scripts import Script, ScriptClock, numbered
 from planaria.simulate.traces.trace import Change, TraceEvent
-
-TICK_S = 0.05
-"""Seconds between two looks at whether a node that must go has gone."""
-
-END_S = 5.0
-"""Seconds that a run that does not answer may take to tell of its end."""
 
 Say = Callable[[str], None]
 
@@ -130,7 +125,7 @@ class Replay:
     def _wait_s(self) -> float:
         """Returns the seconds until something may be due; what is due within a moment is done when it is due."""
         left_s = self._clock.left_s(self._moments[0].at if self._moments else self._length, time.monotonic())
-        return TICK_S if left_s is None else min(TICK_S, max(0.0, left_s))
+        return REPLAY_TICK_S if left_s is None else min(REPLAY_TICK_S, max(0.0, left_s))
 
     def _note(self, record: AnyRecord | None) -> None:
         match record:

@@ -23,6 +23,7 @@ from planaria.plan.plan import PlanError
 from planaria.profile.of_scenario import profile_of, traces_of
 from planaria.runtime.interrupts import deaf
 from planaria.runtime.run_folder.recorder import write_atomically
+from planaria.runtime.thresholds import OBJECTS_BETWEEN_COLLECTIONS
 from planaria.simulate.results import RunResult
 from planaria.simulate.scenario import Scenario, experiment
 from planaria.simulate.sweep import Piece
@@ -31,16 +32,11 @@ SIMULATING = ("estimate", "job", "plan", "planner", "policy", "profile", "protoc
 """Packages whose code decides what a simulation results in."""
 
 
-OBJECTS_BETWEEN_COLLECTIONS = 100_000
-"""Objects between garbage collections. Simulations make no cycles of references and keep many objects, so that nothing
-is found, and looking every 700 of them takes 7% to 9% of a run on 1,024 nodes."""
-
-
 class KeptResults(msgspec.Struct, frozen=True, kw_only=True):
     """The kept results of a piece of work.
 
     Attributes:
-        fingerprint: of the piece.
+        fingerprint: the fingerprint of the piece of work.
         runs: one for each seed.
         simulator: that they are by, see `simulator`; empty in files older than that.
     """
@@ -64,7 +60,7 @@ def simulate_piece(piece: Piece, folder: Path) -> list[RunResult]:
     """Simulates a piece's runs, one after the other.
 
     Args:
-        piece: of work.
+        piece: the piece of work.
         folder: from which the scenario's paths lead.
 
     Raises:
@@ -103,7 +99,7 @@ def simulate_pieces(
     """Simulates all pieces; returns the runs of each, in the pieces' order.
 
     Args:
-        pieces: of work.
+        pieces: the pieces of work.
         folder: from which the scenarios' paths lead.
         processes: that compute at a time; 1: this one.
         results: folder in which results are kept, and looked for first.
@@ -190,8 +186,8 @@ def _contents(path: Path) -> bytes:
 def _look(
     pieces: Sequence[Piece], prints: Sequence[str], results: Path, told: Callable[[str], None]
 ) -> dict[int, list[RunResult]]:
-    """The pieces whose results are kept already; others of the same name are of a scenario or a simulator that was
-    changed since."""
+    """Returns the pieces whose results are kept already; others of the same name are of a scenario or a simulator that
+    was changed since."""
     found: dict[int, list[RunResult]] = {}
     num_changed = num_others = 0
     for at, (piece, fingerprint) in enumerate(zip(pieces, prints, strict=True)):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planaria.data.tokens import TokensAbout, prepare_tokens
-from planaria.job.history import History, JobInterval, continued
+from planaria.data.tokens import TokensAbout, data_hash, prepare
+from planaria.job.history import KEYED, History, JobInterval, continued
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.records import Note
 from planaria.runtime.component_settings import is_emulated
@@ -40,19 +40,25 @@ def prepared(request: TrainRequest, resumption: Resumption | None) -> RunData:
     job, folder = request.job, request.folder
     say(folder.claim, "starting: the data are read")
 
+    def tell(text: str) -> None:
+        say(folder.claim, f"starting: the data are read: {text}")
+
     def check(about: TokensAbout) -> None:
         if resumption is not None:
             resumption.check_data(data_identity(job, about))
 
-    identity, data_hash = None, ""
+    tokens, identity, hashed = None, None, ""
     if not is_emulated(job):
-        tokens = prepare_tokens(job.data, folder.data, check)
-        identity, data_hash = data_identity(job, tokens.about), tokens.quick_hash()
+        tokens = prepare(job, folder.data, check, KEYED if resumption is None else resumption.order, tell)
+        identity, hashed = data_identity(job, tokens.about), data_hash(folder.data)
     checkpoint = resumption.checkpoint if resumption is not None else None
     now = JobInterval(since=checkpoint.step if checkpoint else 0, steps=job.train.steps, data=identity)
     history = continued(resumption.history if resumption is not None else (), now)
     notes = () if resumption is None else tuple(_notes(resumption, now))
-    return RunData(checkpoint=checkpoint, history=history, data_hash=data_hash, notes=notes)
+    if tokens is not None and (num_bad := tokens.about.bad_rows):
+        text = f"data.on_bad_row: {num_bad} rows are left out; the first is {tokens.about.first_bad_row}"
+        notes = (*notes, Note(level="warning", text=text))
+    return RunData(checkpoint=checkpoint, history=history, data_hash=hashed, notes=notes)
 
 
 def _notes(resumption: Resumption, now: JobInterval) -> list[Note]:

@@ -27,8 +27,8 @@ class RunOutcome:
     """The outcome of a run.
 
     Attributes:
-        folder: of the run.
-        recorder: of its records.
+        folder: the run's folder.
+        recorder: what writes the run's records.
         observers: that are to be told of the end, the recorder among them.
         ended: its last record; None: it was ended at once, without one.
         last: the last step that was applied.

@@ -24,7 +24,7 @@ class JobFolder:
 
     Attributes:
         job: it bears the run's name.
-        folder: of the run.
+        folder: the run's folder.
         earlier: as what the folder's job was trained before, if that goes on.
     """
 
@@ -58,8 +58,8 @@ def job_folder(job: Job, name: str, *, resume: bool) -> Iterator[JobFolder]:
         folder = RunFolder.create(job.run.folder, name)
     recorded = _size(folder.events)
     with claimed(folder.claim):
-        write_atomically(folder.job, job_json(job))
         try:
+            write_atomically(folder.job, job_json(job))
             yield JobFolder(job=job, folder=folder, earlier=earlier)
         except (ValueError, KeyboardInterrupt):
             if _size(folder.events) == recorded:

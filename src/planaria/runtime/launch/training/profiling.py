@@ -11,11 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from planaria.data.tokens import prepare_tokens
+from planaria.data.tokens import prepare
 from planaria.job.errors import PlanariaError, UserCodeError, UserError
 from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.runtime.component_settings import is_emulated, named_profile
+from planaria.runtime.coordinator.remote_nodes import imported
 from planaria.runtime.launch.training.request import TrainRequest
 from planaria.runtime.measure import ERROR_SUFFIX
 from planaria.runtime.nodes.local_nodes import LauncherError, LocalNodes, cause_of
@@ -80,8 +81,8 @@ def profile_job(job: Job, *, import_path: Path | None = None) -> ModelProfile:
         return named_profile(job)
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch)
-        with LocalNodes(None, job.model.type) as nodes:
-            prepare_tokens(job.data, data)
+        with LocalNodes(None, imported(job)) as nodes:
+            prepare(job, data)
             return _measure(job, nodes, data, data / "profile.json", import_path)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from planaria.job.checks import is_function
 from planaria.job.faults import Fault
-from planaria.job.settings import Job, Launcher
+from planaria.job.registry import Launcher
+from planaria.job.settings import Job
 from planaria.protocol.planning.failure_rate import Watched
 from planaria.runtime.component_settings import check_size
 from planaria.runtime.coordinator.executor import Observer
 from planaria.runtime.launch.expected_losses import losses_of_trace
-from planaria.runtime.oversubscription import check_oversubscription
+from planaria.runtime.machine_limits import check_machine_limits
 from planaria.runtime.run_folder.run_folder import RunFolder
 
 
@@ -21,7 +24,7 @@ class TrainRequest:
 
     Attributes:
         job: what to train.
-        folder: of the run.
+        folder: the run's folder.
         faults: nodes to kill on order.
         resume: go on from the last checkpoint in the folder.
         observers: called with each record.
@@ -32,6 +35,7 @@ class TrainRequest:
         earlier: as what the folder's job was trained before; None: as this one.
         accept_changed_data: go on even where the data are not those that the checkpoint was trained on.
         watched: the losses that the job's trace tells of, once it is checked.
+        rate_factors: of a schedule that is a function: what it gives for each step, once it is checked.
     """
 
     job: Job
@@ -46,17 +50,28 @@ class TrainRequest:
     earlier: Job | None = None
     accept_changed_data: bool = False
     watched: Watched = field(default_factory=Watched)
+    rate_factors: tuple[float, ...] = ()
 
 
 def checked(request: TrainRequest) -> TrainRequest:
     """Checks a job that this machine can be meant to run; returns its request, with the losses that its trace tells of.
 
     Raises:
-        UserError: the job is too large, or its trace cannot be used.
+        UserError (or a ModelError): the job is too large, or its trace or its schedule cannot be used.
     """
-    check_oversubscription(request.job)
+    check_machine_limits(request.job)
     check_size(request.job)
     folder = request.folder
-    if request.job.cluster.launcher is Launcher.AGENTS:
+    if request.job.cluster.launcher is not Launcher.LOCAL:
         folder = RunFolder(folder.path.resolve())  # nodes have another working folder
-    return replace(request, folder=folder, watched=losses_of_trace(request.job))
+    factors = _rate_factors(request) if is_function(request.job.train.lr_schedule) else ()
+    return replace(request, folder=folder, watched=losses_of_trace(request.job), rate_factors=factors)
+
+
+def _rate_factors(request: TrainRequest) -> tuple[float, ...]:
+    """Calls the function that is the job's schedule."""
+    from planaria.model.training.schedule_function import rate_factors  # and with it torch
+
+    if request.import_path is not None and str(request.import_path) not in sys.path:
+        sys.path.insert(0, str(request.import_path))
+    return rate_factors(request.job.train)

@@ -15,7 +15,7 @@ class TrainResult:
 
     Attributes:
         status: completed, stopped, interrupted, exhausted or failed.
-        steps: committed.
+        steps: how many steps were committed.
         final_loss: of the last step that was applied, the mean over the global batch; None when there is none.
         weights_sha256: over the final weights in layer and parameter-name order; None when not known.
         recoveries: one for each loss that was survived, in order.

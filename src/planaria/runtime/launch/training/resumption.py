@@ -9,11 +9,10 @@ from planaria.checkpoint.manifest import newest
 from planaria.checkpoint.numerics import NUMERICS_VERSION
 from planaria.data.tokens import TokensAbout, read_about
 from planaria.job.errors import UserError
-from planaria.job.history import DataIdentity, History, JobInterval, schedule_ends
-from planaria.job.parse import job_fingerprint
+from planaria.job.history import KEYED, DataIdentity, History, JobInterval
+from planaria.job.parse import job_fingerprint, job_from_json
 from planaria.job.settings import Job
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
-from planaria.protocol.step.commit import Ends
 from planaria.runtime.component_settings import is_emulated
 from planaria.runtime.launch.training.request import TrainRequest
 from planaria.runtime.run_folder.run_folder import RunFolder
@@ -29,6 +28,8 @@ def data_identity(job: Job, about: TokensAbout) -> DataIdentity:
         sequence_length=job.train.sequence_length,
         mask_probability=job.data.mask_probability,
         seed=job.train.seed,
+        order=about.order,
+        eval_share=job.eval.share,
     )
 
 
@@ -37,7 +38,7 @@ class Resumption:
     """A checkpoint that a run goes on from.
 
     Attributes:
-        folder: of the run.
+        folder: the run's folder.
         checkpoint: the newest that is whole.
         history: of the steps behind it.
         complaints: a line for each newer checkpoint that cannot be used.
@@ -49,6 +50,11 @@ class Resumption:
     history: History
     complaints: tuple[str, ...]
     accepts_changed_data: bool
+
+    @property
+    def order(self) -> str:
+        """In which samples come, as the run began."""
+        return order_of(self.history)
 
     def changes(self, now: DataIdentity) -> list[str]:
         """Describes for people what is different about the data."""
@@ -120,11 +126,17 @@ def _first_history(folder: RunFolder, earlier: Job) -> History:
     return (JobInterval(since=0, steps=earlier.train.steps, data=data),)
 
 
-def schedule_of(folder: RunFolder, job: Job) -> Ends:
-    """Returns where the learning rate's schedule of a run ended, since which step, to train the same again.
+def order_of(history: History) -> str:
+    """Returns the order in which a run's samples come; that of new runs, if it had none."""
+    data = history[-1].data if history else None
+    return KEYED if data is None else data.order
+
+
+def history_of(folder: RunFolder, job: Job) -> History:
+    """Returns the history of a run, to train the same again; empty: it saved nothing, so nobody went on from it.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
         job: as what it is trained again.
 
     Raises:
@@ -133,17 +145,17 @@ def schedule_of(folder: RunFolder, job: Job) -> Ends:
     try:
         _, manifest, _ = newest(folder.checkpoints, job_fingerprint(job))
     except UserError:
-        return ()  # it saved nothing: nobody went on from it
+        return ()
     for before, after in pairwise(manifest.history):
         if before.data is not None and after.data is not None and before.data.changes(after.data):
             raise UserError(
                 f"--replay {folder.path}: its data changed after step {after.since}, and those of before are not kept. "
                 "Replay a run whose data stayed the same."
             )
-    ends = schedule_ends(manifest.history)
-    if ends and job.train.steps > ends[-1][1]:
+    history = manifest.history or _first_history(folder, job_from_json(folder.job.read_bytes()))
+    if job.train.steps > history[-1].steps:
         raise UserError(
-            f"train.steps = {job.train.steps} is more than the {ends[-1][1]} of --replay {folder.path}. "
-            f"Set train.steps = {ends[-1][1]}."
+            f"train.steps = {job.train.steps} is more than the {history[-1].steps} of --replay {folder.path}. "
+            f"Set train.steps = {history[-1].steps}."
         )
-    return ends
+    return history

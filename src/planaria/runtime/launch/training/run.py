@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from signal import Signals
 
+from planaria.checkpoint.manifest import whole_steps
 from planaria.job.faults import FaultKind
-from planaria.job.settings import Job, Launcher
+from planaria.job.registry import Launcher
+from planaria.job.settings import Job
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.records import AnyRecord, Note, Restored, RunEnded, StepCommitted, StepSkipped
 from planaria.protocol.planning.failure_rate import Watched
 from planaria.runtime.component_settings import node_settings
 from planaria.runtime.coordinator.client import Contact
 from planaria.runtime.coordinator.executor import Observer
-from planaria.runtime.coordinator.remote_nodes import announce, reachable, share
+from planaria.runtime.coordinator.remote_nodes import call_agents, reachable, share
 from planaria.runtime.coordinator.settings import CoordinatorSettings
 from planaria.runtime.interrupts import interrupts
 from planaria.runtime.launch.supervisor import Supervisor
@@ -50,7 +52,7 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes) -> Iterator[Run
         contact = Contact(address=reachable(address), token=token)
         supervisor = told.supervisor = Supervisor(
             nodes,
-            _settings(request, data, token, mark, watched),
+            _settings(request, data, token, mark, watched, recorder),
             listener,
             lambda node: _spawn(request, nodes, contact, mark, node),
             told.record,
@@ -66,7 +68,7 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes) -> Iterator[Run
             contact.write(folder.contact)
             if not is_local:
                 share(folder, token, mark)
-                told.record(announce(job, folder, address), time.time())
+                told.record(call_agents(job, folder, address), time.time())
             heeding.enter_context(interrupts(told.heed))
             finished = supervisor.run(NodeId(node) for node in range(job.cluster.nodes if is_local else 0))
         finally:
@@ -140,7 +142,9 @@ class _Told:
             self.supervisor.request_stop()
 
 
-def _settings(request: TrainRequest, data: RunData, token: str, mark: str, watched: Watched) -> CoordinatorSettings:
+def _settings(
+    request: TrainRequest, data: RunData, token: str, mark: str, watched: Watched, recorder: Recorder
+) -> CoordinatorSettings:
     """Returns what every coordinator of the run is told. Faults of this machine's nodes are told to their workers."""
     is_local = request.job.cluster.launcher is Launcher.LOCAL
     return CoordinatorSettings(
@@ -150,8 +154,11 @@ def _settings(request: TrainRequest, data: RunData, token: str, mark: str, watch
         token=token,
         resume=data.checkpoint,
         history=data.history,
+        rate_factors=request.rate_factors,
         data_hash=data.data_hash,
         watched=watched,
+        evaluated=recorder.evaluated_up_to(data.checkpoint.step) if data.checkpoint else (),
+        saved=whole_steps(request.folder.checkpoints, data.checkpoint.step) if data.checkpoint else (),
         faults=() if is_local else tuple(f for f in request.faults if f.kind is not FaultKind.COORDINATOR),
         log=str(request.folder.logs / "coordinator.log"),
     )

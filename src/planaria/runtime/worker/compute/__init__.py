@@ -1,7 +1,9 @@
 """What a worker computes with, and what it holds.
 
-- `engine`, `layers`, `split_backward`: a model's forwards and backwards; `accumulator`: exact and fast sums.
-- `holdings`, `replica`: parameters and optimizer state; `device`, `device_clock`, `stopwatch`.
+- `engine`: model, data and device; `layers`: forwards and backwards; `split_backward`: in two passes.
+- `weight_copies`: bfloat16 copies of weights, made once a step.
+- `accumulator`: sums of gradients, exact or fast; `replica`: parameters and optimizer state; `holdings`: all.
+- `device`: which one, and settings that give the same bits; `device_clock`, `stopwatch`: its time, how it is measured.
 - `shared_memory`: vectors that others of the host read in place; `seeds`: functions of what is computed.
 
 Bits depend on (seed, step, microbatch, layer) alone: nothing here may look at who computes, or when.

@@ -18,12 +18,11 @@ import torch
 
 from planaria.job.settings import Numerics
 from planaria.plan.compiled import Kernel
-from planaria.runtime.worker.compute.replica import SMALL, Layout, Slot
+from planaria.runtime.thresholds import CHUNK_FLOATS, SMALL_FLOATS
+from planaria.runtime.worker.compute.replica import Layout, Slot
 from planaria.runtime.worker.compute.shared_memory import SharedVector
 
 HEADROOM = 12
-CHUNK = 64 * 1024
-"""Floats worked on at a time: such a chunk and its float64 copy stay in the second-level cache."""
 
 
 Narrow = npt.NDArray[np.float32]
@@ -83,7 +82,7 @@ class Rounding:
     """Rounds float32 values to a grid and adds them to float64 sums, a cache-sized chunk at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        chunk = CHUNK if device.type == "cpu" else 1 << 22
+        chunk = CHUNK_FLOATS if device.type == "cpu" else 1 << 22
         self._narrow = torch.empty(chunk, device=device)
         self._wide = torch.empty(chunk, dtype=torch.float64, device=device)
         self._chunk = chunk
@@ -143,7 +142,7 @@ class Accumulator:
         self, layout: Layout, numerics: Numerics, rounding: Rounding, contributions: int, device: torch.device
     ) -> None:
         dtype = torch.float64 if numerics is Numerics.EXACT else torch.float32
-        self.shared = SharedVector(layout.size, dtype) if device.type == "cpu" and layout.size else None
+        self.shared = SharedVector(layout.size, dtype) if device.type == "cpu" else None
         self.total = torch.zeros(layout.size, dtype=dtype, device=device) if self.shared is None else self.shared.tensor
         self.is_empty = True
         self.exponent = 0
@@ -151,7 +150,7 @@ class Accumulator:
         self._rounding = rounding
         self._contributions = contributions
         self._numerics = numerics
-        small = [slot for slot in layout.slots if slot.count < SMALL]
+        small = [slot for slot in layout.slots if slot.count < SMALL_FLOATS]
         self._runs = _runs(small)
         span = max((end - begin for begin, end, _ in self._runs), default=0)
         self._gathered = torch.zeros(span, device=device)
@@ -168,7 +167,7 @@ class Accumulator:
             self.total.zero_()
             first = False
         for slot in self._layout.slots:
-            if slot.count >= SMALL and slot.name in gradients:
+            if slot.count >= SMALL_FLOATS and slot.name in gradients:
                 self._add(slot.offset, gradients[slot.name].reshape(-1), first)
         for begin, end, slots in self._runs:
             gathered = self._gathered[: end - begin].zero_()
@@ -215,36 +214,45 @@ def _runs(slots: Sequence[Slot]) -> list[tuple[int, int, list[Slot]]]:
     return runs
 
 
-def total_gradient(parts: Sequence[torch.Tensor], out: torch.Tensor, *, with_norm: bool) -> float:
-    """Sets out = sum of the owners' accumulators, as float32; returns its squared L2 norm (0.0 without `with_norm`).
+def grid_step(exponent: int) -> float:
+    """Returns the step of the grid of a group with this exponent: all its accumulators are multiples of it."""
+    return 2.0 ** (exponent + HEADROOM - 51)
+
+
+def add_up(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    """Sets out = sum of the parts, 0 without any.
 
     Args:
-        parts: flat, float64 (exact) or float32, in worker order; the order matters for float32 alone.
-        out: flat float32.
-        with_norm: whether the norm is wanted.
+        parts: flat, float64 (exact) or float32, of one size; their order matters for float32 alone.
+        out: flat, of their type or float32.
     """
-    squared = 0.0
     size = out.numel()
-    chunk = CHUNK if out.device.type == "cpu" else max(size, 1)
+    chunk = CHUNK_FLOATS if out.device.type == "cpu" else max(size, 1)
     for begin in range(0, size, chunk):
         end = min(size, begin + chunk)
-        target = out[begin:end]
-        _add_up([part[begin:end] for part in parts], target)
-        if with_norm:
-            wide = target.double()
-            squared += float(torch.dot(wide, wide))
+        _add_up([part[begin:end] for part in parts], out[begin:end])
+
+
+def squared_norm(gradient: torch.Tensor) -> float:
+    """Returns the squared L2 norm of a flat float32 vector, added up in float64."""
+    squared = 0.0
+    size = gradient.numel()
+    chunk = CHUNK_FLOATS if gradient.device.type == "cpu" else max(size, 1)
+    for begin in range(0, size, chunk):
+        wide = gradient[begin : begin + chunk].double()
+        squared += float(torch.dot(wide, wide))
     return squared
 
 
 def _add_up(parts: list[torch.Tensor], target: torch.Tensor) -> None:
-    """Writes to `target` the sum of the parts in their order, in their own precision, as float32."""
+    """Writes to `target` the sum of the parts in their order, made in their own precision."""
     if not parts:
         target.zero_()
         return
     if len(parts) == 1:
         target.copy_(parts[0])
         return
-    total = target if parts[0].dtype is torch.float32 else torch.empty_like(parts[0])
+    total = target if parts[0].dtype is target.dtype else torch.empty_like(parts[0])
     torch.add(parts[0], parts[1], out=total)
     for part in parts[2:]:
         total.add_(part)

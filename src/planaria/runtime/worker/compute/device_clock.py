@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from typing import Protocol
+from typing import Any, Protocol
 
 from planaria.plan.plan import Plan
 from planaria.plan.program.instructions import Instruction
+from planaria.protocol.worker.sums import Piece
+from planaria.runtime.thresholds import NAP_S
 from planaria.runtime.worker.compute.stopwatch import Stopwatch
-
-NAP_S = 1e-3
-"""Seconds of a nap of a worker slowed on order: in naps it takes some processor time, and is not thought to hang."""
 
 
 class DeviceClock(Protocol):
@@ -63,8 +62,8 @@ class DeviceClock(Protocol):
         Returns when it would be done; raises Interrupted on an order, and when asked again goes on where it was."""
         ...
 
-    def add_up(self, group: int, num_parts: int) -> None:
-        """Notes that the sum of so many owners' gradients of a group is computed."""
+    def add_up(self, piece: Piece[Any]) -> None:
+        """Notes that a piece of a sum is computed."""
         ...
 
     def drain(self) -> None:
@@ -80,7 +79,7 @@ class OwnPace:
     """The clock of a real device: things take as long as they take.
 
     Args:
-        stopwatch: of the device.
+        stopwatch: the device's stopwatch.
     """
 
     def __init__(self, stopwatch: Stopwatch = time.monotonic) -> None:
@@ -119,7 +118,7 @@ class OwnPace:
     ) -> None:
         pass
 
-    def add_up(self, group: int, num_parts: int) -> None:
+    def add_up(self, piece: Piece[Any]) -> None:
         pass
 
     def drain(self) -> None:

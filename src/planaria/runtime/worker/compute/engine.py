@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from planaria.data.sampler import Sampler
+from planaria.data.sampler import open_sampler
 from planaria.data.tokens import open_tokens
 from planaria.job.settings import Job
 from planaria.model.load import load_model
@@ -21,9 +21,11 @@ from planaria.runtime.worker.compute.stopwatch import stopwatch
 
 
 class Batches(Protocol):
-    """Gives microbatches as a pure function of (step, microbatch)."""
+    """Gives microbatches as a pure function of (step, microbatch), and those to evaluate on, of their number alone."""
 
     def microbatch(self, step: int, index: int) -> Batch: ...
+
+    def eval_microbatch(self, index: int) -> Batch: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +55,10 @@ def real_engine(job: Job, data_folder: Path, worker: int) -> Engine:
         NoDevice: this machine lacks the device.
     """
     device = open_device(job, worker)
-    tokens = open_tokens(data_folder)
-    model = load_model(job.model, job.train, vocab_size=tokens.vocab_size)
+    model = load_model(job.model, job.train, vocab_size=open_tokens(data_folder).vocab_size)
     return Engine(
         model=model,
-        batches=Sampler(tokens, job.train, job.data.mask_probability, model.masked_lm),
+        batches=open_sampler(job, data_folder, masked_lm=model.masked_lm),
         device=device,
         pace=OwnPace(stopwatch(device, job.cluster.nodes * job.cluster.devices_per_node)),
     )

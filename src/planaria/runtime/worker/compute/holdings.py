@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from planaria.job.settings import TrainSection
+from planaria.job.settings import Numerics, TrainSection
 from planaria.model.model import Model
 from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.protocol.worker.holdings import HeldState
 from planaria.runtime.worker.compute.accumulator import Accumulator, Rounding
 from planaria.runtime.worker.compute.layers import Compute, Count, LayerCompute, LayerFailed
-from planaria.runtime.worker.compute.replica import Replica, apply_adamw
+from planaria.runtime.worker.compute.replica import Replica, apply_optimizer
 
 
 class Holdings(HeldState[Replica, Accumulator]):
@@ -47,8 +47,18 @@ class Holdings(HeldState[Replica, Accumulator]):
             for use in parameter.uses
         }
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether vectors are in the host's memory."""
+        return self._device.type == "cpu"
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """Type in which gradients are counted and summed."""
+        return torch.float64 if self._train.numerics is Numerics.EXACT else torch.float32
+
     def new_replica(self, group: int) -> Replica:
-        return Replica(self._model.groups[group], self._device)
+        return Replica(self._model.groups[group], self._train, self._device)
 
     def _new_accumulator(self, group: int) -> Accumulator:
         contributions = self._train.num_microbatches * len(self._model.groups[group].layers)
@@ -83,6 +93,6 @@ class Holdings(HeldState[Replica, Accumulator]):
         """Makes one optimizer step of these groups, or (`NOT_APPLIED`) none: they count as of `step` all the same."""
         replicas = [self.replicas[group] for group in groups]
         if clip_factor != NOT_APPLIED:
-            apply_adamw(replicas, self._train, step, clip_factor, learning_rate)
+            apply_optimizer(replicas, self._train, step, clip_factor, learning_rate)
         for replica in replicas:
             replica.step = step

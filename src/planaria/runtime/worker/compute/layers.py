@@ -1,5 +1,8 @@
 """Runs forwards and backwards, one layer at a time: each layer is an autograd graph of its own.
 
+Where boundaries between layers round, that is part of each layer's graph: its inputs and outputs, and the gradients of
+both, are bfloat16, as they travel, and float32 inside.
+
 Knows nothing of plans or peers. What a forward keeps for its backward, and the input's half of a split backward for
 the weights' half, is named by (microbatch, born), as in the program's instructions.
 """
@@ -16,11 +19,14 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from planaria.job.settings import DType, TrainSection
+from planaria.model.loss import scored
 from planaria.model.model import Batch, Model, Tensors
+from planaria.protocol.messages.worker import Score
 from planaria.protocol.worker.progress import Work
 from planaria.protocol.worker.step_work import LayerRunner
 from planaria.runtime.worker.compute.seeds import seed_layer
 from planaria.runtime.worker.compute.split_backward import Gradients, WeightPass, backward_in_two
+from planaria.runtime.worker.compute.weight_copies import begin_run, copies_of, drop_copies, parameter
 
 Count = Callable[[int, Mapping[str, torch.Tensor]], None]
 """Called with (layer, gradients by parameter name in the layer) for each counted layer of a backward."""
@@ -59,14 +65,33 @@ def autocast(train: TrainSection, device: torch.device) -> AbstractContextManage
     return nullcontext()
 
 
-def bind(module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> dict[str, nn.Parameter]:
+def rounded(tensors: Tensors, train: TrainSection) -> Tensors:
+    """Returns what of a layer's outputs the next one is given: in bfloat16, where boundaries between layers round."""
+    return tuple(
+        tensor.to(torch.bfloat16) if _rounds(train) and tensor.is_floating_point() else tensor for tensor in tensors
+    )
+
+
+def widened(tensors: Tensors, train: TrainSection) -> Tensors:
+    """Returns what a layer runs on, given what has come over a boundary. Its gradients are rounded on the way back."""
+    return tuple(tensor.float() if _rounds(train) and tensor.is_floating_point() else tensor for tensor in tensors)
+
+
+def _rounds(train: TrainSection) -> bool:
+    return train.boundary_dtype is DType.BFLOAT16
+
+
+def bind(
+    module: nn.Module,
+    parameters: Mapping[str, torch.Tensor],
+    make: Callable[[torch.Tensor], nn.Parameter] = nn.Parameter,
+) -> dict[str, nn.Parameter]:
     """Makes the module's parameters views of the replicas' memory; returns them by their name in the module."""
     bound = {}
     for name, _ in list(module.named_parameters(remove_duplicate=False)):
         path, _, last = name.rpartition(".")
-        parameter = nn.Parameter(parameters[name])
-        module.get_submodule(path).register_parameter(last, parameter)
-        bound[name] = parameter
+        bound[name] = make(parameters[name])
+        module.get_submodule(path).register_parameter(last, bound[name])
     return bound
 
 
@@ -84,26 +109,32 @@ class Compute:
         self._kept: dict[tuple[Work, int], _Kept] = {}
         self._weight_passes: dict[tuple[Work, int], WeightPass] = {}
         self._scale = 1.0 / train.num_microbatches
+        self._make = parameter if train.dtype is DType.BFLOAT16 else nn.Parameter
 
     @property
     def layers(self) -> tuple[int, ...]:
         return tuple(sorted(self._modules))
 
     def add_layer(self, layer: int, module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
-        self._parameters[layer] = bind(module.to(self._device), parameters)
+        self._parameters[layer] = bind(module.to(self._device), parameters, self._make)
         self._modules[layer] = module
 
     def parameters_of(self, layer: int) -> tuple[torch.Tensor, ...]:
         return tuple(self._parameters[layer].values())
 
     def drop_layer(self, layer: int) -> None:
+        drop_copies(self._parameters[layer].values())
         del self._modules[layer], self._parameters[layer]
 
     def forget(self, keep: Callable[[Work], bool]) -> None:
+        """Drops what is kept for microbatches that nobody will finish here. With all of them, copies of weights go."""
         for entry in [entry for entry in self._kept if not keep(entry[0])]:
             del self._kept[entry]
         for entry in [entry for entry in self._weight_passes if not keep(entry[0])]:
             del self._weight_passes[entry]
+        if not self._kept:
+            for parameters in self._parameters.values():
+                drop_copies(parameters.values())
 
     def forward(
         self,
@@ -121,7 +152,8 @@ class Compute:
         leaves = tuple(
             tensor.detach().requires_grad_(keep and tensor.is_floating_point() and layer > 0) for tensor in inputs
         )
-        saving = kept_on_host(self._parameters[layer].values()) if moves else nullcontext()
+        staying = self._parameters[layer].values()
+        saving = kept_on_host([*staying, *copies_of(staying)]) if moves else nullcontext()
         with torch.set_grad_enabled(keep and not recompute), saving:
             outputs = self._run(step, work[0], layer, leaves, batch)
         if keep:
@@ -130,16 +162,38 @@ class Compute:
         loss = float(outputs[0].detach()) if layer == self._last else None
         return tuple(tensor.detach() for tensor in outputs), loss
 
-    def _run(self, step: int, microbatch: int, layer: int, inputs: Tensors, batch: Batch | None) -> Tensors:
-        seed_layer(self._train.seed, step, microbatch, layer, self._device)
-        with self._naming(layer):
-            with autocast(self._train, self._device):
-                outputs = self._modules[layer](*inputs)
-            result: Tensors = outputs if isinstance(outputs, tuple) else (outputs,)
-            if layer == self._last:
+    def evaluate(
+        self, step: int, work: Work, layer: int, inputs: Tensors, batch: Batch | None
+    ) -> tuple[Tensors, Score | None]:
+        module = self._modules[layer].eval()
+        try:
+            with torch.no_grad():
+                outputs = self._outputs(0, work[0], layer, inputs)
+                if layer < self._last:
+                    return rounded(outputs, self._train), None
                 assert batch is not None
-                return (self._model.loss(result, batch),)
-        return result
+                with self._naming(layer):
+                    return (), Score(*scored(self._model, outputs, batch))
+        finally:
+            module.train()
+
+    def _run(self, step: int, microbatch: int, layer: int, inputs: Tensors, batch: Batch | None) -> Tensors:
+        result = self._outputs(step, microbatch, layer, inputs)
+        if layer < self._last:
+            return rounded(result, self._train)
+        assert batch is not None
+        with self._naming(layer):
+            return (self._model.loss(result, batch),)
+
+    def _outputs(self, step: int, microbatch: int, layer: int, inputs: Tensors) -> Tensors:
+        """Runs the layer's module on what has come over a boundary."""
+        seed_layer(self._train.seed, step, microbatch, layer, self._device)
+        begin_run(self._parameters[layer].values())
+        with self._naming(layer):
+            given = widened(inputs, self._train) if layer > 0 else inputs
+            with autocast(self._train, self._device):
+                outputs = self._modules[layer](*given)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
     @contextmanager
     def _naming(self, layer: int) -> Iterator[None]:

@@ -1,113 +1,129 @@
-"""A replica: one group's parameters and AdamW state as a worker holds them, and how they lie in memory."""
+"""A replica: one group's parameters and optimizer state as a worker holds them, and how they lie in memory."""
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from planaria.checkpoint.manifest import PARAMETER
 from planaria.job.settings import TrainSection
 from planaria.model.model import GroupSpec
+from planaria.model.training.optimizer import Update, optimizer_of
+from planaria.model.training.treatment import Treatment, treatment_of
+from planaria.runtime.thresholds import HUGE_FROM_BYTES, SMALL_FLOATS
+from planaria.runtime.worker.compute.shared_memory import SharedVector
 
-NamedState = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
+NamedState = Mapping[str, Mapping[str, torch.Tensor]]
+"""Parameters and optimizer state, each by parameter name; see `planaria.checkpoint.state.GroupState`."""
 
 
 class Replica:
-    """Parameters and optimizer state of a group, as three flat float32 vectors.
+    """Parameters and optimizer state of a group, as flat float32 vectors.
 
     Attributes:
+        states: the optimizer's, by their names; each as long as what is trained of the parameters.
         step: the last step that it has been through; one that was not applied counts.
         gradient: flat float32, the step's whole sum; valid between the sync and the apply.
+        shared_gradient: where `gradient` lies when it is in host memory, so that co-owners on the same host read it.
     """
 
-    def __init__(self, spec: GroupSpec, device: torch.device) -> None:
-        self.layout = Layout.of(spec)
-        self.parameters = torch.zeros(self.layout.size, device=device)
-        self.moment = torch.zeros(self.layout.size, device=device)
-        self.moment_squared = torch.zeros(self.layout.size, device=device)
-        self.gradient = torch.zeros(self.layout.size, device=device)
+    def __init__(self, spec: GroupSpec, train: TrainSection, device: torch.device) -> None:
+        self.layout = Layout.of(spec, train)
+        self.parameters = zeros(self.layout.size, device)
+        self.states = {name: zeros(self.layout.size, device) for name in optimizer_of(train).states(train)}
+        self.shared_gradient = SharedVector(self.layout.size, torch.float32) if device.type == "cpu" else None
+        self.gradient = (
+            torch.zeros(self.layout.size, device=device)
+            if self.shared_gradient is None
+            else self.shared_gradient.tensor
+        )
         self.step = 0
 
     def initialise(self, values: Mapping[str, torch.Tensor]) -> None:
         self.layout.fill(self.parameters, values)
-        self.moment.zero_()
-        self.moment_squared.zero_()
+        for state in self.states.values():
+            state.zero_()
         self.step = 0
 
     @property
-    def state(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns what is moved and saved."""
-        return self.parameters, self.moment, self.moment_squared
+    def state(self) -> tuple[torch.Tensor, ...]:
+        """Returns what is moved and saved: the parameters, and the optimizer's state in its order."""
+        return self.parameters, *self.states.values()
 
     def load(self, state: Sequence[torch.Tensor], step: int) -> None:
         for own, given in zip(self.state, state, strict=True):
             own.copy_(given)
         self.step = step
 
-    def part(self, first: int, end: int, whole: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def part(self, first: int, end: int, whole: int) -> tuple[torch.Tensor, ...]:
         """Returns the state from `first` to `end` of `whole` equal pieces, as views. Parts that meet omit nothing."""
-        floats = slice(first * self.layout.size // whole, end * self.layout.size // whole)
-        return self.parameters[floats], self.moment[floats], self.moment_squared[floats]
+        return tuple(flat[first * flat.numel() // whole : end * flat.numel() // whole] for flat in self.state)
 
     def named_state(self) -> NamedState:
         """Returns the state by parameter name, as views."""
-        views = tuple(self.layout.views(flat) for flat in self.state)
-        return views[0], views[1], views[2]
+        return {kind: self.layout.views(flat) for kind, flat in self._kinds.items()}
 
     def copy_of_state(self) -> NamedState:
         """Returns the state by parameter name, in memory of its own on the host."""
-        views = tuple(self.layout.views(flat.detach().to("cpu", copy=True)) for flat in self.state)
-        return views[0], views[1], views[2]
+        return {kind: self.layout.views(flat.detach().to("cpu", copy=True)) for kind, flat in self._kinds.items()}
 
     def load_named(self, state: NamedState, step: int) -> None:
-        for own, given in zip(self.state, state, strict=True):
-            self.layout.fill(own, given)
+        for kind, own in self._kinds.items():
+            self.layout.fill(own, state[kind])
         self.step = step
+
+    @property
+    def _kinds(self) -> Mapping[str, torch.Tensor]:
+        return {PARAMETER: self.parameters, **self.states}
+
+
+def zeros(count: int, device: torch.device) -> torch.Tensor:
+    """Returns a float32 vector of zeros; a large one on the host lies in huge pages, where the kernel has them: memory
+    that is touched for the first time then comes four times as fast."""
+    if device.type != "cpu" or count * torch.float32.itemsize < HUGE_FROM_BYTES:
+        return torch.zeros(count, device=device)
+    memory = mmap.mmap(-1, count * torch.float32.itemsize)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.float32)
 
 
 @torch.no_grad()
-def apply_adamw(
+def apply_optimizer(
     replicas: Sequence[Replica], train: TrainSection, step: int, clip_factor: float, learning_rate: float
 ) -> None:
-    """Makes one AdamW step (Loshchilov and Hutter, 2019) on each replica, with its gradient times `clip_factor`.
+    """Makes one optimizer step on each replica, with its gradient times `clip_factor`.
 
     Args:
         replicas: those that the worker owns.
-        train: betas, decay.
+        train: the optimizer and its settings.
         step: the committed step; the first is 1. Bias correction goes by it, whether or not all before were applied.
         clip_factor: from the commit.
         learning_rate: from the commit.
     """
-    device = replicas[0].parameters.device if replicas else torch.device("cpu")
-    scale = torch.tensor(1.0 / clip_factor, device=device) if clip_factor != 1.0 else None
-    for decayed in (True, False):
-        parts = [
-            tuple(
-                flat[: replica.layout.decay_end] if decayed else flat[replica.layout.decay_end :]
-                for flat in (replica.parameters, replica.gradient, replica.moment, replica.moment_squared)
-            )
-            for replica in replicas
-        ]
-        parts = [part for part in parts if part[0].numel()]
-        if not parts:
-            continue
-        parameters, gradients, moments, squares = (list(column) for column in zip(*parts, strict=True))
-        torch._fused_adamw_(
-            parameters,
-            gradients,
-            moments,
-            squares,
-            [],
-            [torch.tensor(float(step), device=device) for _ in parameters],
-            lr=learning_rate,
-            beta1=train.betas[0],
-            beta2=train.betas[1],
-            weight_decay=train.weight_decay if decayed else 0.0,
-            eps=train.eps,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=scale,
+    alike: dict[Treatment, list[tuple[torch.Tensor, ...]]] = {}
+    for replica in replicas:
+        flats = (replica.parameters, replica.gradient, *replica.states.values())
+        for span in replica.layout.spans:
+            part = tuple(flat[span.begin : span.end] for flat in flats)
+            alike.setdefault(span.treatment, []).append(part)
+    for treatment, parts in alike.items():
+        parameters, gradients, *states = (list(column) for column in zip(*parts, strict=True))
+        optimizer_of(train).update(
+            train,
+            Update(
+                parameters=parameters,
+                gradients=gradients,
+                states=states,
+                step=step,
+                rate=learning_rate * treatment.rate,
+                weight_decay=treatment.weight_decay,
+                clip_factor=clip_factor,
+            ),
         )
     for replica in replicas:
         replica.step = step
@@ -115,9 +131,6 @@ def apply_adamw(
 
 ALIGNMENT = 16
 """Alignment in floats; 64 bytes, so that a parameter sees the same vector code wherever it lies."""
-
-SMALL = 16 * 1024
-"""Floats below which gradients are gathered before they are rounded, to save calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,36 +144,48 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Neighbouring parameters that are treated alike, and where they lie, in floats."""
+
+    begin: int
+    end: int
+    treatment: Treatment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The slots in memory order: large ones that decay, small ones that decay, then those that do not.
+    """The slots in memory order: by the rule that holds for them, what decays first, and of that the large ones first.
 
     Attributes:
         slots: every parameter of the group.
         size: floats in all, padding included.
-        decay_end: weight decay applies below this offset.
+        spans: what is treated alike, in memory order.
     """
 
     slots: tuple[Slot, ...]
     size: int
-    decay_end: int
+    spans: tuple[Span, ...]
 
     @classmethod
-    def of(cls, spec: GroupSpec) -> Layout:
-        def rank(index: int) -> tuple[bool, bool, int]:
+    def of(cls, spec: GroupSpec, train: TrainSection) -> Layout:
+        treatments = [treatment_of(parameter, train) for parameter in spec.parameters]
+
+        def rank(index: int) -> tuple[int, bool, bool, int]:
             parameter = spec.parameters[index]
-            return not parameter.decays, _count(parameter.shape) < SMALL, index
+            return treatments[index].rule, not parameter.decays, _count(parameter.shape) < SMALL_FLOATS, index
 
         slots = []
+        spans: list[Span] = []
         offset = 0
-        decay_end = 0
         for index in sorted(range(len(spec.parameters)), key=rank):
-            parameter = spec.parameters[index]
+            parameter, treatment = spec.parameters[index], treatments[index]
             count = _count(parameter.shape)
             slots.append(Slot(name=parameter.name, shape=parameter.shape, offset=offset, count=count))
-            offset += -(-count // ALIGNMENT) * ALIGNMENT
-            if parameter.decays:
-                decay_end = offset
-        return cls(slots=tuple(slots), size=offset, decay_end=decay_end)
+            end = offset + -(-count // ALIGNMENT) * ALIGNMENT
+            begin = spans.pop().begin if spans and spans[-1].treatment == treatment else offset
+            spans.append(Span(begin=begin, end=end, treatment=treatment))
+            offset = end
+        return cls(slots=tuple(slots), size=offset, spans=tuple(spans))
 
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns every parameter as a view of `flat`, by name."""

@@ -24,11 +24,11 @@ class SharedVector:
     """
 
     def __init__(self, count: int, dtype: torch.dtype) -> None:
-        size = max(1, count * dtype.itemsize)
+        size = max(1, count) * dtype.itemsize
         self.serial = next(_serials)
         self._descriptor = os.memfd_create("planaria-sum", os.MFD_CLOEXEC)
         os.ftruncate(self._descriptor, size)
-        self.tensor = torch.frombuffer(mmap.mmap(self._descriptor, size), dtype=dtype, count=count)
+        self.tensor = torch.frombuffer(mmap.mmap(self._descriptor, size), dtype=dtype)[:count]
 
     def address(self) -> torch.Tensor:
         """Returns what a peer needs to map the vector: int64 (pid, descriptor, serial, count)."""
@@ -63,10 +63,10 @@ class SharedReader:
                 return None
             raise
         try:
-            memory = mmap.mmap(opened, max(1, count * dtype.itemsize))
+            memory = mmap.mmap(opened, max(1, count) * dtype.itemsize)
         finally:
             os.close(opened)
-        vector = torch.frombuffer(memory, dtype=dtype, count=count)
+        vector = torch.frombuffer(memory, dtype=dtype)[:count]
         self._mapped[peer, item] = ((pid, serial), vector)
         return vector
 

@@ -21,6 +21,7 @@ from torch import nn
 from planaria.job.settings import Job, TrainSection
 from planaria.model.model import Batch, GroupSpec, ParameterSpec, Tensors
 from planaria.plan.costs.model_profile import ModelProfile
+from planaria.protocol.messages.worker import Score
 from planaria.protocol.worker.progress import Work
 from planaria.runtime.worker.compute.device_clock import DeviceClock
 from planaria.runtime.worker.compute.engine import Engine
@@ -106,6 +107,9 @@ class EmulatedBatches:
     def microbatch(self, step: int, index: int) -> Batch:
         return {_INPUT: _tensor(_mix("microbatch", self._seed, step, index))}
 
+    def eval_microbatch(self, index: int) -> Batch:
+        return {_INPUT: _tensor(_mix("held out", self._seed, index))}
+
 
 @dataclass(frozen=True, slots=True)
 class EmulatedNumbers:
@@ -125,11 +129,15 @@ class EmulatedNumbers:
         """Returns a number between 0 and 1 that means nothing."""
         return _share(number)
 
+    def score(self, number: int) -> Score:
+        """Returns what is made of a microbatch of one sample that is evaluated; it means nothing either."""
+        return Score(self.loss(number), number % 2, 1)
+
     def backward(self, layer: int, seen: int, gradient: int, parameters: bytes) -> int:
         """Returns what a backward gives to the layer below.
 
         Args:
-            layer: whose.
+            layer: the layer that runs backwards.
             seen: its forward's input.
             gradient: what the layer above gives; 0 for the last.
             parameters: the layer's, as bytes.
@@ -189,6 +197,12 @@ class EmulatedCompute:
             self._kept[work, layer] = seen
         output = self._numbers.forward(layer, seen, self._bytes_of(layer, step))
         return (_tensor(output),), self._numbers.loss(output) if layer == self._numbers.last else None
+
+    def evaluate(
+        self, step: int, work: Work, layer: int, inputs: Tensors, batch: Batch | None
+    ) -> tuple[Tensors, Score | None]:
+        output = self._numbers.forward(layer, int(inputs[0]), self._bytes_of(layer, step))
+        return (_tensor(output),), self._numbers.score(output) if layer == self._numbers.last else None
 
     def backward(self, step: int, work: Work, layer: int, gradients: Tensors, *, counted: bool) -> Tensors:
         given = self.backward_input(step, work, layer, gradients)

@@ -17,30 +17,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any
 
 import torch
 
 from planaria.job.settings import LOOPBACK
+from planaria.plan.costs.byte_counts import held_bytes, message_bytes, part_bytes
 from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile
-from planaria.plan.plan import Plan, Stage, WorkerId
+from planaria.plan.costs.network import Network
+from planaria.plan.plan import NodeId, Plan, Stage, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
+from planaria.plan.sum_slices import slices_of
+from planaria.protocol.worker.sums import Piece, read_share
+from planaria.runtime.thresholds import AHEAD_S
 from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.runtime.worker.transport.transport import Transport
-
-_SUMS = (Kind.SUM, Kind.SHARED_SUM)
-AHEAD_S = 0.010
-"""Seconds of work that a host enqueues in advance: so far it may lag behind before its device has nothing to do."""
 
 
 class EmulatedPace:
     """One worker's device and the links that leave it; see `planaria.runtime.worker.compute.device_clock.DeviceClock`.
 
     Args:
-        worker: whose.
+        worker: the worker whose device this is.
         profile: the costs.
         wait_until: returns at a moment of the clock; raises Interrupted on an order.
-        clock: seconds.
+        clock: monotonic seconds.
+        zone_of: returns the zone of a node.
         storage_bytes_per_s: that a node reads a checkpoint with.
 
     Attributes:
@@ -55,9 +58,11 @@ class EmulatedPace:
         wait_until: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
         storage_bytes_per_s: float = math.inf,
+        zone_of: Callable[[int], str] = lambda node: "",
     ) -> None:
         self.free_at = clock()
         self._storage_bytes_per_s = storage_bytes_per_s
+        self._zone_of = zone_of
         self._read_at = 0.0
         self.slowness = 1.0
         self._computed_s = 0.0
@@ -147,9 +152,10 @@ class EmulatedPace:
         self.free_at = max(self.free_at, self._clock() - AHEAD_S) + duration_s * self.slowness
         return self.free_at
 
-    def add_up(self, group: int, num_parts: int) -> None:
-        if num_parts > 1:
-            self._launch((num_parts - 1) * self._own_bytes(group) * self._profile.step.sum_s_per_byte)
+    def add_up(self, piece: Piece[Any]) -> None:
+        if piece.num_parts > 1:
+            size = self._own_bytes(piece.group) * piece.sum.slices.share(piece.about)
+            self._launch((piece.num_parts - 1) * size * self._profile.step.sum_s_per_byte)
 
     def drain(self) -> None:
         self._wait_until(self.free_at)
@@ -160,8 +166,10 @@ class EmulatedPace:
 
     def _own_bytes(self, group: int) -> float:
         """Returns the bytes of the group's parameters on one device of this worker's stage."""
-        layers = self._profile.groups[group].layers
-        return self._profile.groups[group].size_bytes / max(self._devices.get(layer, 1) for layer in layers)
+        return self._profile.groups[group].size_bytes / self._devices_of(group)
+
+    def _devices_of(self, group: int) -> int:
+        return max(self._devices.get(layer, 1) for layer in self._profile.groups[group].layers)
 
     # The links
 
@@ -171,8 +179,8 @@ class EmulatedPace:
         That is when its last byte arrives, one message to a peer after another, and of a sum's part when it can be
         read.
         """
-        if key.kind in _SUMS:
-            return self.free_at
+        if key.kind in Kind.SUMS:
+            return self.free_at + self._link(peer).latency_s
         # A replica's state is sent by the host; everything else when the device has computed it.
         ready = self._clock() if key.kind == Kind.STATE else self.free_at
         begin = max(ready, self._link_free_at.get(peer, 0.0))
@@ -184,24 +192,44 @@ class EmulatedPace:
             assert self._plan is not None
             moves = (m for m in self._plan.transfers if (m.group, m.source, m.target) == (key.item, self._worker, peer))
             return sum(move.moved_bytes(self._profile.groups[key.item]) for move in moves)
-        return self._profile.layers[key.layer - 1].output_bytes
+        if key.kind == Kind.GRADIENT and self._plan is not None and self._plan.evaluation is not None:
+            return 0  # it says only that a microbatch was taken
+        return message_bytes(self._profile, key.layer)
+
+    def _read_bytes(self, key: Key) -> float:
+        """Returns the bytes of the vector that a sum's message is about, on one device of this worker's stage."""
+        group = self._profile.groups[key.item]
+        in_place = key.kind == Kind.SHARED_SUM
+        size_bytes = held_bytes(self._profile, group).counted if in_place else part_bytes(group)
+        return size_bytes / self._devices_of(key.item)
+
+    def node_of(self, worker: WorkerId) -> NodeId:
+        assert self._plan is not None
+        return self._plan.node_of(worker)
+
+    def host_of(self, worker: WorkerId) -> Hashable:
+        """Returns in whose memory a worker's vectors can be read: its node's, or those of its device alone."""
+        return self.node_of(worker) if self._profile.device.is_host else worker
 
     def _link(self, peer: int) -> LinkCost:
         assert self._plan is not None
-        same_node = self._plan.node_of(WorkerId(peer)) == self._plan.node_of(self._worker)
-        return self._profile.links.of(same_node=same_node)
+        here, there = self.node_of(self._worker), self.node_of(WorkerId(peer))
+        zones = {node: self._zone_of(node) for node in (here, there)}
+        return Network(zones=zones).link(self._profile.links, here, there)
 
     def arrived(self, key: Key, moment_s: float, *, is_empty: bool) -> float:
         """Returns when a message that bears this moment is all here. Sums' parts are read one after another.
 
         To be asked once for each message, at or after its moment.
         """
-        if key.kind not in _SUMS:
+        if key.kind not in Kind.SUMS:
             return moment_s
         begin = max(moment_s, self._reader_free_at)
-        link = self._link(key.sender)
-        size = 0.0 if is_empty else self._own_bytes(key.item)
-        self._reader_free_at = begin + link.latency_s + size / link.bandwidth_bytes_per_s
+        assert self._plan is not None
+        owners = self._plan.owners_of[key.item]
+        share = read_share(key, self._worker, slices_of(owners, [self.host_of(owner) for owner in owners]))
+        size = 0.0 if is_empty else self._read_bytes(key) * share
+        self._reader_free_at = begin + size / self._link(key.sender).bandwidth_bytes_per_s
         return self._reader_free_at
 
 
@@ -217,6 +245,7 @@ class EmulatedMailbox(Mailbox):
         self.pace: EmulatedPace | None = None
         self._clock = clock
         self._arrivals_s: dict[Key, float] = {}
+        self._hidden: list[Key] = []
         self._soonest_s = math.inf
 
     def poll(self, key: Key) -> tuple[torch.Tensor, ...] | None:
@@ -233,6 +262,8 @@ class EmulatedMailbox(Mailbox):
             arrival = self._arrivals_s[key]
         if arrival > now:
             self._soonest_s = min(self._soonest_s, arrival)
+            if key.kind in Kind.SUMS:
+                self._hidden.append(key)
             return None
         with self.condition:
             self._mail.take(key)
@@ -241,6 +272,11 @@ class EmulatedMailbox(Mailbox):
         del self._arrivals_s[key]
         self.pace.not_before(arrival)
         return found[:-1]
+
+    def news_of_sums(self) -> Sequence[Key]:
+        """Returns messages as in `Mailbox`, and those that were hidden when they were looked for."""
+        hidden, self._hidden = self._hidden, []
+        return [*hidden, *super().news_of_sums()]
 
     def forget_before(self, step: int, generation: int) -> None:
         super().forget_before(step, generation)
@@ -296,9 +332,9 @@ class EmulatedTransport(Transport):
         super().__init__(worker, token, mailbox, host, cut_off)
         self._pace = pace
 
-    def is_on_this_host(self, peer: WorkerId) -> bool:
-        """Returns False: emulated nodes have no memory in common."""
-        return False
+    def host_of(self, worker: WorkerId) -> Hashable:
+        """Returns what `EmulatedPace.host_of` says: emulated nodes have no memory in common."""
+        return self._pace.host_of(worker)
 
     def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         moment = self._pace.sent(peer, key)

@@ -1,5 +1,7 @@
 """Messages and state between workers.
 
-transport, frames  one connection for each direction of a pair · mailbox: where what came is put down
-sync               sums of gradients between owners · state_transfer: replicas on their way
+transport, frames  what goes to which peer, and how it is written · mailbox: where what came is put down
+outgoing, incoming  connections, with a thread for all of either
+sync               sums of gradients between owners · grid_encoding: exact ones as 32-bit integers
+state_transfer     replicas on their way
 """

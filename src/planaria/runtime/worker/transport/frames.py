@@ -9,21 +9,21 @@ from __future__ import annotations
 import math
 import socket
 import struct
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 import torch
 import xxhash
 
-from planaria.runtime.wire.control_frames import FrameError, read_exactly, read_into
+from planaria.runtime.thresholds import BUFFERED_BYTES, MAX_HEADER_BYTES, READ_BYTES, READ_TURN_BYTES, WAKE_BYTES
+from planaria.runtime.wire.control_frames import FrameError
 from planaria.runtime.worker.transport.mailbox import Key
 
 _DATA = struct.Struct("!IQQ")
 _SUM = struct.Struct("!Q")
-_READ_BYTES = 1 << 20
-"""Bytes that are read at a time and summed while they are in the cache."""
+_START_BYTES = _DATA.size + _SUM.size
 
-MAX_HEADER_BYTES = 64 * 1024
 DTYPES = {
     "f4": torch.float32,
     "f8": torch.float64,
@@ -37,16 +37,15 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+Arrived = tuple[Key, tuple[torch.Tensor, ...] | None]
+"""A message that arrived; without tensors: its payload is damaged."""
+
+
 class DamagedFrame(FrameError):
-    """A data frame arrived damaged.
+    """The header of a data frame arrived damaged."""
 
-    Attributes:
-        key: of the message, whose frame was read to its end; None when not even its header can be trusted.
-    """
-
-    def __init__(self, key: Key | None) -> None:
-        super().__init__("a header is damaged" if key is None else f"{key} is damaged")
-        self.key = key
+    def __init__(self) -> None:
+        super().__init__("a header is damaged")
 
 
 class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
@@ -76,6 +75,10 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
+def _meta(tensor: torch.Tensor) -> TensorMeta:
+    return TensorMeta(NAMES[tensor.dtype], tuple(tensor.shape))
+
+
 def data_frame(key: Key, tensors: tuple[torch.Tensor, ...]) -> list[memoryview]:
     """Returns the pieces of a data frame, header first; the tensors' memory is not copied."""
     host = [tensor.detach().to("cpu").contiguous() for tensor in tensors]
@@ -87,7 +90,7 @@ def data_frame(key: Key, tensors: tuple[torch.Tensor, ...]) -> list[memoryview]:
             key.epoch,
             key.item,
             key.layer,
-            tuple(TensorMeta(NAMES[t.dtype], tuple(t.shape)) for t in host),
+            tuple(map(_meta, host)),
         )
     )
     payload = [view for view in (bytes_of(tensor) for tensor in host) if len(view)]
@@ -96,42 +99,162 @@ def data_frame(key: Key, tensors: tuple[torch.Tensor, ...]) -> list[memoryview]:
     return [memoryview(lengths + _SUM.pack(xxhash.xxh3_64_intdigest(lengths + header)) + header), *payload]
 
 
-def read_data(sock: socket.socket, max_payload_bytes: int) -> tuple[Key, tuple[torch.Tensor, ...]]:
-    """Reads the next data frame into new tensors. Raises EOFError, DamagedFrame, FrameError."""
-    start = read_exactly(sock, _DATA.size + _SUM.size)
-    lengths, (header_sum,) = start[: _DATA.size], _SUM.unpack(start[_DATA.size :])
-    header_size, payload_size, payload_sum = _DATA.unpack(lengths)
-    if header_size > MAX_HEADER_BYTES or payload_size > max_payload_bytes:
-        raise FrameError(f"a data frame of {header_size} + {payload_size} bytes is over the limit")
-    encoded = read_exactly(sock, header_size)
-    if xxhash.xxh3_64_intdigest(lengths + encoded) != header_sum:
-        raise DamagedFrame(None)
-    try:
-        header = _header_decoder.decode(encoded)
-        if sum(DTYPES[meta.dtype].itemsize * math.prod(meta.shape) for meta in header.tensors) != payload_size:
-            raise FrameError("a data frame's payload does not have the size that its header tells")
-        tensors = tuple(torch.empty(meta.shape, dtype=DTYPES[meta.dtype]) for meta in header.tensors)
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, RuntimeError, TypeError) as error:
-        raise FrameError(f"a data frame's header makes no sense: {str(error).partition(chr(10))[0]}") from error
-    key = Key(header.kind, header.sender, header.step, header.epoch, header.item, header.layer)
-    views = [bytes_of(tensor) for tensor in tensors]
-    if _read_and_sum(sock, views) != payload_sum:
-        raise DamagedFrame(key)
-    return key, tensors
+class FrameReader:
+    """Reads data frames from a socket, as their bytes come, without waiting for more.
+
+    What is read goes into the tensors themselves; only headers, and what comes right behind the end of a message, go
+    through a buffer.
+
+    Args:
+        sock: without a timeout.
+        max_payload_bytes: of one frame.
+        place: returns the tensors into which a message is to be read; None: into new ones.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        max_payload_bytes: int,
+        place: Callable[[Key], tuple[torch.Tensor, ...] | None] = lambda key: None,
+    ) -> None:
+        self._socket = sock
+        self._place = place
+        self._max_payload_bytes = max_payload_bytes
+        self._buffer = memoryview(bytearray(BUFFERED_BYTES))
+        self._begin = self._end = 0
+        self._low = 1
+        self._arriving: _Arriving | None = None
+
+    def read(self) -> Iterator[Arrived]:
+        """Reads what the socket has, up to a limit; yields the messages that it makes whole, in order.
+
+        Raises:
+            EOFError: the other side has closed.
+            DamagedFrame: a header is damaged: where the next message begins, nobody knows.
+            FrameError: what came is no frame.
+        """
+        left = READ_TURN_BYTES
+        while left > 0:
+            asked, got = self._receive()
+            yield from self._whole()
+            left = left - got if got == asked else 0
+        self._wake_for(WAKE_BYTES if self._arriving is not None and self._arriving.left > WAKE_BYTES else 1)
+
+    def _wake_for(self, size: int) -> None:
+        """Has the socket count as readable from so many bytes on: a large message is not read in crumbs."""
+        if size != self._low:
+            self._low = size
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+
+    def _receive(self) -> tuple[int, int]:
+        """Reads once; returns how many bytes were asked for, and how many came."""
+        waiting = self._end - self._begin
+        if self._begin:
+            self._buffer[:waiting] = bytes(self._buffer[self._begin : self._end])
+            self._begin, self._end = 0, waiting
+        rest = None if self._arriving is None else self._arriving.next
+        room = self._buffer[self._end :]
+        views = [room] if rest is None else [rest, room] if len(rest) < READ_BYTES else [rest]
+        try:
+            got = self._socket.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
+        except BlockingIOError:
+            return 1, 0
+        if got == 0:
+            raise EOFError("connection closed")
+        here = 0 if rest is None else min(got, len(rest))
+        if self._arriving is not None:
+            self._arriving.came(here)
+        self._end += got - here
+        return sum(map(len, views)), got
+
+    def _whole(self) -> Iterator[Arrived]:
+        """Takes what is in the buffer: ends and beginnings of messages, and small ones as a whole."""
+        while self._arriving is not None or self._begin_message():
+            arriving = self._arriving
+            assert arriving is not None
+            while arriving.next is not None and self._begin < self._end:
+                size = min(len(arriving.next), self._end - self._begin)
+                arriving.next[:size] = self._buffer[self._begin : self._begin + size]
+                self._begin += size
+                arriving.came(size)
+            if arriving.next is not None:
+                return
+            self._arriving = None
+            yield arriving.message()
+
+    def _begin_message(self) -> bool:
+        """Begins the message whose header is in the buffer; returns False if not all of it is."""
+        start = bytes(self._buffer[self._begin : min(self._end, self._begin + _START_BYTES)])
+        if len(start) < _START_BYTES:
+            return False
+        lengths, (header_sum,) = start[: _DATA.size], _SUM.unpack(start[_DATA.size :])
+        header_size, payload_size, payload_sum = _DATA.unpack(lengths)
+        if header_size > MAX_HEADER_BYTES or payload_size > self._max_payload_bytes:
+            raise FrameError(f"a data frame of {header_size} + {payload_size} bytes is over the limit")
+        payload_at = self._begin + _START_BYTES + header_size
+        if payload_at > self._end:
+            return False
+        encoded = bytes(self._buffer[self._begin + _START_BYTES : payload_at])
+        if xxhash.xxh3_64_intdigest(lengths + encoded) != header_sum:
+            raise DamagedFrame
+        self._arriving = _Arriving(encoded, payload_size, payload_sum, self._place)
+        self._begin = payload_at
+        return True
+
+
+class _Arriving:
+    """A message whose header has come. Raises FrameError if it makes no sense.
+
+    Attributes:
+        next: where the next bytes of the payload go, at most `READ_BYTES`; None: all have come.
+        left: bytes of the payload that have not come.
+    """
+
+    def __init__(
+        self,
+        encoded: bytes,
+        payload_size: int,
+        payload_sum: int,
+        place: Callable[[Key], tuple[torch.Tensor, ...] | None],
+    ) -> None:
+        try:
+            header = _header_decoder.decode(encoded)
+            if sum(DTYPES[meta.dtype].itemsize * math.prod(meta.shape) for meta in header.tensors) != payload_size:
+                raise FrameError("a data frame's payload does not have the size that its header tells")
+            self._key = Key(header.kind, header.sender, header.step, header.epoch, header.item, header.layer)
+            placed = place(self._key)
+            if placed is None or tuple(map(_meta, placed)) != header.tensors:
+                placed = tuple([torch.empty(meta.shape, dtype=DTYPES[meta.dtype]) for meta in header.tensors])
+            self._tensors = placed
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, RuntimeError, TypeError) as error:
+            raise FrameError(f"a data frame's header makes no sense: {str(error).partition(chr(10))[0]}") from error
+        self._sum = payload_sum
+        self._digest = xxhash.xxh3_64()
+        self._views = deque(bytes_of(tensor) for tensor in self._tensors)
+        self.next: memoryview | None = None
+        self.left = payload_size
+        self._look_on()
+
+    def came(self, size: int) -> None:
+        """Takes note of so many bytes in `next`, which are summed while they are in the cache."""
+        assert self.next is not None
+        self._digest.update(self.next[:size])
+        self.left -= size
+        self._views[0] = self._views[0][size:]
+        self._look_on()
+
+    def _look_on(self) -> None:
+        while self._views and not len(self._views[0]):
+            self._views.popleft()
+        self.next = self._views[0][:READ_BYTES] if self._views else None
+
+    def message(self) -> Arrived:
+        """Returns the message, all of which has come; without tensors if it is damaged."""
+        return self._key, self._tensors if self._digest.intdigest() == self._sum else None
 
 
 def _sum(views: Iterable[memoryview]) -> int:
     digest = xxhash.xxh3_64()
     for view in views:
         digest.update(view)
-    return digest.intdigest()
-
-
-def _read_and_sum(sock: socket.socket, views: Iterable[memoryview]) -> int:
-    digest = xxhash.xxh3_64()
-    for view in views:
-        for begin in range(0, len(view), _READ_BYTES):
-            piece = view[begin : begin + _READ_BYTES]
-            read_into(sock, piece)
-            digest.update(piece)
     return digest.intdigest()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -37,6 +37,7 @@ class Mailbox:
     def __init__(self) -> None:
         self.condition = threading.Condition(threading.Lock())
         self._mail: Mail[tuple[torch.Tensor, ...]] = Mail()
+        self._places: dict[Key, tuple[torch.Tensor, ...]] = {}
         self._orders: deque[ControlEvent] = deque()
         self._arrivals = 0
         self._error: BaseException | None = None
@@ -49,6 +50,15 @@ class Mailbox:
             if self._mail.put(key, tensors, time.monotonic()):
                 self._arrivals += 1
                 self.condition.notify_all()
+
+    def expect(self, places: Mapping[Key, tuple[torch.Tensor, ...]]) -> None:
+        """Has messages that are about to come read into these tensors, if they fit and have not begun to come; until
+        the next such call."""
+        self._places = dict(places)
+
+    def place(self, key: Key) -> tuple[torch.Tensor, ...] | None:
+        """Returns the tensors into which a message goes that begins to come; None: new ones."""
+        return self._places.pop(key, None)
 
     def put_damaged(self, key: Key) -> None:
         """Puts down a message that came, but not as it was sent."""
@@ -122,6 +132,11 @@ class Mailbox:
         if is_damaged:
             self.when_damaged(key)
         return found
+
+    def news_of_sums(self) -> Sequence[Key]:
+        """Returns messages of sums that came, whole or damaged, since it was last asked; they may be gone by now."""
+        with self.condition:
+            return self._mail.news_of_sums()
 
     def tell_damage_again(self) -> None:
         with self.condition:

@@ -32,17 +32,17 @@ class StateTransfer(StateTransfers[Replica]):
     """The state transfers of one worker.
 
     Args:
-        worker: this one.
+        worker: the number of this worker.
         seed: of the job's initial state.
         model: makes initial state.
         machine: asked for the generation and step in progress.
         holdings: where the state ends.
-        transport: to peers.
+        transport: the data plane, to the other workers.
         mailbox: of what comes from them.
         heartbeat: told who is waited for.
         faults: on the user's order.
         pace: of what is read from a checkpoint.
-        send: to the coordinator.
+        send: sends a message to the coordinator.
     """
 
     def __init__(
@@ -68,6 +68,8 @@ class StateTransfer(StateTransfers[Replica]):
         self._faults = faults
         self._pace = pace
         self._manifest: Manifest | None = None
+        self._is_on_host = holdings.is_on_host
+        self._prepared: dict[int, Replica] = {}
         mailbox.when_damaged = self.tell_damage
 
     def begin(self, message: PlanMessage, *, forgets: bool) -> None:
@@ -110,7 +112,24 @@ class StateTransfer(StateTransfers[Replica]):
 
     def _fill(self, replica: Replica, transfer: Transfer, piece: tuple[torch.Tensor, ...]) -> None:
         for own, given in zip(_moving(self.plan, transfer, replica), piece, strict=True):
-            own.copy_(given)
+            if own.data_ptr() != given.data_ptr():
+                own.copy_(given)
+
+    def _await(self) -> None:
+        """Has pieces read to where they belong, as far as that is the host's memory."""
+        self._prepared.clear()
+        places: dict[Key, tuple[torch.Tensor, ...]] = {}
+        if self._is_on_host:
+            for transfer in self._incoming:
+                replica = self._prepared.get(transfer.group)
+                if replica is None:
+                    replica = self._prepared[transfer.group] = super()._new_replica(transfer.group)
+                places[self._key(transfer)] = _moving(self.plan, transfer, replica)
+        self._mailbox.expect(places)
+
+    def _new_replica(self, group: int) -> Replica:
+        prepared = self._prepared.pop(group, None)
+        return super()._new_replica(group) if prepared is None else prepared
 
 
 def _read_by_node(plan: Plan, worker: WorkerId) -> int:

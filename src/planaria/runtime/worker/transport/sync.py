@@ -1,28 +1,34 @@
 """Sums gradients across the owners of each group, as tensors (`planaria.protocol.worker.sums`).
 
-Owners on one host send only where their accumulator lies, and read it in place: nobody writes to an accumulator between
-its sync and the commit, except for a plan whose sync epoch makes the old sum void. The thread that computes does the
-adding, where it would otherwise wait; sending and receiving go on beside it.
+Owners on one host read each other's accumulators and totals where they lie: nobody writes to an accumulator between its
+sync and the commit, nor to a total before the next step's, except for a plan whose sync epoch makes the old sum void.
+The thread that computes does the adding; sending and receiving go on beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
 from planaria.plan.plan import Plan, WorkerId
-from planaria.protocol.worker.sums import Sums
-from planaria.runtime.worker.compute.accumulator import Accumulator, total_gradient
+from planaria.plan.sum_slices import Slices
+from planaria.protocol.worker.sums import Piece, Sums
+from planaria.runtime.worker.compute.accumulator import Accumulator, add_up, grid_step, squared_norm
 from planaria.runtime.worker.compute.device_clock import DeviceClock
 from planaria.runtime.worker.compute.holdings import Holdings
-from planaria.runtime.worker.compute.shared_memory import SharedReader
-from planaria.runtime.worker.transport.mailbox import Kind, Mailbox
+from planaria.runtime.worker.compute.shared_memory import SharedReader, SharedVector
+from planaria.runtime.worker.transport.grid_encoding import add_decoded, encoded
+from planaria.runtime.worker.transport.mailbox import Mailbox
 from planaria.runtime.worker.transport.transport import Transport
 
+Tensors = tuple[torch.Tensor, ...]
 
-class Sync(Sums[Accumulator, tuple[torch.Tensor, ...], torch.Tensor]):
-    """The sums of one worker in the step in progress."""
+
+class Sync(Sums[Accumulator, Tensors, Tensors]):
+    """The sums of one worker in the step in progress. A part is a vector in place, or what came: a slice, encoded."""
+
+    _holdings: Holdings
 
     def __init__(
         self, worker: WorkerId, holdings: Holdings, transport: Transport, mailbox: Mailbox, pace: DeviceClock
@@ -30,40 +36,103 @@ class Sync(Sums[Accumulator, tuple[torch.Tensor, ...], torch.Tensor]):
         super().__init__(worker, holdings, transport, mailbox)
         self._transport = transport
         self._pace = pace
-        self._reader = SharedReader()
+        self._counts = SharedReader()
+        self._totals = SharedReader()
 
     def begin_step(self, plan: Plan, step: int) -> None:
         if plan is not self._plan:
-            self._reader.keep_only(set(plan.workers))
+            self._counts.keep_only(set(plan.workers))
+            self._totals.keep_only(set(plan.workers))
         super().begin_step(plan, step)
 
     def progress(self) -> bool:
         """Does one piece of what can be done without waiting; False when there is nothing."""
-        whole = self.collect()
-        if whole is not None:
-            self.finish(*whole)
-        return whole is not None
+        piece = self.next_piece()
+        if piece is not None:
+            self.do(piece)
+        return piece is not None
 
-    def _own(self, accumulator: Accumulator) -> torch.Tensor:
-        return accumulator.total
+    def do(self, piece: Piece[Tensors]) -> None:
+        self._pace.add_up(piece)
+        super().do(piece)
 
-    def _parcel(self, owner: WorkerId, accumulator: Accumulator | None) -> tuple[str, tuple[torch.Tensor, ...]]:
-        if accumulator is None:
-            return Kind.SUM, ()
-        if accumulator.shared is not None and self._transport.is_on_this_host(owner):
-            return Kind.SHARED_SUM, (accumulator.shared.address(),)
-        return Kind.SUM, (accumulator.total,)
+    def _host_of(self, worker: WorkerId) -> Hashable:
+        return self._transport.host_of(worker) if self._holdings.is_on_host else worker
 
-    def _part(
-        self, kind: str, owner: WorkerId, group: int, sent: tuple[torch.Tensor, ...]
-    ) -> tuple[torch.Tensor | None] | None:
-        if kind == Kind.SUM:
-            return (sent[0] if sent else None,)
-        part = self._reader.read(owner, group, sent[0], self._holdings.accumulator(group).total.dtype)
-        # An owner that died before its part was mapped has not counted nothing: this sum never becomes whole.
-        return None if part is None else (part,)
+    def _own(self, accumulator: Accumulator) -> Tensors:
+        return (accumulator.total,)
 
-    def _add_up(self, group: int, parts: Sequence[torch.Tensor], *, with_norm: bool) -> float:
+    def _place(self, accumulator: Accumulator | None) -> Tensors:
+        return () if accumulator is None else _address(accumulator.shared)
+
+    def _part_at(self, owner: WorkerId, group: int, sent: Tensors) -> tuple[Tensors | None] | None:
+        if not sent:
+            return (None,)
+        part = self._counts.read(owner, group, sent[0], self._holdings.sum_dtype)
+        return None if part is None else ((part,),)
+
+    def _encoded(self, group: int, about: WorkerId, slices: Slices, parts: Sequence[Tensors]) -> Tensors:
+        if not parts:
+            return ()
+        begin, end = slices.bounds(about, parts[0][0].numel())
+        own = [part[0][begin:end].to("cpu") for part in parts]
+        total = own[0] if len(own) == 1 else torch.empty_like(own[0])
+        if total is not own[0]:
+            add_up(own, total)
+        return encoded(total, self._grid_step(group)) if total.dtype is torch.float64 else (total,)
+
+    def _grid_step(self, group: int) -> float:
+        return grid_step(self._holdings.exponents[group])
+
+    def _came(self, sent: Tensors) -> Tensors | None:
+        return sent or None
+
+    def _add_up(self, group: int, slices: Slices, in_place: Sequence[Tensors], came: Sequence[Tensors]) -> None:
+        target = self._slice(group, self._worker, slices)
+        begin, end = slices.bounds(self._worker, self._gradient(group).numel())
+        own = [part[0][begin:end] for part in in_place]
+        if not came:
+            add_up(own, target)
+            return
+        total = torch.empty(end - begin, dtype=self._holdings.sum_dtype)
+        add_up([part.to("cpu") for part in own], total)
+        for part in came:
+            if total.dtype is torch.float64:
+                add_decoded((part[0], part[1], part[2]), self._grid_step(group), total)
+            else:
+                total += part[0]
+        target.copy_(total)
+
+    def _gradient(self, group: int) -> torch.Tensor:
         gradient: torch.Tensor = self._holdings.replicas[group].gradient
-        self._pace.add_up(group, len(parts))
-        return total_gradient([part.to(gradient.device) for part in parts], gradient, with_norm=with_norm)
+        return gradient
+
+    def _slice(self, group: int, about: WorkerId, slices: Slices) -> torch.Tensor:
+        gradient = self._gradient(group)
+        begin, end = slices.bounds(about, gradient.numel())
+        return gradient[begin:end]
+
+    def _total(self, group: int, about: WorkerId, slices: Slices) -> Tensors:
+        return (self._slice(group, about, slices),)
+
+    def _total_place(self, group: int) -> Tensors:
+        return _address(self._holdings.replicas[group].shared_gradient)
+
+    def _take(self, group: int, about: WorkerId, slices: Slices, sent: Tensors) -> None:
+        self._slice(group, about, slices).copy_(sent[0])
+
+    def _take_from(self, group: int, about: WorkerId, slices: Slices, owner: WorkerId, sent: Tensors) -> bool:
+        gradient = self._totals.read(owner, group, sent[0], torch.float32)
+        if gradient is None:
+            return False
+        begin, end = slices.bounds(about, gradient.numel())
+        self._slice(group, about, slices).copy_(gradient[begin:end])
+        return True
+
+    def _norm(self, group: int) -> float:
+        return squared_norm(self._gradient(group))
+
+
+def _address(shared: SharedVector | None) -> Tensors:
+    assert shared is not None, "a vector that other workers of the host read is in its memory"
+    return (shared.address(),)

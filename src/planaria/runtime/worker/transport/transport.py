@@ -1,146 +1,35 @@
-"""The data plane between workers: one TCP connection for each direction of each pair that talks.
+"""The data plane between workers: a TCP connection for each direction of each pair that talks, and one for state.
 
 A connection belongs to its two ends alone, so the death of one worker touches nobody else's: there is no group to
 abort or to build again. A message is named by its `Key`; the receiver asks for keys, so what a dead plan left under
-way is never taken. Sends never block the caller: what the kernel does not take at once, a thread of the peer sends.
+way is never taken. Sends never block the caller: what the kernel does not take at once, a thread sends. There are as
+many threads with one peer as with hundreds.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import queue
-import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Hashable, Mapping
 
 import torch
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.worker.session import CUT_OFF_S
-from planaria.runtime.wire.control_frames import FrameError
+from planaria.protocol.messages.worker import Flow
+from planaria.protocol.thresholds import CUT_OFF_S
 from planaria.runtime.wire.listener import PeerListener, greeting
-from planaria.runtime.wire.sockets import bound_silence, watch_over
-from planaria.runtime.worker.transport.frames import DamagedFrame, data_frame, read_data
-from planaria.runtime.worker.transport.mailbox import Key, Mailbox
-
-CONNECT_TIMEOUT_S: Final = 5.0
-UNREACHABLE_PAUSE_S: Final = 0.1
-"""Seconds between two attempts at an unreachable host: in the first second after its cable is back, its entry among
-the kernel's neighbours may still be that of a host that is gone."""
-
-MAX_PAYLOAD_BYTES: Final = 1 << 36
-
-
-class _Peer:
-    """The connection to one peer: a socket and a thread that sends what could not go at once.
-
-    Args:
-        own: the sender.
-        peer: the receiver, at `address`.
-        token: of the job.
-        broken: called from the thread when the connection failed without having been closed here.
-    """
-
-    def __init__(self, own: WorkerId, peer: WorkerId, address: str, token: str, broken: Callable[[], None]) -> None:
-        self._hello = greeting(own, token)
-        self._address = address
-        self._broken = broken
-        self._queue: queue.SimpleQueue[list[memoryview] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._waiting = 0
-        self._socket: socket.socket | None = None
-        self._dead = False
-        self._closed = False
-        threading.Thread(target=self._run, name=f"to-{peer}", daemon=True).start()
-
-    def send(self, pieces: list[memoryview]) -> None:
-        with self._lock:
-            if self._dead:
-                return
-            if self._waiting == 0 and self._socket is not None:
-                pieces = self._send_at_once(self._socket, pieces)
-                if not pieces:
-                    return
-            self._waiting += 1
-        self._queue.put(pieces)
-
-    def _send_at_once(self, sock: socket.socket, pieces: list[memoryview]) -> list[memoryview]:
-        """Gives the kernel what it takes without blocking; returns the rest."""
-        try:
-            sent = sock.sendmsg(pieces, [], socket.MSG_DONTWAIT)
-        except OSError:
-            return pieces  # not now, or never: the thread finds out which
-        rest = []
-        for piece in pieces:
-            if sent >= len(piece):
-                sent -= len(piece)
-            else:
-                rest.append(piece[sent:] if sent else piece)
-                sent = 0
-        return rest
-
-    def _run(self) -> None:
-        try:
-            sock = self._connect()
-            with self._lock:
-                self._socket = sock
-            while (pieces := self._queue.get()) is not None:
-                for piece in pieces:
-                    sock.sendall(piece)
-                with self._lock:
-                    self._waiting -= 1
-        except OSError:
-            # The peer is dying, most likely; the coordinator hears of it from the peer's own control connection.
-            if not self._closed:
-                self._broken()
-        finally:
-            with self._lock:
-                self._dead = True
-                if self._socket is not None:
-                    self._socket.close()
-
-    def _connect(self) -> socket.socket:
-        host, port = self._address.rsplit(":", 1)
-        began = time.monotonic()
-        while True:
-            try:
-                sock = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S)
-            except TimeoutError:
-                if self._closed:
-                    raise
-                continue  # the host is busy; whether it is dead is not for us to say
-            except OSError as error:
-                is_late = time.monotonic() - began >= CONNECT_TIMEOUT_S
-                if error.errno != errno.EHOSTUNREACH or self._closed or is_late:
-                    raise
-                time.sleep(UNREACHABLE_PAUSE_S)
-                continue
-            sock.settimeout(None)
-            watch_over(sock)
-            if sock.getpeername()[0] != sock.getsockname()[0]:
-                bound_silence(sock)  # no packet is lost within a host
-            sock.sendall(self._hello)
-            return sock
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = self._dead = True
-            if self._socket is not None:
-                with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
-        self._queue.put(None)
+from planaria.runtime.worker.transport.frames import Arrived, DamagedFrame, data_frame
+from planaria.runtime.worker.transport.incoming import Incoming
+from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
+from planaria.runtime.worker.transport.outgoing import Connection, Outgoing
 
 
 class Transport:
     """Sends to peers, and puts what they send into the mailbox.
 
     Args:
-        worker: who this is.
-        token: of the job.
+        worker: the number of this worker.
+        token: the job's token.
         mailbox: for what arrives.
         host: to listen on.
         cut_off: told, from another thread, of a peer that is in the plan and to which the connection is lost.
@@ -159,29 +48,34 @@ class Transport:
         self._mailbox = mailbox
         self._host = host
         self._cut_off = cut_off
-        self._peers: dict[WorkerId, _Peer] = {}
+        self._connections: dict[tuple[WorkerId, bool], Connection] = {}
+        """By peer, and whether it is for state."""
         self._addresses: dict[WorkerId, str] = {}
-        self._greeter = PeerListener(token, self._greeted)
+        self._outgoing = Outgoing()
+        self._incoming = Incoming(self._arrived, mailbox.place, self._header_damaged, mailbox.put_error)
+        self._greeter = PeerListener(token, self._incoming.add)
 
     def start(self) -> str:
         """Begins to listen; returns the address that peers need."""
+        self._incoming.start()
         return f"{self._host}:{self._greeter.start(self._host)}"
 
     def set_peers(self, addresses: Mapping[WorkerId, str]) -> None:
         """Sets the peers of the plan. Connections to all others are closed; those that stay are not touched."""
-        for worker in [w for w in self._peers if addresses.get(w) != self._addresses.get(w)]:
-            self._peers.pop(worker).close()
+        for way in [way for way in self._connections if addresses.get(way[0]) != self._addresses.get(way[0])]:
+            self._connections.pop(way).close()
         self._addresses = dict(addresses)
 
-    def is_on_this_host(self, peer: WorkerId) -> bool:
-        return self._addresses[peer].rpartition(":")[0] == self._host
+    def host_of(self, worker: WorkerId) -> Hashable:
+        """Returns the host in whose memory the worker's vectors can be read."""
+        return self._host if worker == self._worker else self._addresses[worker].rpartition(":")[0]
 
-    def connect(self, peer: WorkerId) -> _Peer:
-        found = self._peers.get(peer)
+    def _connection(self, peer: WorkerId, *, is_state: bool) -> Connection:
+        found = self._connections.get((peer, is_state))
         if found is None:
-            address = self._addresses[peer]
-            found = _Peer(self._worker, peer, address, self._token, lambda: self._broken(peer, address))
-            self._peers[peer] = found
+            address, hello = self._addresses[peer], greeting(self._worker, self._token)
+            found = self._outgoing.connect(address, hello, lambda: self._broken(peer, address), gives_way=is_state)
+            self._connections[peer, is_state] = found
         return found
 
     def _broken(self, peer: WorkerId, address: str) -> None:
@@ -197,40 +91,37 @@ class Transport:
 
     def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         """Sends without waiting. The tensors must not change until the peer has them (a later commit says so)."""
-        self.connect(peer).send(data_frame(key, tensors))
+        self._connection(peer, is_state=key.kind == Kind.STATE).send(data_frame(key, tensors))
 
-    def _greeted(self, sock: socket.socket, sender: int) -> None:
-        threading.Thread(target=self._receive, args=(sock, sender), name="receive", daemon=True).start()
+    def flows(self) -> dict[WorkerId, Flow]:
+        """Returns what peers on other hosts have got from here so far, state aside: it has to wait for the rest."""
+        far = {
+            peer: connection.sent()
+            for (peer, is_state), connection in self._connections.items()
+            if not is_state and self.host_of(peer) != self._host
+        }
+        return {peer: Flow(*flow) for peer, flow in far.items() if flow is not None and flow[0]}
 
-    def _receive(self, sock: socket.socket, sender: int) -> None:
-        """Reads one peer's messages until it closes."""
-        with sock:
-            try:
-                while True:
-                    try:
-                        key, tensors = read_data(sock, MAX_PAYLOAD_BYTES)
-                    except DamagedFrame as damaged:
-                        self._damaged(WorkerId(sender), damaged)
-                        if damaged.key is None:
-                            return  # where the next message begins, nobody knows
-                        continue
-                    if key.sender != sender:
-                        raise FrameError(f"worker {sender} sent a message in the name of {key.sender}")
-                    self._mailbox.put(key, tensors)
-            except (EOFError, OSError):
-                return  # the peer is gone, or the plan has no more use for it
-            except Exception as error:
-                self._mailbox.put_error(error)
+    def _arrived(self, sender: int, arrived: Arrived) -> None:
+        key, tensors = arrived
+        if tensors is not None:
+            self._mailbox.put(key, tensors)
+        else:
+            self._tell_damage(sender, f"{key} is damaged")
+            self._mailbox.put_damaged(key)
 
-    def _damaged(self, sender: WorkerId, damaged: DamagedFrame) -> None:
-        said = f"worker {self._worker}: a message of worker {sender} failed its checksum and is dropped: {damaged}"
+    def _header_damaged(self, sender: int, damaged: DamagedFrame) -> None:
+        self._tell_damage(sender, str(damaged))
+        if sender in self._addresses:
+            self._cut_off(WorkerId(sender))
+
+    def _tell_damage(self, sender: int, what: str) -> None:
+        said = f"worker {self._worker}: a message of worker {sender} failed its checksum and is dropped: {what}"
         print(said, file=sys.stderr, flush=True)
-        if damaged.key is not None:
-            self._mailbox.put_damaged(damaged.key)
-        elif sender in self._addresses:
-            self._cut_off(sender)
 
     def close(self) -> None:
         self._greeter.close()
-        for peer in self._peers.values():
-            peer.close()
+        self._incoming.close()
+        for connection in self._connections.values():
+            connection.close()
+        self._outgoing.close()

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from planaria import api
 from planaria.job.errors import UserError
-from planaria.job.settings import PolicyName
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import Objective, PlannerSettings
 from planaria.planner.instantiation.microbatch_shares import batches_told_by, microbatches_of

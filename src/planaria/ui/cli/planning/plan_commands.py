@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from planaria.job.registry import PolicyName
+from planaria.plan.schedule_kind import ScheduleKind
+from planaria.plan.thresholds import MEAN_TIME_BETWEEN_FAILURES_S
 from planaria.ui.cli.options import FILE, JOB_FILE, set_option
 
 if TYPE_CHECKING:
     from planaria.plan.costs.model_profile import ModelProfile
 
-_SCHEDULES = ("eager-1f1b", "1f1b", "gpipe", "zb-h1", "zb-h2")
-"""Values of `planaria.plan.plan.ScheduleKind`, which is not imported for a help page."""
+_SCHEDULES = [kind.value for kind in ScheduleKind]
 _OBJECTIVES = ("steptime", "oobleck")
-_POLICIES = ("templates", "reroute", "redundancy", "morph", "drop", "adaptive")
-"""Values of `planaria.job.settings.PolicyName`, which is not imported for a help page."""
+_POLICIES = [name.value for name in PolicyName]
 
 
 def _nodes_lost(context: click.Context, option: click.Parameter, given: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -66,7 +67,8 @@ def _nodes_lost(context: click.Context, option: click.Parameter, given: Sequence
     help="Without JOB: how the plan is made, and those after losses.",
 )  # fmt: skip
 @click.option(
-    "--mean-time-between-failures-s", type=click.FloatRange(min=0, min_open=True), default=10_800.0, show_default=True,
+    "--mean-time-between-failures-s", type=click.FloatRange(min=0, min_open=True), show_default=True,
+    default=MEAN_TIME_BETWEEN_FAILURES_S,
     help="Without JOB: seconds between losses of nodes, which the policy adaptive expects.",
 )  # fmt: skip
 @click.option(
@@ -139,6 +141,11 @@ def plan(
     help="What messages between the preset's nodes reach, in Gbit/s: 100 are 12.5 GB/s.  [default: 80]",
 )  # fmt: skip
 @click.option(
+    "--numerics", type=click.Choice(["exact", "fast", "mixed"]),
+    help="What the preset's workers hold and send: 24, 20 or, as published systems have it, 16 bytes a parameter."
+    "  [default: exact]",
+)  # fmt: skip
+@click.option(
     "--profile", "profile_file", type=JOB_FILE, metavar="FILE", help="Read this profile instead of measuring."
 )
 @click.option(
@@ -156,6 +163,7 @@ def profile(
     sequence_length: int | None,
     devices_per_node: int | None,
     network_gbit: float | None,
+    numerics: str | None,
     profile_file: Path | None,
     calibrate: float | None,
     only_list: bool,
@@ -176,7 +184,7 @@ def profile(
     if only_list:
         profile_view.show_presets()
         return 0
-    of_presets = (microbatch, sequence_length, devices_per_node, network_gbit)
+    of_presets = (microbatch, sequence_length, devices_per_node, network_gbit, numerics)
     _check_source(job, overrides, preset, device, profile_file, of_presets)
     if preset is not None and device is not None:
         made = profile_view.from_preset(
@@ -187,6 +195,7 @@ def profile(
                 sequence_length=sequence_length or 0,
                 devices_per_node=devices_per_node or 1,
                 network_gbit=network_gbit or 0.0,
+                numerics=numerics or "exact",
             )
         )
     elif profile_file is not None:
@@ -211,7 +220,7 @@ def _check_source(
     preset: str | None,
     device: str | None,
     profile_file: Path | None,
-    of_presets: tuple[float | None, ...],
+    of_presets: tuple[float | str | None, ...],
 ) -> None:
     """Checks that a profile has one source, and that source no other's options."""
     if sum(source is not None for source in (job, preset, profile_file)) != 1:
@@ -220,7 +229,7 @@ def _check_source(
         raise click.UsageError("--preset and --device go together; --list shows what there is.")
     if preset is None and any(option is not None for option in of_presets):
         raise click.UsageError(
-            "--microbatch, --sequence-length, --devices-per-node and --network-gbit go with --preset. "
+            "--microbatch, --sequence-length, --devices-per-node, --network-gbit and --numerics go with --preset. "
             "A job says these things itself."
         )
     if job is None and overrides:

@@ -16,9 +16,10 @@ from rich.text import Text
 
 from planaria.job.errors import UserError
 from planaria.plan.program.programs import program
-from planaria.plan.quantities import size
+from planaria.plan.quantities import count, size
 from planaria.planner.reroute.plans import shares
-from planaria.runtime.run_folder.sentences import counted, duration, layer_range
+from planaria.runtime.run_folder.sentences import duration, layer_range
+from planaria.runtime.run_folder.tables import candidate_table, plan_table, ranges
 from planaria.ui.plots.cells import CellKind
 from planaria.ui.plots.schedule_picture import svg, terminal
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from planaria.plan.costs.pipeline_time import Template
     from planaria.plan.plan import Plan, Stage
     from planaria.plan.settings import PlannerSettings
-    from planaria.policy.candidate_record import CandidateRecord
 
 _WIDTH_WITHOUT_TERMINAL = 100
 _SEVERAL_DEVICES = (
@@ -52,7 +52,7 @@ class PlannedModel:
 
     Attributes:
         title: its name.
-        model: of what kind.
+        model: the kind of model.
         batch: what a step is made of.
         costs: where the layers' costs come from.
     """
@@ -65,7 +65,7 @@ class PlannedModel:
 
 def subject_of(job: Job, costs: str) -> PlannedModel:
     """Returns the subject of a job's plan."""
-    microbatches = counted(job.train.num_microbatches, "microbatch")
+    microbatches = count(job.train.num_microbatches, "microbatch")
     return PlannedModel(
         title=job.run.name or job.model.type,
         model=job.model.type,
@@ -76,11 +76,11 @@ def subject_of(job: Job, costs: str) -> PlannedModel:
 
 def subject_of_profile(profile: ModelProfile, settings: PlannerSettings, costs: str) -> PlannedModel:
     """Returns the subject of a profile's plan, without a job."""
-    microbatches = counted(settings.num_microbatches, "microbatch")
+    microbatches = count(settings.num_microbatches, "microbatch")
     return PlannedModel(
         title=profile.name or "profile",
         model=f"on {profile.device.name}",
-        batch=f"{microbatches} of {counted(profile.microbatch_size, 'sample')}",
+        batch=f"{microbatches} of {count(profile.microbatch_size, 'sample')}",
         costs=costs,
     )
 
@@ -96,13 +96,17 @@ def show(subject: PlannedModel, report: PlanReport, *, only_templates: bool) -> 
     width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 24)).columns
     console = Console(width=width, highlight=False)
     console.print(_headline(subject, report))
-    console.print(Text(f"layer costs: {subject.costs}; planned in {report.planning_s * 1e3:.0f} ms", style="dim"))
+    console.print(Text(f"layer costs: {subject.costs}", style="dim"))
+    console.print(Text(f"planned in {duration(report.planning_s)}", style="dim"))
     console.print()
     console.print(_templates(report))
     if only_templates:
         return
     console.print()
-    console.print(_pipelines(report))
+    console.print(Text("Pipelines", style="bold"))
+    print("\n".join(_pipelines(report, width)))
+    console.print()
+    console.print(_stages(report))
     if any(stage.num_devices > 1 for stage in report.plan.stages()):
         console.print()
         console.print(Text(_SEVERAL_DEVICES, style="yellow"))
@@ -110,9 +114,10 @@ def show(subject: PlannedModel, report: PlanReport, *, only_templates: bool) -> 
     console.print(_expectation(report))
     console.print(Text(report.reason, style="dim"))
     for proposal in report.after_losses:
-        console.print(Text(f"{duration(proposal.step_time_s)} a step: {proposal.reason}", style="dim"))
+        console.print(f"\nafter the loss: {duration(proposal.step_time_s)} a step")
+        console.print(Text(proposal.reason, style="dim"))
         if proposal.candidates:
-            console.print(_candidates(proposal.candidates))
+            print("\n".join(candidate_table(proposal.candidates, width)))
     console.print()
     # The picture brings its own colours, and must not be wrapped.
     print(
@@ -193,36 +198,36 @@ def _headline(subject: PlannedModel, report: PlanReport) -> Text:
     devices = settings.devices_per_node
     return Text.assemble(
         (subject.title, "bold"),
-        f": {subject.model}, {counted(report.profile.num_layers, 'layer')}, {size(parameters)} of parameters\n",
-        f"a step: {subject.batch}, on {counted(settings.num_nodes, 'node')}"
+        f": {subject.model}, {count(report.profile.num_layers, 'layer')}, {size(parameters)} of parameters\n",
+        f"a step: {subject.batch}, on {count(settings.num_nodes, 'node')}"
         f"{f' of {devices} devices' if devices > 1 else ''}, fault_tolerance = {settings.fault_tolerance}",
     )
 
 
 def _expectation(report: PlanReport) -> Text:
-    """The step time, and how much shorter it could be at most; where workers share cores, also what it would be if they
-    did not."""
-    bound = f"this plan needs at least {duration(report.lower_bound_s)}" if report.lower_bound_s > 0 else ""
+    """Returns the step time; what it would be if no workers shared cores, where they do; and the least possible."""
+    told = Text.assemble("expected step time  ", (duration(report.step_time_s), "bold"))
     cores = report.settings.num_cores
-    if cores is None:
-        told = Text.assemble("expected step time  ", (duration(report.step_time_s), "bold"))
-        return told.append(f" ({bound})" if bound else "")
-    told = Text(f"{len(report.plan.workers)} workers share {cores:g} core{'' if cores == 1 else 's'}: ")
-    told.append("a step is expected to take ").append(duration(report.step_time_s), "bold")
-    return told.append(f"; with a core each {duration(report.timeline.step_time_s)}{f' ({bound})' if bound else ''}")
+    if cores is not None:
+        told.append(f"\n{len(report.plan.workers)} workers share {cores:g} core{'' if cores == 1 else 's'}. ")
+        told.append(f"With a core each a step takes {duration(report.timeline.step_time_s)}.")
+    if report.lower_bound_s > 0:
+        told.append(f"\nNo order of this plan's work takes less than {duration(report.lower_bound_s)}.", "dim")
+    return told
 
 
 def _templates(report: PlanReport) -> Table:
     table = _table("Templates")
     table.add_column("nodes", justify="right")
-    several = report.settings.devices_per_node > 1
-    table.add_column(f"stages, by their layers{' (devices); | between nodes' if several else ''}", overflow="fold")
-    table.add_column(counted(report.settings.shares[-1], "microbatch"), justify="right")
+    several = any(stage.num_devices > 1 for template in report.templates for stage in template.stages)
+    between = "; | between nodes" if report.settings.devices_per_node > 1 else ""
+    table.add_column(f"stages, by their layers{' (devices)' if several else ''}{between}", overflow="fold")
+    table.add_column(count(report.settings.shares[-1], "microbatch"), justify="right")
     table.add_column("off by at most")
     table.add_column("used by")
-    users: dict[int, list[str]] = {}
+    users: dict[int, list[int]] = {}
     for number, nodes in enumerate(_nodes(report.plan)):
-        users.setdefault(len(nodes), []).append(str(number))
+        users.setdefault(len(nodes), []).append(number)
     for template in report.templates:
         used = users.get(template.num_nodes, [])
         table.add_row(
@@ -230,7 +235,7 @@ def _templates(report: PlanReport) -> Table:
             " | ".join(_node_stages(template, node, several) for node in range(template.num_nodes)),
             duration(template.step_time_s),
             f"{100 * template.gap:.1f}%" if template.lower_bound_s else "",
-            f"pipeline{'s' if len(used) > 1 else ''} {', '.join(used)}" if used else "",
+            f"pipeline{'s' if len(used) > 1 else ''} {ranges(used)}" if used else "",
             style="" if used else "dim",
         )
     return table
@@ -243,33 +248,40 @@ def _node_stages(template: Template, node: int, several: bool) -> str:
     )
 
 
-def _pipelines(report: PlanReport) -> Table:
+def _pipelines(report: PlanReport, width: int) -> list[str]:
+    plan = report.plan
+    return plan_table([pipeline.key for pipeline in plan.pipelines], shares(plan), plan.devices_per_node, width)
+
+
+def _stages(report: PlanReport) -> Table:
+    """Returns a table of what stages need; those with the same layers and devices share a row."""
     plan = report.plan
     names = _short_names(report.profile)
-    several = plan.devices_per_node > 1
-    table = _table("Pipelines")
-    table.add_column("pipeline", justify="right")
-    table.add_column("microbatches", justify="right")
-    table.add_column("node.device" if several else "node", justify="right")
+    several = any(stage.num_devices > 1 for stage in plan.stages())
+    alike: dict[tuple[int, int, int], list[Stage]] = {}
+    for stage in plan.stages():
+        alike.setdefault((stage.first_layer, stage.end_layer, stage.num_devices), []).append(stage)
+    table = _table("Stages")
     table.add_column("layers")
-    table.add_column("memory" if not several else "memory each", justify="right")
+    if several:
+        table.add_column("devices", justify="right")
+    table.add_column("workers", justify="right")
+    table.add_column("memory each" if several else "memory", justify="right")
     table.add_column("", overflow="fold", style="dim")
-    for number, (pipeline, share) in enumerate(zip(plan.pipelines, shares(plan), strict=True)):
-        for place, stage in enumerate(pipeline.stages):
-            first = (str(number), str(share)) if place == 0 else ("", "")
-            table.add_row(
-                *first,
-                f"{plan.node_of(stage.worker)}{_devices(plan, stage) if several else ''}",
-                layer_range(stage.first_layer, stage.end_layer),
-                size(report.memory[stage.worker].total),
-                _few(names[stage.first_layer : stage.end_layer]),
-            )
+    for (first, end, devices), held in sorted(alike.items()):
+        table.add_row(
+            layer_range(first, end),
+            *([str(devices)] if several else []),
+            str(len(held)),
+            _from_to(sorted(report.memory[stage.worker].total for stage in held)),
+            _few(names[first:end]),
+        )
     return table
 
 
-def _devices(plan: Plan, stage: Stage) -> str:
-    first = stage.worker % plan.devices_per_node
-    return f".{first}" if stage.num_devices == 1 else f".{first}-{first + stage.num_devices - 1}"
+def _from_to(sizes: Sequence[int]) -> str:
+    least, most = size(sizes[0]), size(sizes[-1])
+    return most if least == most else f"{least} to {most}"
 
 
 def _short_names(profile: ModelProfile) -> list[str]:
@@ -283,26 +295,6 @@ def _short_names(profile: ModelProfile) -> list[str]:
 def _few(names: list[str]) -> str:
     """Returns names in a list; a long one by its ends."""
     return ", ".join(names) if len(names) <= 4 else f"{names[0]} ... {names[-1]}"
-
-
-def _candidates(candidates: Sequence[CandidateRecord]) -> Table:
-    """Returns a table of what a decision weighed, the best first."""
-    table = _table("Candidates")
-    table.add_column("", overflow="fold")
-    for heading in ("a step", "transition", "moves", "memory", "risk", "samples/s"):
-        table.add_column(heading, justify="right")
-    for at, candidate in enumerate(candidates):
-        table.add_row(
-            f"{candidate.name}{' (degraded)' if candidate.is_degraded else ''}",
-            duration(candidate.step_time_s),
-            duration(candidate.transition_s),
-            size(candidate.transfer_bytes) if candidate.transfer_bytes else "",
-            size(candidate.memory_bytes),
-            duration(candidate.risk_s) if candidate.risk_s else "",
-            f"{candidate.samples_per_s:.4g}",
-            style="dim" if at else "",
-        )
-    return table
 
 
 def _table(title: str) -> Table:

@@ -70,7 +70,8 @@ class ProfileCache:
             platform.machine(),
             job.cluster.device.value,
             msgspec.json.encode(job.model, order="deterministic").decode(),
-            f"{train.microbatch}/{train.sequence_length}/{train.dtype.value}/{train.numerics.value}",
+            f"{train.microbatch}/{train.sequence_length}/{train.numerics.value}",
+            f"{train.dtype.value}/{train.boundary_dtype.value}",
             _stamp(job.data.tokenizer),
         ]
         return self._folder / f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:32]}.json"

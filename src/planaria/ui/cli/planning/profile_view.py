@@ -18,7 +18,7 @@ from planaria.job.errors import UserError
 from planaria.plan.costs.model_profile import LayerCost, ModelProfile
 from planaria.plan.quantities import size
 from planaria.runtime.run_folder.recorder import write_atomically
-from planaria.runtime.run_folder.sentences import layer_range
+from planaria.runtime.run_folder.sentences import layer_range, link_class
 
 if TYPE_CHECKING:
     from planaria.job.settings import Job
@@ -37,6 +37,7 @@ class PresetChoice:
         sequence_length: tokens of a sample.
         devices_per_node: times for 1, 2, 4, ... devices, up to all of a node.
         network_gbit: that messages between nodes reach, in Gbit/s.
+        numerics: exact, fast or mixed: what is held and sent.
     """
 
     model: str
@@ -45,6 +46,7 @@ class PresetChoice:
     sequence_length: int
     devices_per_node: int
     network_gbit: float
+    numerics: str
 
 
 def from_preset(choice: PresetChoice) -> ModelProfile:
@@ -58,6 +60,7 @@ def from_preset(choice: PresetChoice) -> ModelProfile:
         sequence_length=choice.sequence_length,
         device_counts=device_counts(choice.devices_per_node),
         network_gbit_s=choice.network_gbit or DEFAULT_NETWORK_GBIT_S,
+        numerics=choice.numerics,
     )
 
 
@@ -116,11 +119,9 @@ def show(profile: ModelProfile) -> None:
     for first, end in _runs(profile.layers):
         _add_rows(table, profile.layers[first], first, end)
     console.print(table)
-    for name, link in (("within a node", profile.links.within_node), ("between nodes", profile.links.between_nodes)):
-        console.print(
-            f"messages {name}: {link.latency_s * 1e6:.3g} us and {size(round(link.bandwidth_bytes_per_s))}/s",
-            style="dim",
-        )
+    for name, link in profile.links.classes.items():
+        rate = f"{size(round(link.bandwidth_bytes_per_s))}/s"
+        console.print(f"messages {link_class(name)}: {link.latency_s * 1e6:.3g} us and {rate}", style="dim")
     console.print(Text(profile.provenance, style="dim"))
 
 

@@ -13,8 +13,10 @@ import msgspec
 from planaria import api
 from planaria.job.errors import UserError
 from planaria.job.parse import EMULATED_MODEL
-from planaria.job.settings import Device, Job, PolicyName
+from planaria.job.registry import PolicyName
+from planaria.job.settings import Device, Job
 from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.quantities import count
 from planaria.protocol.messages.records import RunStatus
 from planaria.runtime.launch.expected_losses import expected_losses
 from planaria.runtime.launch.rehearsal.comparison import Comparison, ComparisonFolder, run_policy
@@ -31,7 +33,7 @@ from planaria.runtime.nodes.local_nodes import LauncherError, LocalNodes
 from planaria.runtime.progress.rehearsal_progress import RehearsalProgress
 from planaria.runtime.run_folder.recorder import write_atomically
 from planaria.runtime.run_folder.run_folder import RunFolder, free_name
-from planaria.runtime.run_folder.sentences import age, counted, duration
+from planaria.runtime.run_folder.sentences import age, duration
 from planaria.simulate.traces.script_format import read_script, write_script
 from planaria.simulate.traces.scripts import Clock, Script, ScriptName, announced, busiest
 from planaria.ui.cli.options import EXIT_EXHAUSTED, EXIT_FAILED, EXIT_SIGNALLED
@@ -76,7 +78,7 @@ def drill(job_file: Path, overrides: Sequence[str], wanted: RehearsalOptions, na
         folder.script.write_text(write_script(script))
         own = rehearsed_job(job, folder.profile, script)
         with (
-            RehearsalProgress(name, script, job.train.global_batch) as display,
+            RehearsalProgress(name, script, job.train.global_batch, job.cluster.devices_per_node) as display,
             LocalNodes(folder.logs / "launcher.log", EMULATED_MODEL) as nodes,
         ):
             ended = rehearse(own, folder, script, nodes, observers=(display,), say=display.say)
@@ -110,7 +112,7 @@ def compare(
     folder.begin(profile, script)
     if script.clock is Clock.SECONDS:
         each = duration(script.trace.horizon_s)
-        click.echo(f"{counted(len(chosen), 'run')} of {script.name}, {each} each", err=True)
+        click.echo(f"{count(len(chosen), 'run')} of {script.name}, {each} each", err=True)
     comparison = Comparison(
         job=job.run.name or "",
         script=script.name,

@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from planaria.job.errors import UserError
+from planaria.plan.quantities import count
 from planaria.runtime.launch.rehearsal.comparison import Comparison, ComparisonFolder, Row
 from planaria.runtime.launch.rehearsal.rehearsal import Rehearsed
 from planaria.runtime.run_folder.run_folder import RunFolder
-from planaria.runtime.run_folder.sentences import counted, duration
+from planaria.runtime.run_folder.sentences import duration
 from planaria.simulate.traces.tally import RunTally
 from planaria.ui.plots.rehearsal_plot import Line, Nodes, plot_rehearsal
 
@@ -39,13 +40,14 @@ def _figures(ended: Rehearsed, tally: RunTally) -> list[tuple[str, str]]:
     if ended.unplanned_losses:
         nodes += f"; {ended.unplanned_losses} lost though the script did not take them"
     if tally.waits:
-        nodes += f"; {counted(tally.waits, 'time')} too few, and waited for others"
+        nodes += f"; {count(tally.waits, 'time')} too few, and waited for others"
     rows = [
         ("samples a second", f"{tally.samples_per_s:.4g}, over {duration(tally.window_s)}"),
         ("steps", f"{tally.steps:.1f}, {tally.committed} commits"),
         ("nodes", nodes),
         ("recoveries", _recoveries(tally) or "none"),
-        ("steps done again", f"{tally.restored_steps}; {counted(tally.rerun_microbatches, 'microbatch')} of others"),
+        ("steps trained again", f"{tally.restored_steps}"),
+        ("run again in others", count(tally.rerun_microbatches, "microbatch")),
         (
             "samples",
             f"{tally.dropped_samples} dropped by the policy, {tally.skipped_samples} skipped, "
@@ -55,16 +57,16 @@ def _figures(ended: Rehearsed, tally: RunTally) -> list[tuple[str, str]]:
     if tally.mean_pause_s is not None:
         rows.insert(4, ("loss to next commit", f"{duration(tally.mean_pause_s)} on average"))
     if tally.estimate.step_error is not None:
-        off = f"{tally.estimate.step_error:.1%} off on average, {counted(tally.estimate.plans, 'plan')}"
+        off = f"{tally.estimate.step_error:.1%} off on average, over {count(tally.estimate.plans, 'plan')}"
         rows.append(("estimates of steps", off))
     if tally.estimate.transitions_measured_s:
         thought, took = tally.estimate.transitions_estimated_s, tally.estimate.transitions_measured_s
-        rows.append(("of transitions", f"{duration(thought)} together, {duration(took)} measured"))
+        rows.append(("transitions, in all", f"{duration(thought)} estimated, {duration(took)} measured"))
     return rows
 
 
 def _recoveries(tally: RunTally) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in tally.recoveries.items())
+    return ", ".join(f"{count} by {kind}" for kind, count in tally.recoveries.items())
 
 
 def show_comparison(comparison: Comparison) -> None:
@@ -90,7 +92,7 @@ def show_comparison(comparison: Comparison) -> None:
             str(tally.rerun_microbatches),
             str(tally.dropped_samples),
         )
-    console.print(f"{comparison.job}, {counted(comparison.nodes, 'node')}, script {comparison.script}")
+    console.print(f"{comparison.job}, {count(comparison.nodes, 'node')}, script {comparison.script}")
     console.print(table)
     for row in comparison.rows:
         for remark in filter(None, (row.reason, _unplanned(row))):
@@ -99,7 +101,7 @@ def show_comparison(comparison: Comparison) -> None:
 
 def _unplanned(row: Row) -> str:
     lost = row.rehearsed.unplanned_losses if row.rehearsed is not None else 0
-    return f"{counted(lost, 'node')} lost though the script did not take them" if lost else ""
+    return f"{count(lost, 'node')} lost though the script did not take them" if lost else ""
 
 
 def plot_drill(ended: Rehearsed, folder: RunFolder) -> None:

@@ -1,0 +1,119 @@
+"""Compares a cut model with the whole one: the same numbers must come out, to the last bit.
+
+It is done on a narrow model of the same structure, where the config allows one; otherwise on the model itself if that
+is small, and not at all if it is not.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from planaria.job.settings import ModelSection, TrainSection
+from planaria.model.config import example_batch
+from planaria.model.huggingface import HuggingFaceModel, logits
+from planaria.model.initial import seeded
+from planaria.model.model import ModelError, Tensors
+
+_WIDTHS = (
+    "hidden_size", "intermediate_size", "head_dim", "d_model", "d_kv", "d_ff", "ffn_dim", "word_embed_proj_dim",
+    "encoder_ffn_dim", "decoder_ffn_dim", "moe_intermediate_size", "shared_expert_intermediate_size", "q_lora_rank",
+    "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "query_pre_attn_scalar",
+)  # fmt: skip
+_LEAST_HEAD = 8
+_MOST_PARAMETERS = 50_000_000
+_MOST_ROWS, _MOST_TOKENS = 2, 64
+
+
+def compare(model: HuggingFaceModel, section: ModelSection, train: TrainSection) -> None:
+    """Compares the job's model, as it is cut, with the whole one.
+
+    Raises:
+        ModelError: outputs or gradients differ.
+    """
+    shorter = msgspec.structs.replace(
+        train, microbatch=min(train.microbatch, _MOST_ROWS), sequence_length=min(train.sequence_length, _MOST_TOKENS)
+    )
+    for config in _narrower(model.config):
+        try:
+            batch = example_batch(config, model.model_class, shorter)
+            small = HuggingFaceModel(model.model_class, config, batch, split_at=section.split_at)
+        except ModelError:
+            continue
+        if len(small.layer_names) != len(model.layer_names) or _size(small) > _MOST_PARAMETERS:
+            continue
+        difference = _difference(small)
+        if difference is not None:
+            raise ModelError(
+                f"model.type = {section.type!r}: cut into {len(small.layer_names)} layers, {difference}. "
+                "Planaria cannot train it."
+            )
+        return
+
+
+def _narrower(config: Any) -> Iterator[Any]:
+    """Yields configs of narrow models of this structure, and at last the config itself."""
+    heads = getattr(config, "num_attention_heads", None)
+    width = getattr(config, "hidden_size", None)
+    if isinstance(heads, int) and isinstance(width, int):
+        times = getattr(config, "head_dim", None) or width // heads
+        while times > 1:
+            if times * _LEAST_HEAD <= width // heads:
+                narrow = copy.deepcopy(config)
+                for name in _WIDTHS:
+                    value = getattr(narrow, name, None)
+                    if isinstance(value, int) and value:
+                        setattr(narrow, name, max(1, value // times))
+                yield narrow
+            times //= 2
+    yield copy.deepcopy(config)
+
+
+def _size(model: HuggingFaceModel) -> int:
+    return sum(torch.Size(spec.shape).numel() for group in model.groups for spec in group.parameters)
+
+
+def _difference(model: HuggingFaceModel) -> str | None:
+    with seeded(0):
+        whole = model.model_class(model.config).eval()
+        state = {name: parameter.detach() for name, parameter in whole.named_parameters()}
+        layers = [layer.eval() for layer in _filled(model, state)]
+        rows = getattr(model.config, "vocab_size", 2)
+        batch = {
+            name: torch.randint(rows, example.shape) if example.dtype == torch.int64 else torch.randn(example.shape)
+            for name, example in model.example.items()
+        }
+        expected = logits(whole, batch)
+        values: Tensors = tuple(batch.values())
+        for layer in layers:
+            output = layer(*values)
+            values = output if isinstance(output, tuple) else (output,)
+        if not torch.equal(values[0], expected):
+            return "it gives other outputs than whole"
+        weights = torch.randn(expected.shape)
+        torch.autograd.backward((expected * weights).sum())
+        torch.autograd.backward((values[0] * weights).sum())
+    for group in model.groups:
+        for spec in group.parameters:
+            parts = [layers[at].get_parameter(local).grad for at, local in spec.uses]
+            found = sum((part for part in parts if part is not None), torch.zeros(spec.shape))
+            gradient = whole.get_parameter(spec.name).grad
+            other = torch.zeros(spec.shape) if gradient is None else gradient
+            if not torch.allclose(found, other, rtol=1e-3, atol=1e-4 * float(other.abs().max())):
+                return f"the gradient of {spec.name} is another than whole"
+    return None
+
+
+def _filled(model: HuggingFaceModel, state: dict[str, torch.Tensor]) -> list[nn.Module]:
+    layers = [model.build_layer(index) for index in range(len(model.layer_names))]
+    with torch.no_grad():
+        for group in model.groups:
+            for spec in group.parameters:
+                for at, local in spec.uses:
+                    layers[at].get_parameter(local).copy_(state[spec.name])
+    return layers

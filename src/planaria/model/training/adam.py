@@ -1,0 +1,42 @@
+"""Adam (Kingma and Ba, 2015), by torch's fused kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from planaria.job.settings import TrainSection
+from planaria.model.training.optimizer import Update
+
+
+class Adam:
+    """Two moments. Weight decay is added to the gradient (L2)."""
+
+    fields: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+
+    def states(self, train: TrainSection) -> tuple[str, ...]:
+        return "exp_avg", "exp_avg_sq"
+
+    def update(self, train: TrainSection, update: Update) -> None:
+        import torch
+
+        device = update.parameters[0].device
+        torch._fused_adam_(
+            update.parameters,
+            update.gradients,
+            update.states[0],
+            update.states[1],
+            [],
+            [torch.tensor(float(update.step), device=device) for _ in update.parameters],
+            lr=update.rate,
+            beta1=train.betas[0],
+            beta2=train.betas[1],
+            weight_decay=update.weight_decay,
+            eps=train.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=update.gradient_divisor,
+        )
+
+
+OPTIMIZER = Adam()

@@ -1,0 +1,50 @@
+"""What the job's rules, [[train.parameters]], say of each parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from planaria.job.settings import TrainSection
+from planaria.model.model import Model, ModelError, ParameterSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Treatment:
+    """What a parameter is trained with.
+
+    Attributes:
+        rule: number of the job's rule that holds for it; -1: none.
+        weight_decay: how much its weights decay.
+        rate: what the learning rate is multiplied by.
+    """
+
+    rule: int
+    weight_decay: float
+    rate: float
+
+
+def treatment_of(parameter: ParameterSpec, train: TrainSection) -> Treatment:
+    """Returns a parameter's treatment: the first rule that matches its name says, and [train] what that leaves open."""
+    plain = train.weight_decay if parameter.decays else 0.0
+    for number, rule in enumerate(train.parameters):
+        if fnmatchcase(parameter.name, rule.match):
+            decay = plain if rule.weight_decay is None else rule.weight_decay
+            return Treatment(rule=number, weight_decay=decay, rate=rule.learning_rate_factor)
+    return Treatment(rule=-1, weight_decay=plain, rate=1.0)
+
+
+def check_rules(model: Model, train: TrainSection) -> None:
+    """Refuses a rule that holds for no parameter of the model.
+
+    Raises:
+        ModelError: names the rule.
+    """
+    parameters = [parameter for group in model.groups for parameter in group.parameters]
+    used = {treatment_of(parameter, train).rule for parameter in parameters}
+    for number, rule in enumerate(train.parameters):
+        if number not in used:
+            raise ModelError(
+                f"train.parameters: match = {rule.match!r} holds for none of the {len(parameters)} parameters that no "
+                f"rule before it matches. They are named like {parameters[0].name!r} and {parameters[-1].name!r}."
+            )

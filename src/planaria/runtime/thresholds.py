@@ -1,0 +1,281 @@
+"""Limits of what the runtime waits for, reads and starts: timeouts, sizes of messages, numbers of processes.
+
+Each line says what it decides, and what it was measured on. What plans and decisions depend on is in
+`planaria.plan.thresholds` and `planaria.protocol.thresholds`.
+"""
+
+from __future__ import annotations
+
+# Connections
+
+REQUEST_TIMEOUT_S = 10.0
+"""Seconds that a command waits for the coordinator's answer. Not measured."""
+
+SESSION_CONNECT_S = 10.0
+"""Seconds that a worker's attempt to reach the coordinator may take. Not measured."""
+
+PEER_CONNECT_S = 5.0
+"""Seconds that a worker's attempt to reach another worker may take. Not measured."""
+
+UNREACHABLE_PAUSE_S = 0.1
+"""Seconds between two attempts at an unreachable host: in the first second after its cable is back, its entry among the
+kernel's neighbours may still be that of a host that is gone. Not measured."""
+
+STATE_UNSENT_BYTES = 256 * 1024
+"""Bytes of state that a kernel may hold unsent, which messages of a step share the wire with. Not measured."""
+
+GIVEN_WAY_S = 1e-3
+"""Seconds between two looks at whether state still has to give way to messages of a step. Not measured."""
+
+MAX_PAYLOAD_BYTES = 1 << 36
+"""Longest payload in bytes of a message between workers. Not measured."""
+
+MAX_HEADER_BYTES = 64 * 1024
+"""Longest header in bytes of a message between workers. Not measured."""
+
+HELLO_LIMIT_BYTES = 4096
+"""Longest first frame: a connection that has not shown the token gets no memory for more. Not measured."""
+
+GREETING_WITHIN_S = 5.0
+"""Seconds that a worker's connection may stay without its greeting. Not measured."""
+
+LISTENER_TICK_S = 0.5
+"""Seconds between two looks of a worker's listener at whether it is to end. Not measured."""
+
+BACKLOG = 4096
+"""Most connections that wait to be accepted: while no coordinator is there, those of all workers. Not measured."""
+
+MOST_ROUNDS_HEARD = 1000
+"""Most rounds of reading what was sent before a loss counts; each accepts one connection. Not measured."""
+
+HELLO_WITHIN_S = 10.0
+"""Seconds that a connection may stay without showing the job's token. Not measured."""
+
+LOST_AFTER_S = 10.0
+"""Seconds that data may stay unacknowledged by the other kernel. A busy or stopped process does not matter: its kernel
+answers. What it does not read for so long does. Not measured."""
+
+IDLE_S = 10
+"""Seconds of silence after which a kernel asks the other whether it is there. Not measured."""
+
+PROBE_EVERY_S = 5
+"""Seconds between two such questions. Not measured."""
+
+PROBES = 3
+"""Such questions without an answer that end a connection. Not measured."""
+
+MAX_STRANGERS = 256
+"""Most connections that have not shown the token. Not measured."""
+
+TELL_EVERY_S = 10.0
+"""Seconds between two reports of refusals: a flood of them is one line, not thousands. Not measured."""
+
+MAX_LINK_BYTES = 1 << 30
+"""Limit of a message in bytes, for the sake of having one: both ends are ours. Not measured."""
+
+MAX_SOCKETS = 2
+"""Most sockets that come with one request. Not measured."""
+
+# The coordinator and its supervisor
+
+GOODBYE_S = 5.0
+"""How long workers may take to end after the run before they are killed. Not measured."""
+
+PRECOMPUTE_REST = 1.0
+"""Rest after a piece of a precomputed decision, as a multiple of its duration: workers may need the processor. None
+after a piece of a decision that is certain to be needed. Not measured."""
+
+OVERSUBSCRIBED = 10
+"""How many times longer a runnable process of this machine may be silent: it may be short of cores. Not measured."""
+
+MAX_ADDED = 1024
+"""Most nodes that one request may start. Not measured."""
+
+RECENT_KILL_S = 5.0
+"""Seconds after a rise of the count within which a dead process is taken for one that was counted. Not measured."""
+
+THINNED_EVERY = 4096
+"""Entries after which commits that later ones made old are removed, so that a long run's journal is read in no time.
+Not measured."""
+
+COMMITS_KEPT = 64
+"""How many of the newest commits are never removed, for people who look into the journal. Not measured."""
+
+MAX_RESTARTS = 5
+"""Most coordinators that may die one after the other without a commit: then it is no accident. Not measured."""
+
+RECORDS_SEARCHED = 4096
+"""Newest records searched for one that is told again: more than there are between two steps. Not measured."""
+
+TAIL_BYTES = 4000
+"""Bytes of the coordinator's log that are shown to whoever has to find out why it died. Not measured."""
+
+LOSSES_COUNTED = 16
+"""Most losses of a trace that count: a longer trace counts with its rate, and not with its length. Not measured."""
+
+READERS_S = 1.0
+"""Seconds that a claim waits for readers, which hold the lock for microseconds. Not measured."""
+
+CLAIM_RETRY_S = 0.02
+"""Seconds between two attempts at a claim. Not measured."""
+
+# Nodes and agents
+
+AGENT_TICK_S = 0.1
+"""Seconds between two looks of an agent at its node. Not measured."""
+
+PING_EVERY_S = 0.5
+"""Seconds between two pings of an agent. Not measured."""
+
+AGENT_SILENCE_S = 3.0
+"""Seconds without an answer to a ping after which a connection is given up and another is tried. Not measured."""
+
+AGENT_CONNECT_S = 1.0
+"""Seconds that an agent's attempt to connect may take. Not measured."""
+
+AGENT_AWAY_S = AGENT_CONNECT_S + 1.0
+"""Seconds between two looks at the clock above which an agent cannot say that others were silent. Not measured."""
+
+FIRST_OFFER_PAUSE_S = 0.25
+"""Seconds until an agent offers its node again for the first time. Not measured."""
+
+LONGEST_OFFER_PAUSE_S = 30.0
+"""Most seconds until an agent offers its node again. Not measured."""
+
+LONGEST_RETRY_S = 1.0
+"""Most seconds between two attempts of an agent to connect. Not measured."""
+
+SHORT_LIFE_S = 60.0
+"""Seconds that a node must live to be offered again at once; others wait for pauses that double. Not measured."""
+
+NOTICE_EVERY_S = 1.0
+"""Seconds between two notices to workers that their node is to hand over its work. Not measured."""
+
+STOPPED_LOOK_S = 0.2
+"""Seconds between two looks that a caller should make. Not measured."""
+
+METADATA_TIMEOUT_S = 2.0
+"""Seconds that a cloud's metadata service may take to answer. Not measured."""
+
+METADATA_BYTES = 4096
+"""Longest answer of a cloud's metadata service that is read. Not measured."""
+
+GOOGLE_GRACE_S = 30.0
+"""Seconds left to a Spot VM after its notice. Measured: by others (Compute Engine documentation, "Spot VMs")."""
+
+SIGTERM_GRACE_S = 30.0
+"""Seconds that a SIGTERM announces, as Kubernetes and most clouds have it by default. Not measured."""
+
+WORKERS_A_PROCESSOR = 64
+"""Emulated workers for each processor: they mostly wait, so that some tens still keep to their profile's times. Not
+measured."""
+
+WORKERS_ON_ANY_MACHINE = 256
+"""Workers that may start however few processors there are, as far as there is memory for them. Not measured."""
+
+FILES_BESIDE = 48
+"""Files that the parent of workers, or the coordinator, has open beside one for each worker. Measured: the demo needs
+52, with its seven workers'."""
+
+MOST_FILES = 65536
+"""Most files that a process may open: enough for thousands of workers. Not measured."""
+
+WORKER_BYTES = 16 << 20
+"""Least memory of a worker in bytes: none takes less, whatever it trains. Not measured."""
+
+# Work and measurements
+
+CHUNK_FLOATS = 64 * 1024
+"""Floats worked on at a time: such a chunk and its float64 copy stay in the second-level cache. Not measured."""
+
+SMALL_FLOATS = 16 * 1024
+"""Floats below which gradients are gathered before they are rounded, to save calls. Not measured."""
+
+HUGE_FROM_BYTES = 8 << 20
+"""Bytes of a vector from which it lies in huge pages of 2 MB. Measured: 10 GB/s at the first touch, not 2.7."""
+
+READ_BYTES = 1 << 20
+"""Bytes that are read at a time and summed while they are in the cache. Not measured."""
+
+READ_TURN_BYTES = 4 << 20
+"""Bytes that are read from one worker before it is another's turn. Not measured."""
+
+WAKE_BYTES = 512 * 1024
+"""Bytes of a message from which its reader is woken, as long as more than so many are to come. Measured: 1 MB
+messages on loopback take a seventh less of a processor than read as they trickle in (benchmarks/connection.py)."""
+
+BUFFERED_BYTES = 128 * 1024
+"""Bytes that are read at once, behind a message's end, of those that come after it. Not measured."""
+
+AHEAD_S = 0.010
+"""Seconds of work that a host enqueues in advance: so far it may lag behind before its device has nothing to do. Not
+measured."""
+
+NAP_S = 1e-3
+"""Seconds of a nap of a worker slowed on order: in naps it takes some processor time, and is not thought to hang. Not
+measured."""
+
+MEASURE_REPEATS = 5
+"""Times that a layer's kind, sums, the optimizer and links are measured; the median counts. Not measured."""
+
+ENOUGH_S = 2.0
+"""Seconds above which a kind of layer is repeated less often, but at least twice. Not measured."""
+
+ALLOCATOR_ROUNDS = 5
+"""Rounds of a stage in which the allocator's overhead is measured. Not measured."""
+
+LEAST_SEEN_BYTES = 2 << 20
+"""Activations below this size cannot be told from what else a process does. Not measured."""
+
+MOST_OVERHEAD = 2.0
+"""Share of overhead above which a measurement is taken for a disturbance. Not measured."""
+
+LEAST_BACKWARD_SHARE = 1e-3
+"""Least share of a backward that each half takes: the difference of two noisy times may be nothing, or less. Not
+measured."""
+
+MEASURED_PARAMETERS = 1 << 20
+"""Parameters that sums and the optimizer are measured with: more than the caches of a core hold. Not measured."""
+
+LARGE_MESSAGE_BYTES = 4 << 20
+"""Bytes of the message by which a link's bandwidth is measured. Not measured."""
+
+OBJECTS_BETWEEN_COLLECTIONS = 100_000
+"""Objects between garbage collections. Simulations make no cycles of references and keep many objects, so that nothing
+is found. Measured: looking every 700 of them takes 7% to 9% of a run on 1,024 nodes."""
+
+LEAST_LENGTH_S = 10.0
+"""Shortest built-in script, in seconds: recoveries take some tenths of a second, however short the steps are. Not
+measured."""
+
+REPLAY_TICK_S = 0.05
+"""Seconds between two looks at whether a node that must go has gone. Not measured."""
+
+END_S = 5.0
+"""Seconds that a run that does not answer may take to tell of its end. Not measured."""
+
+# Probes of links
+
+PROBE_S = 0.2
+"""Seconds for which a probe of a link sends while nothing trains; with small messages it takes 0.3 s at most. Measured:
+200 and 1,000 Mbit/s between namespaces are found within 5%, on 2 cores with a load of 8."""
+
+LIGHT_PROBE_S = 0.05
+"""Seconds for which a probe of a link sends beside training. Measured: as with `PROBE_S`."""
+
+ECHOES = 10
+"""Small messages there and back in a probe, at most. Not measured."""
+
+ECHOES_S = 0.1
+"""Seconds that they may take. Not measured."""
+
+PROBE_ROUND_TRIPS = 10
+"""Round trips that a probe sends for where that is longer: a connection begins slowly. Not measured."""
+
+PROBE_WINDOWS = (0.4, 0.6, 0.8, 1.0)
+"""Shares of a probe's time between which arriving bytes are counted. A connection has found its rate by the first; the
+fullest counts, since other programs may take the processor. Measured: the mean of all was 360 to 560 of 1,000 Mbit/s
+between namespaces, on 2 cores with a load of 8."""
+
+PROBE_ANSWER_WITHIN_S = 1.0
+"""Seconds that the other end of a probe may be silent. Not measured."""

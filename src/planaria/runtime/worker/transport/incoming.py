@@ -1,0 +1,90 @@
+"""Connections from peers: one thread reads them all, each for as long as its other end keeps it."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+
+import torch
+
+from planaria.protocol.worker.mail import Key
+from planaria.runtime.thresholds import MAX_PAYLOAD_BYTES
+from planaria.runtime.wire.control_frames import FrameError
+from planaria.runtime.worker.transport.frames import Arrived, DamagedFrame, FrameReader
+
+
+class Incoming:
+    """Reads what peers send.
+
+    Args:
+        take: takes a message and who sent it; called from the thread.
+        place: returns where a message goes; see `FrameReader`.
+        damaged: called from the thread for a connection that is given up, since a header was damaged.
+        failed: takes an error for which the worker has to end.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[int, Arrived], None],
+        place: Callable[[Key], tuple[torch.Tensor, ...] | None],
+        damaged: Callable[[int, DamagedFrame], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._take = take
+        self._place = place
+        self._damaged = damaged
+        self._failed = failed
+        self._selector = selectors.DefaultSelector()
+        self._bell, ear = socket.socketpair()
+        self._selector.register(ear, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="receive", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, sock: socket.socket, sender: int) -> None:
+        """Reads this connection too. May be called from any thread."""
+        try:
+            reader = FrameReader(sock, MAX_PAYLOAD_BYTES, self._place)
+            self._selector.register(sock, selectors.EVENT_READ, (sender, reader))
+        except (KeyError, ValueError):
+            sock.close()  # this end is closed
+
+    def close(self) -> None:
+        """Ends the thread, and with it all connections."""
+        self._bell.close()
+
+    def _run(self) -> None:
+        try:
+            while all(self._serve(key) for key, _ in self._selector.select()):
+                pass
+        except BaseException as error:
+            self._failed(error)
+        finally:
+            for key in list(self._selector.get_map().values()):
+                key.fileobj.close()  # type: ignore[union-attr]
+            self._selector.close()
+
+    def _serve(self, key: selectors.SelectorKey) -> bool:
+        """Reads one connection; returns False if it is time to end."""
+        if key.data is None:
+            return False
+        assert isinstance(key.fileobj, socket.socket)
+        sender, reader = key.data
+        try:
+            for arrived in reader.read():
+                if arrived[0].sender != sender:
+                    raise FrameError(f"worker {sender} sent a message in the name of {arrived[0].sender}")
+                self._take(sender, arrived)
+            return True
+        except DamagedFrame as damaged:
+            self._damaged(sender, damaged)
+        except (EOFError, OSError):
+            pass  # the peer is gone, or the plan has no more use for it
+        except Exception as error:
+            self._failed(error)
+        self._selector.unregister(key.fileobj)
+        key.fileobj.close()
+        return True

@@ -1,0 +1,43 @@
+"""What tests of several folders run real processes with."""
+
+from __future__ import annotations
+
+import gc
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from planaria.runtime.nodes.local_nodes import LocalNodes
+from tests.e2e.incubator import Incubator
+
+
+@pytest.fixture(scope="session")
+def hangs_up() -> Iterator[None]:
+    """What these tests start heeds SIGHUP, also where they themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, lambda number, frame: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture(scope="session")
+def incubator(hangs_up: None) -> Iterator[Incubator]:
+    with closing(Incubator()) as made:
+        yield made
+
+
+@pytest.fixture
+def forked_forkservers(incubator: Incubator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forkserver that this process wants is forked from the incubator, and so there at once."""
+    monkeypatch.setattr(LocalNodes, "start", lambda nodes: incubator.start_forkserver(nodes))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected stays: no collection of garbage looks at it, now or later."""
+    gc.disable()
+    yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()

@@ -1,0 +1,29 @@
+"""Examples that the how-to guides go through, made shorter: kills, and the reference's bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from examples import parquet
+
+from planaria.job.parse import load_job
+from planaria.job.settings import Job
+from tests.e2e.conftest import EXAMPLES, Run
+from tests.e2e.jobs import Outcome
+
+
+def test_a_model_is_pretrained_on_parquet_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, reference: Callable[[Job], Outcome]
+) -> None:
+    parquet.write(tmp_path / "corpus", most_files=8)
+    monkeypatch.chdir(tmp_path)
+    short = ("steps=4", "warmup_steps=1", "decay_steps=2", "global_batch=8", "sequence_length=16")
+    job = load_job(
+        EXAMPLES / "qwen3.toml", [*(f"train.{change}" for change in short), "eval.every=2", "eval.microbatches=2"]
+    )
+    outcome = run(job, "kill:node=2,step=2,at=backward")
+    outcome.assert_same_bits(reference(job))
+    assert sorted(outcome.evaluated) == [2, 4]
+    assert len(outcome.events("node_lost")) == 1
