@@ -88,12 +88,13 @@ profile = "profile.json"
 
 
 def wait_until(condition: Callable[[], object]) -> bool:
-    """Returns whether a condition held before the deadline; asks again and again."""
-    end = time.monotonic() + DEADLINE_S
-    while time.monotonic() < end:
+    """Returns whether a condition held before the deadline; asks again and again, less often the longer it waits."""
+    began = now = time.monotonic()
+    while now < began + DEADLINE_S:
         if condition():
             return True
-        time.sleep(0.005)
+        time.sleep(min(0.05, max(0.005, 0.05 * (now - began))))
+        now = time.monotonic()
     return False
 
 

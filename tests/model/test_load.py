@@ -13,7 +13,7 @@ import torch
 from small_models import CONFIGS, TRAIN, VOCAB_SIZE, load_small, small_section, whole_state
 
 from planaria.job.settings import ModelSection, TrainSection
-from planaria.model.load import load_model
+from planaria.model.load import load_model, preload_model
 from planaria.model.model import ModelError
 
 
@@ -134,6 +134,22 @@ def test_a_folder_of_weights_is_checked(tmp_path: Path) -> None:
     assert "None" in refusal(ModelSection(type="gpt2", weights=str(tmp_path)))
     (tmp_path / "config.json").write_text("{")
     assert "not JSON" in refusal(ModelSection(type="gpt2", weights=str(tmp_path)))
+
+
+def test_processes_that_are_forked_with_a_model_find_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("planaria.model.load._preloaded", {})
+    section = small_section("gpt2")
+    preload_model(section, TRAIN, vocab_size=VOCAB_SIZE)
+    first = load_model(section, TRAIN, vocab_size=VOCAB_SIZE)
+    assert load_model(section, TRAIN, vocab_size=VOCAB_SIZE) is first
+    assert load_model(section, TRAIN, vocab_size=VOCAB_SIZE + 1) is not first
+    assert load_model(small_section("gpt2", n_layer=3), TRAIN, vocab_size=VOCAB_SIZE) is not first
+    write_weights(tmp_path, "gpt2")
+    weighty = ModelSection(type="gpt2", weights=str(tmp_path))
+    preload_model(weighty, TRAIN, vocab_size=VOCAB_SIZE)
+    assert load_model(section, TRAIN, vocab_size=VOCAB_SIZE) is not first, "there is room for one"
+    one, other = (load_model(weighty, TRAIN, vocab_size=VOCAB_SIZE) for _ in range(2))
+    assert one is not other, "its files may be others by then"
 
 
 def test_transformers_is_imported_only_for_its_families() -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from planaria.job.settings import AUTO_MODEL, ModelSection, TrainSection
 from planaria.model.function import load_function_model
 from planaria.model.model import Model, ModelError
@@ -14,6 +16,9 @@ from planaria.model.training.treatment import check_rules
 
 if TYPE_CHECKING:
     from planaria.model.huggingface import HuggingFaceModel
+
+_preloaded: dict[bytes, HuggingFaceModel] = {}
+"""The model that this process was forked with, by what determines it."""
 
 
 def load_model(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> Model:
@@ -59,8 +64,28 @@ def import_what_a_model_needs(model_type: str) -> None:
         import_code(model_type)
 
 
+def preload_model(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> None:
+    """Loads a Hugging Face model in place of the last one, so that processes to come are forked with it.
+
+    Not where it has a folder of weights, in which other files may be by then.
+
+    Raises:
+        ModelError: as `load_model`.
+    """
+    _preloaded.clear()
+    if ":" not in section.type and section.weights is None:
+        model = load_huggingface_model(section, train, vocab_size=vocab_size)
+        _preloaded[_all_of(section, train, vocab_size)] = model
+
+
+def _all_of(section: ModelSection, train: TrainSection, vocab_size: int | None) -> bytes:
+    return msgspec.json.encode((section, train, vocab_size), order="deterministic")
+
+
 def load_huggingface_model(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> HuggingFaceModel:
     """Loads the model of a section whose type is a Hugging Face type; otherwise as `load_model`."""
+    if _preloaded and (model := _preloaded.get(_all_of(section, train, vocab_size))) is not None:
+        return model
     from planaria.model.config import check_length, config_class, example_batch, make_config, model_class
     from planaria.model.huggingface import HuggingFaceModel
     from planaria.model.weights import WeightsFolder

@@ -29,7 +29,7 @@ import msgspec
 
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.registry import PolicyName
-from planaria.job.settings import Job
+from planaria.job.settings import Device, Job
 from planaria.job.version import __version__
 from planaria.runtime.coordinator.settings import CoordinatorSettings
 from planaria.runtime.interrupts import HEEDED
@@ -119,7 +119,9 @@ def main(descriptor: int, model_type: str) -> None:
                 for line in lines:
                     request = msgspec.json.decode(line, type=Request)
                     sockets = _take_sockets(given) if isinstance(request, SpawnCoordinator) else ()
-                    is_measuring |= isinstance(request, SpawnProfiler)
+                    if isinstance(request, SpawnProfiler):
+                        is_measuring = True
+                        _preload(request)
                     pid, pidfd = _fork(request, sock, sockets)
                     for passed in sockets:
                         passed.close()
@@ -174,6 +176,25 @@ def _import_what_coordinators_need() -> None:
 
     for name in PolicyName:
         name.load()
+
+
+def _preload(request: SpawnProfiler) -> None:
+    """Loads the model that is to be measured, so that its profiler and its workers are forked with it.
+
+    Nothing here may ask for a GPU: a process that has cannot be forked.
+    """
+    if request.job.cluster.device is not Device.CPU:
+        return
+    from planaria.data.tokens import open_tokens
+    from planaria.model.load import preload_model
+
+    job = request.job
+    try:
+        preload_model(job.model, job.train, vocab_size=open_tokens(Path(request.data_folder)).vocab_size)
+    except Exception as error:
+        log.info("the profiler tells why the model cannot be loaded: %s", error)
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache
