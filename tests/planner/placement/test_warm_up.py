@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, Stage, Transfer, WorkerId
+from planaria.plan.thresholds import WORTH_SPLITTING_BYTES
 from planaria.plan.validate import validate
 from planaria.planner.placement.transfers import transfers
 from planaria.planner.placement.warm_up import Room, warm_up
@@ -73,7 +74,7 @@ def test_less_is_lacking_after_each_step_and_nothing_in_the_end(seeds: range) ->
             step = warm_up(plan, target, 2 + steps, room)
             validate(step)
             assert (step.pipelines, step.routes) == (plan.pipelines, plan.routes)
-            assert set(step.transfers) <= set(target.transfers)
+            assert {(move.group, move.target) for move in step.transfers} <= lacking
             assert max(taken(step).values(), default=0) <= max(room_bytes, largest_layer(plan))
             target = target.renewed(transfers=transfers(target, step.groups_of))
             assert {(move.group, move.target) for move in target.transfers} < lacking
@@ -101,7 +102,21 @@ def test_layers_wait_that_a_busy_sender_has() -> None:
     )
 
 
-def two_replicas_and_a_third() -> tuple[Plan, Plan]:
+def test_a_layer_that_is_too_much_for_its_sender_comes_from_all_who_have_it() -> None:
+    plan, target = two_replicas_and_a_third(size_bytes=2 * WORTH_SPLITTING_BYTES + 1)
+
+    def link_s(move: Transfer) -> float:
+        return move.moved_bytes(plan.groups[move.group]) / plan.groups[move.group].moved_bytes
+
+    room = Room(seconds=lambda node: 9.0 if node == NodeId(2) else 0.6, link_s=link_s)
+    step = warm_up(plan, target, 2, room)
+    assert [(move.source, move.part) for move in step.transfers] == [
+        (0, (0, WORTH_SPLITTING_BYTES)),
+        (1, (WORTH_SPLITTING_BYTES, 2 * WORTH_SPLITTING_BYTES + 1)),
+    ]
+
+
+def two_replicas_and_a_third(size_bytes: int = 8) -> tuple[Plan, Plan]:
     """Four layers; each of the two nodes that have them sends two to the third."""
 
     def pipelines(count: int) -> tuple[Pipeline, ...]:
@@ -114,7 +129,7 @@ def two_replicas_and_a_third() -> tuple[Plan, Plan]:
         num_layers=4,
         num_microbatches=1,
         devices_per_node=1,
-        groups=tuple(Group(layers=(layer,), size_bytes=8) for layer in range(4)),
+        groups=tuple(Group(layers=(layer,), size_bytes=size_bytes) for layer in range(4)),
         pipelines=pipelines(2),
         routes=(),
         sync_epochs=(1,) * 4,

@@ -2,17 +2,19 @@
 
 What a step leaves of the links may be less than all of the state takes; nobody votes before state that the step's plan
 moves is there. So as much moves beside one step as there is room for, whole layers that are shadows from then on, and
-the rest beside the next ones.
+the rest beside the next ones. Where a layer is too much for its sender, it comes in parts from all who hold it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import msgspec
 
 from planaria.plan.plan import NodeId, Plan, Stage, Transfer, WorkerId, runs_of
+from planaria.plan.thresholds import WORTH_SPLITTING_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,26 +61,62 @@ def warm_up(plan: Plan, target: Plan, generation: int, room: Room | None = None)
     )
 
 
+_Ways = dict[tuple[bool, NodeId], float]
+"""Seconds for which each way out of a node (True) or into it is taken."""
+
+
 @dataclass(slots=True)
 class _Links:
     """Ways out of and into nodes, and for how long each is taken."""
 
     plan: Plan
     room: Room
-    taken_s: dict[tuple[bool, NodeId], float] = field(default_factory=dict)
+    taken_s: _Ways = field(default_factory=dict)
 
-    def take(self, moves: list[Transfer]) -> bool:
-        """Takes these transfers, if they fit or nothing else is on their ways; returns whether it does."""
-        needed: dict[tuple[bool, NodeId], float] = {}
+    def take(self, moves: list[Transfer]) -> list[Transfer]:
+        """Takes these transfers, or the same from more senders, if they fit or nothing else is on their ways.
+
+        Returns:
+            What was taken; nothing if it does not fit.
+        """
+        spread = [part for move in moves for part in self._spread(move)]
+        for some in (moves, spread):
+            if self._fits(needed := self._needed(some)):
+                return self._taken(some, needed)
+        needed = self._needed(spread)
+        return self._taken(spread, needed) if self.taken_s.keys().isdisjoint(needed) else []
+
+    def _spread(self, move: Transfer) -> list[Transfer]:
+        """Returns the transfer in equal parts from all nodes that hold its group, as far as they are worth it."""
+        target, size = self.plan.node_of(move.target), self.plan.groups[move.group].size_bytes
+        holders = {self.plan.node_of(move.source): move.source}
+        for worker, groups in sorted(self.plan.groups_of.items()):
+            if move.group in groups:
+                holders.setdefault(self.plan.node_of(worker), worker)
+        count = min(len(holders), size // WORTH_SPLITTING_BYTES)
+        if move.part is not None or target in holders or count < 2:
+            return [move]
+        idle_first = sorted(holders, key=lambda node: (self.taken_s.get((True, node), 0.0), node))
+        cuts = [size * at // count for at in range(count + 1)]
+        return [
+            Transfer(group=move.group, source=holders[node], target=move.target, part=part)
+            for node, part in zip(idle_first, pairwise(cuts), strict=False)
+        ]
+
+    def _needed(self, moves: list[Transfer]) -> _Ways:
+        needed: _Ways = {}
         for move in moves:
             ends = self.plan.node_of(move.source), self.plan.node_of(move.target)
             for way in ((True, ends[0]), (False, ends[1])) if ends[0] != ends[1] else ():
                 needed[way] = needed.get(way, 0.0) + self.room.link_s(move)
-        is_first = self.taken_s.keys().isdisjoint(needed)
-        fits = all(self.taken_s.get(way, 0.0) + seconds <= self.room.seconds(way[1]) for way, seconds in needed.items())
-        if is_first or fits:
-            self.taken_s.update({way: self.taken_s.get(way, 0.0) + seconds for way, seconds in needed.items()})
-        return is_first or fits
+        return needed
+
+    def _fits(self, needed: _Ways) -> bool:
+        return all(self.taken_s.get(way, 0.0) + seconds <= self.room.seconds(way[1]) for way, seconds in needed.items())
+
+    def _taken(self, moves: list[Transfer], needed: _Ways) -> list[Transfer]:
+        self.taken_s.update({way: self.taken_s.get(way, 0.0) + seconds for way, seconds in needed.items()})
+        return moves
 
 
 def _fitting(
@@ -99,9 +137,10 @@ def _fitting(
         for layer in sorted(layers):
             needed = [(worker, group) for group in groups_of.get(layer, ()) if (worker, group) in missing]
             moves = [move for need in needed for move in missing[need]]
-            if links.take(moves):
+            taken = links.take(moves)
+            if taken or not moves:
                 held.setdefault(worker, set()).add(layer)
-                moved += moves
+                moved += taken
                 for need in needed:
                     del missing[need]
     return held, tuple(sorted(moved, key=lambda move: (move.target, move.group, move.part or (0, 0))))
