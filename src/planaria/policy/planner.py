@@ -253,7 +253,10 @@ class Planner:
     def room_beside(self, plan: Plan) -> Room:
         """Returns the room that a step of the plan leaves on links for its transfers."""
         links, network = self.profile.links, self.conditions.network or ALIKE
-        nodes = {*plan.nodes, *(plan.node_of(worker) for move in plan.transfers for worker in (move.source, move.target))}
+        nodes = {
+            *plan.nodes,
+            *(plan.node_of(worker) for move in plan.transfers for worker in (move.source, move.target)),
+        }
         step_s = self.step_s(plan)
         busy = busy_s(plan, self.profile, nodes, self.conditions)
 

@@ -24,6 +24,11 @@ kernel's neighbours may still be that of a host that is gone. Not measured."""
 STATE_UNSENT_BYTES = 256 * 1024
 """Bytes of state that a kernel may hold unsent, which messages of a step share the wire with. Not measured."""
 
+STATE_SHARE = 0.25
+"""Bytes of state that are sent beside each byte of messages and sums that wait. Measured: with none, the state that
+three hosts sent to a fourth at 0.2 Gbit/s came 0.25 s after their sums, of a step of 1.05 s; 0.125 to 0.6 do equally
+well."""
+
 GIVEN_WAY_S = 1e-3
 """Seconds between two looks at whether state still has to give way to messages of a step. Not measured."""
 

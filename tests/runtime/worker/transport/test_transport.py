@@ -15,7 +15,7 @@ import torch
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.worker import Stop
-from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
+from planaria.runtime.thresholds import HELLO_LIMIT_BYTES, STATE_UNSENT_BYTES
 from planaria.runtime.wire.control_frames import FrameError, control_frame
 from planaria.runtime.worker.transport import outgoing
 from planaria.runtime.worker.transport import transport as transport_module
@@ -144,21 +144,24 @@ def test_there_are_as_many_threads_with_many_peers_as_with_two(parties: Introduc
 
 
 def test_state_gives_way_to_what_steps_wait_for(parties: Introduce) -> None:
-    """Whoever that is for; and comes as soon as nothing is in its way."""
+    """Whoever that is for, but for a share; and comes as soon as nothing is in its way."""
     one, two = parties(2)
+    given = torch.arange(STATE_UNSENT_BYTES, dtype=torch.float32)
     state = Key(Kind.STATE, 0, 1, 1, 3, 0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one.transport.set_peers({two.number: two.address, WorkerId(5): address_of(listener)})
         one.transport.send(WorkerId(5), key(1), (torch.zeros(16 << 20),))
         peer, _ = listener.accept()
         with peer:
-            one.transport.send(two.number, state, (torch.arange(1000.0),))
+            one.transport.send(two.number, state, (given,))
             one.send(two, 2, torch.ones(1))
             two.take(key(2))
             assert two.mailbox.poll(state) is None
-            threading.Thread(target=is_closed, args=(peer,), daemon=True).start()
-            assert two.take(state)[0].tolist() == list(range(1000))
+            reader = threading.Thread(target=is_closed, args=(peer,), daemon=True)
+            reader.start()
+            assert torch.equal(two.take(state)[0], given)
             one.transport.set_peers({two.number: two.address})
+            reader.join(DEADLINE_S)
 
 
 def test_state_comes_right_where_it_is_expected(parties: Introduce) -> None:

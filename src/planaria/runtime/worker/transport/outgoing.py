@@ -1,8 +1,9 @@
 """Connections to peers: one thread sends on all of them what could not go at once.
 
-State has a connection of its own to each peer, and gives way: none of it is given to the kernel while something waits
-that steps need, whoever that is for. So state comes as fast as messages and sums leave room for it, and they hardly
-wait for it.
+State has a connection of its own to each peer, and gives way: while something waits that steps need, whoever that is
+for, the kernel is given little of it (`STATE_SHARE`). So state comes as fast as messages and sums leave room for it,
+and they hardly wait for it. It is not held back altogether, since the step's end waits for it: several senders at once
+have more to give than one receiver can take.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from planaria.runtime.thresholds import GIVEN_WAY_S, PEER_CONNECT_S, STATE_UNSENT_BYTES, UNREACHABLE_PAUSE_S
+from planaria.runtime.thresholds import (
+    GIVEN_WAY_S,
+    PEER_CONNECT_S,
+    STATE_SHARE,
+    STATE_UNSENT_BYTES,
+    UNREACHABLE_PAUSE_S,
+)
 from planaria.runtime.wire.sockets import bound_silence, sent, watch_over
 
 _MOST_PIECES: Final = 64
@@ -39,6 +46,8 @@ class Outgoing:
         self._lock = threading.Lock()
         self._urgent: tuple[Connection, ...] = ()
         self._giving_way: list[Connection] = []
+        self._due_bytes = 0.0
+        """Of state, beside what was sent that is urgent."""
         self._is_running = False
         self._is_closed = False
 
@@ -78,22 +87,28 @@ class Outgoing:
         with contextlib.suppress(KeyError, RuntimeError):
             self._selector.unregister(sock)
 
+    def count(self, size: int, *, of_state: bool) -> None:
+        """Counts bytes that the kernel took."""
+        with self._lock:
+            due = self._due_bytes + (-size if of_state else size * STATE_SHARE)
+            self._due_bytes = min(max(due, -STATE_UNSENT_BYTES), STATE_UNSENT_BYTES)
+
     @property
-    def is_urgent(self) -> bool:
-        """Whether something waits for which state gives way."""
-        return any(connection.is_waiting for connection in self._urgent)
+    def is_state_to_wait(self) -> bool:
+        """Whether something waits for which state gives way, and state has had its share."""
+        return self._due_bytes <= 0 and any(connection.is_waiting for connection in self._urgent)
 
     def _run(self) -> None:
         while not self._is_closed:
             for key, _ in self._selector.select(GIVEN_WAY_S if self._giving_way else None):
                 if key.data is None:
                     break
-                if key.data.gives_way and self.is_urgent:
+                if key.data.gives_way and self.is_state_to_wait:
                     key.data.rest()
                     self._giving_way.append(key.data)
                 else:
                     key.data.go_on()
-            if self._giving_way and not self.is_urgent:
+            if self._giving_way and not self.is_state_to_wait:
                 waiting, self._giving_way = self._giving_way, []
                 for connection in waiting:
                     connection.go_on()
@@ -185,6 +200,7 @@ class Connection:
             # The peer is dying, most likely; the coordinator hears of it from the peer's own control connection.
             self._fail()
             return
+        self._outgoing.count(size, of_state=self.gives_way)
         while self._pieces and size >= len(self._pieces[0]):
             size -= len(self._pieces.popleft())
         if size:
