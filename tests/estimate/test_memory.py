@@ -157,11 +157,11 @@ def test_a_tied_group_counts_once_on_a_worker_with_both_its_layers() -> None:
     assert [end.parameters for end in ends] == [2 * PARAMETERS + 50] * 2
 
 
-def test_copies_of_weights_count_once_whatever_is_in_flight() -> None:
+def test_frozen_parameters_and_copies_of_weights_count_once_whatever_is_in_flight() -> None:
     """Of the layers that a worker runs, a shadow's too."""
     plain = profile_of()
     copying = msgspec.structs.replace(
-        plain, layers=tuple(msgspec.structs.replace(layer, copy_bytes=7) for layer in plain.layers)
+        plain, layers=tuple(msgspec.structs.replace(layer, copy_bytes=3, frozen_bytes=4) for layer in plain.layers)
     )
     for kind in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE):
         plan = plan_of(copying, kind)

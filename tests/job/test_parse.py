@@ -155,6 +155,10 @@ REFUSED = [
     ("train.parameters=[{}]", ["train.parameters[0].match is missing"]),
     ("train.parameters=[{match='*', decay=1}]", ["train.parameters[0].decay = 1", "no such field"]),
     ("train.parameters=[{match='*', weight_decay=-1}]", ["train.parameters[0].weight_decay = -1"]),
+    (
+        "train.parameters=[{match='*', trainable=false, learning_rate_factor=0.1}]",
+        ["train.parameters[0].learning_rate_factor = 0.1", "trainable = false", "Leave one"],
+    ),
     ("cluster.device=tpu", ["cluster.device = 'tpu'", '"cpu" or "cuda"']),
     ("train.boundary_dtype=bf16", ["train.boundary_dtype = 'bf16'", '"float32" or "bfloat16"']),
     ("train.steps=0", ["train.steps = 0", "Set it to 1 or more"]),

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from small_models import TRAIN, filled_layers, random_ids, run_layers, whole_state
 from torch import nn
 
-from planaria.job.settings import ModelSection, TrainSection
+from planaria.job.settings import ModelSection, ParameterRule, TrainSection
 from planaria.model.function import ModelRaised
 from planaria.model.load import load_model
 from planaria.model.model import ModelError, Tensors
@@ -130,6 +131,10 @@ def batch_norm() -> list[nn.Module]:
 
 
 def frozen() -> list[nn.Module]:
+    return [nn.Embedding(259, 4).requires_grad_(False), nn.Linear(4, 259).requires_grad_(False)]
+
+
+def half_frozen() -> list[nn.Module]:
     return [nn.Embedding(259, 4).requires_grad_(False), nn.Linear(4, 259)]
 
 
@@ -150,6 +155,17 @@ def stumbles() -> list[nn.Module]:
     return [nn.Embedding(259, 4), Stumbling(4, 259)]
 
 
+def test_what_requires_no_gradient_or_is_ruled_out_is_a_constant() -> None:
+    rule = ParameterRule(match="*.bias", trainable=False)
+    model = load_model(section("half_frozen"), msgspec.structs.replace(TRAIN, parameters=(rule,)), vocab_size=259)
+    assert [spec.name for spec in model.frozen] == ["layers.0.weight", "layers.1.bias"]
+    assert [[spec.name for spec in group.parameters] for group in model.groups] == [["layers.1.weight"]]
+    first, again = model.build_layer(1), model.build_layer(1)
+    assert [parameter.requires_grad for parameter in first.parameters()] == [True, False]
+    assert first.bias is again.bias
+    assert torch.equal(again.bias, model.build_layer(1).get_parameter("bias"))
+
+
 REFUSED = [
     (section("no_such_module_here:make"), ("cannot import 'no_such_module_here'", "PYTHONPATH")),
     (section("layers:transfomer"), ("no function 'transfomer'",)),
@@ -162,7 +178,7 @@ REFUSED = [
     (section("returns_a_list"), ("layer 1.Listing returns a list",)),
     (section("few_rows"), ("layer 0.Embedding", "IndexError")),
     (section("batch_norm"), ("BatchNorm1d", "LayerNorm")),
-    (section("frozen"), ("'weight' is frozen", "buffer")),
+    (section("frozen"), ("none of its 3 parameters is trainable", "'layers.1.weight'")),
     (section("double"), ("float64", "float32")),
     (section("raises"), ("RuntimeError: no luck",)),
     (ModelSection(type=SMALL.type, weights="/tmp"), ("model.weights = '/tmp'",)),

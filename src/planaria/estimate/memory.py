@@ -21,7 +21,7 @@ class MemoryUse:
     """Bytes on one device at its fullest moment of a step.
 
     Attributes:
-        parameters: of the groups that the worker owns, and copies of weights that it makes in each step.
+        parameters: of the groups that the worker owns, frozen ones, and copies of weights that it makes in each step.
         gradients: accumulators and sums of these groups.
         optimizer: state of these groups.
         activations: kept for backwards to come.
@@ -90,7 +90,7 @@ def _moment(plan: Plan, profile: ModelProfile, worker: WorkerId) -> Moment:
 def _use(plan: Plan, profile: ModelProfile, worker: WorkerId, moment: Moment) -> MemoryUse:
     devices = plan.devices_of[worker]
     gradients = optimizer = 0
-    parameters = sum(profile.layers[layer].copy_bytes for layer in _layers_run(plan, worker))
+    parameters = sum(profile.layers[layer].constant_bytes for layer in _layers_run(plan, worker))
     for number in plan.groups_of[worker]:
         held = held_bytes(profile, plan.groups[number])
         parameters += held.parameters

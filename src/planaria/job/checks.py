@@ -20,6 +20,7 @@ from planaria.job.settings import (
     Job,
     LrSchedule,
     ModelSection,
+    ParameterRule,
     ResilienceSection,
     RunSection,
     TrainSection,
@@ -181,6 +182,9 @@ def _check_train(train: TrainSection) -> None:
         _at_least(f"{field}.learning_rate_factor", rule.learning_rate_factor, 0)
         if rule.weight_decay is not None:
             _at_least(f"{field}.weight_decay", rule.weight_decay, 0)
+        for name in ("learning_rate_factor", "weight_decay") if not rule.trainable else ():
+            if (value := getattr(rule, name)) != getattr(ParameterRule(match=""), name):
+                _refuse(f"{field}.{name}", value, "does not go with trainable = false", "Leave one of the two out.")
 
 
 def _check_optimizer(train: TrainSection) -> None:

@@ -189,11 +189,13 @@ class ParameterRule(Section, frozen=True):
             holds for it.
         learning_rate_factor: what the learning rate is multiplied by.
         weight_decay: of these parameters, whatever their dimensions; left out: as [train] says.
+        trainable: false: they stay as they are at first, and take no gradient, no optimizer state and no sums.
     """
 
     match: str
     learning_rate_factor: float = 1.0
     weight_decay: float | None = None
+    trainable: bool = True
 
 
 OPTIMIZER_FIELDS: Mapping[str, object] = {

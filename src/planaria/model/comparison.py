@@ -112,8 +112,7 @@ def _difference(model: HuggingFaceModel) -> str | None:
 def _filled(model: HuggingFaceModel, state: dict[str, torch.Tensor]) -> list[nn.Module]:
     layers = [model.build_layer(index) for index in range(len(model.layer_names))]
     with torch.no_grad():
-        for group in model.groups:
-            for spec in group.parameters:
-                for at, local in spec.uses:
-                    layers[at].get_parameter(local).copy_(state[spec.name])
+        for spec in (*(spec for group in model.groups for spec in group.parameters), *model.frozen):
+            for at, local in spec.uses:
+                layers[at].get_parameter(local).copy_(state[spec.name])
     return layers

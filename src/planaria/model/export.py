@@ -19,6 +19,7 @@ def export(
     tensors: Mapping[str, torch.Tensor],
     folder: Path,
     *,
+    vocab_size: int | None = None,
     eos_token_id: int | None = None,
     pad_token_id: int | None = None,
 ) -> None:
@@ -26,20 +27,22 @@ def export(
 
     Args:
         job: what the weights were trained for.
-        tensors: every parameter, by `ParameterSpec.name`.
+        tensors: every parameter that was trained, by `ParameterSpec.name`.
         folder: made if absent; files of the same names are replaced.
+        vocab_size: tokens that the tokenizer knows.
         eos_token_id: of the tokenizer; None: it has none.
         pad_token_id: the id of the token that fills up; None: there is none.
 
     Raises:
-        ModelError: the model is not a Hugging Face model, or `tensors` are not its parameters.
+        ModelError: the model is not a Hugging Face model, `tensors` are not its parameters, or what was frozen is not
+            in the folder of weights any more.
     """
     if ":" in job.model.type:
         raise ModelError(
             f"model.type = {job.model.type!r}: only Hugging Face models can be exported. "
             "Read the checkpoint's tensors instead."
         )
-    model = _model_of(job, tensors)
+    model = _model_of(job, tensors, vocab_size)
     shapes = {spec.name: spec.shape for group in model.groups for spec in group.parameters}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     differences = sorted(name for name in shapes | found if shapes.get(name) != found.get(name))
@@ -54,14 +57,14 @@ def export(
         config.bos_token_id = config.eos_token_id = eos_token_id
         # Some models cannot do without the one that they were made with.
         config.pad_token_id = getattr(config, "pad_token_id", None) if pad_token_id is None else pad_token_id
-    model.whole(tensors).save_pretrained(folder)
+    model.whole({**tensors, **model.frozen_state()}).save_pretrained(folder)
 
 
-def _model_of(job: Job, tensors: Mapping[str, torch.Tensor]) -> HuggingFaceModel:
-    """Returns the job's model, with as many rows as its embedding has there."""
-    model = load_huggingface_model(job.model, job.train, vocab_size=None)
+def _model_of(job: Job, tensors: Mapping[str, torch.Tensor], vocab_size: int | None) -> HuggingFaceModel:
+    """Returns the job's model, with as many rows as its embedding has there, or the tokenizer where that is frozen."""
+    model = load_huggingface_model(job.model, job.train, vocab_size=vocab_size)
     name = model.embedding
-    if name is None:
+    if name is None or name in {spec.name for spec in model.frozen}:
         return model
     if name not in tensors:
         raise ModelError(f"no tensor {name!r}. Export with the job file of the run.")

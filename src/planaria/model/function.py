@@ -22,10 +22,10 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from planaria.job.errors import UserCodeError
 from planaria.job.settings import ModelSection, TrainSection
-from planaria.model.grouping import LayerParameter, group_parameters
+from planaria.model.grouping import LayerParameter, group_parameters, parameter_specs
 from planaria.model.initial import derive_seed, seeded
 from planaria.model.loss import token_cross_entropy
-from planaria.model.model import Batch, GroupSpec, ModelError, Tensors
+from planaria.model.model import Batch, GroupSpec, ModelError, ParameterSpec, Tensors
 
 _CHECKED_PRODUCTS = 500_000_000
 """Parameters times tokens up to which a model is tried on one sequence: that takes well under a second."""
@@ -59,18 +59,26 @@ class FunctionModel:
         make: returns the list of layers; draws its random numbers from torch alone.
         seed: of the list that is kept.
         loss: of the last layer's outputs and the batch.
+        is_frozen: whether the parameter of a name is not trained; nor is what requires no gradient.
 
     Raises:
         ModelError: what `make` returns cannot be cut.
     """
 
-    def __init__(self, make: Callable[[], object], seed: int, loss: Loss) -> None:
+    def __init__(
+        self, make: Callable[[], object], seed: int, loss: Loss, is_frozen: Callable[[str], bool] = lambda name: False
+    ) -> None:
         self._make = make
         self._loss = loss
         self._seed = seed
         self._layers = self._make_layers(seed)
         self._parameters = _name_parameters(self._layers)
-        self._groups = group_parameters(self._parameters)
+        specs = parameter_specs(self._parameters)
+        for spec in specs:
+            if is_frozen(spec.name):
+                self._made(spec).requires_grad_(False)
+        self._frozen = tuple(spec for spec in specs if not self._made(spec).requires_grad)
+        self._groups = group_parameters(spec for spec in specs if self._made(spec).requires_grad)
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -81,6 +89,10 @@ class FunctionModel:
         return self._groups
 
     @property
+    def frozen(self) -> tuple[ParameterSpec, ...]:
+        return self._frozen
+
+    @property
     def masked_lm(self) -> bool:
         return False
 
@@ -89,7 +101,9 @@ class FunctionModel:
         return ("input_ids",)
 
     def build_layer(self, index: int) -> nn.Module:
-        return copy.deepcopy(self._layers[index]).train()
+        layer = self._layers[index]
+        constants = {id(one): one for one in layer.parameters() if not one.requires_grad}
+        return copy.deepcopy(layer, constants).train()
 
     def initial_state(self, group: int, seed: int) -> Mapping[str, torch.Tensor]:
         """Returns copies of the values that the function gave under this seed.
@@ -104,6 +118,10 @@ class FunctionModel:
         first = layers[self._groups[group].layers[0]]
         return {spec.name: first.get_parameter(spec.uses[0][1]).detach().to(torch.float32, copy=True) for spec in specs}
 
+    def _made(self, spec: ParameterSpec) -> nn.Parameter:
+        layer, local = spec.uses[0]
+        return self._layers[layer].get_parameter(local)
+
     def loss(self, outputs: Tensors, batch: Batch) -> torch.Tensor:
         return self._loss(outputs, batch)
 
@@ -115,13 +133,20 @@ class FunctionModel:
         return [_checked(index, layer) for index, layer in enumerate(layers)]
 
 
-def load_function_model(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> FunctionModel:
+def load_function_model(
+    section: ModelSection,
+    train: TrainSection,
+    *,
+    vocab_size: int | None,
+    is_frozen: Callable[[str], bool] = lambda name: False,
+) -> FunctionModel:
     """Loads the model of a section whose type is "module:function".
 
     Args:
         section: the job's [model]; `config` holds the function's keyword arguments.
         train: the job's [train].
         vocab_size: tokens that the tokenizer knows; what the model is tried with.
+        is_frozen: whether the parameter of a name is not trained.
 
     Raises:
         ModelError: names the field, the value and the remedy; ModelRaised where the user's code raised.
@@ -134,7 +159,7 @@ def load_function_model(section: ModelSection, train: TrainSection, *, vocab_siz
     function = import_function(section.type, "model.type")
     loss = token_cross_entropy if section.loss is None else import_function(section.loss, "model.loss")
     try:
-        model = FunctionModel(lambda: function(**section.config), train.seed, loss)
+        model = FunctionModel(lambda: function(**section.config), train.seed, loss, is_frozen)
         if len(model.layer_names) < 2:
             raise ModelError(
                 f"it returns {len(model.layer_names)} layer(s), and a model is cut between layers. Return two or more."
@@ -196,8 +221,6 @@ def _checked(index: int, layer: object) -> nn.Module:
     for name, parameter in layer.named_parameters():
         if parameter.dtype != torch.float32:
             raise ModelError(f"layer {index}: parameter {name!r} is {parameter.dtype}. Make it float32.")
-        if not parameter.requires_grad:
-            raise ModelError(f"layer {index}: parameter {name!r} is frozen. Register it as a buffer.")
     return layer
 
 

@@ -23,11 +23,8 @@ class LayerParameter:
     shape: tuple[int, ...]
 
 
-def group_parameters(layers: Sequence[Iterable[LayerParameter]]) -> tuple[GroupSpec, ...]:
-    """Returns the groups of a model whose layers hold these parameters.
-
-    Parameters shared by the same set of layers are one tied group.
-    """
+def parameter_specs(layers: Sequence[Iterable[LayerParameter]]) -> tuple[ParameterSpec, ...]:
+    """Returns the parameters of a model whose layers hold these, in name order."""
     uses: dict[str, list[tuple[int, str]]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for index, parameters in enumerate(layers):
@@ -35,9 +32,19 @@ def group_parameters(layers: Sequence[Iterable[LayerParameter]]) -> tuple[GroupS
             uses.setdefault(parameter.name, []).append((index, parameter.local))
             shape = shapes.setdefault(parameter.name, parameter.shape)
             assert shape == parameter.shape, f"{parameter.name} has shapes {shape} and {parameter.shape}"
+    return tuple(
+        ParameterSpec(name=name, shape=shapes[name], decays=len(shapes[name]) >= 2, uses=tuple(uses[name]))
+        for name in sorted(uses)
+    )
+
+
+def group_parameters(specs: Iterable[ParameterSpec]) -> tuple[GroupSpec, ...]:
+    """Returns the groups of these parameters, given in name order.
+
+    Parameters shared by the same set of layers are one tied group.
+    """
     members: dict[tuple[int, ...], list[ParameterSpec]] = {}
-    for name in sorted(uses):
-        spec = ParameterSpec(name=name, shape=shapes[name], decays=len(shapes[name]) >= 2, uses=tuple(uses[name]))
+    for spec in specs:
         members.setdefault(tuple(dict.fromkeys(layer for layer, _ in spec.uses)), []).append(spec)
     groups = [GroupSpec(layers=layers, parameters=tuple(specs)) for layers, specs in members.items()]
     return tuple(sorted(groups, key=lambda group: (len(group.layers) > 1, group.layers[0], group.parameters[0].name)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,10 +18,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from transformers import PreTrainedModel
 
 from planaria.model.cutting import Layer, Piece, cut, find_blocks
-from planaria.model.grouping import LayerParameter, group_parameters
+from planaria.model.grouping import LayerParameter, group_parameters, parameter_specs
 from planaria.model.initial import SkipRandomFill, derive_seed, seeded
 from planaria.model.loss import token_cross_entropy
-from planaria.model.model import Batch, GroupSpec, ModelError, Tensors
+from planaria.model.model import Batch, GroupSpec, ModelError, ParameterSpec, Tensors
 from planaria.model.recording import Call, CannotCut, Recording, is_whole, record
 from planaria.model.weights import WeightsFolder
 
@@ -36,6 +36,8 @@ class HuggingFaceModel:
         masked_lm: whether hidden tokens are predicted, rather than next ones.
         split_at: patterns of the blocks' paths; none: the model's own lists of blocks.
         weights: where initial weights come from; random ones when None.
+        is_frozen: whether the parameter of a name is not trained; nor is what the family itself freezes.
+        seed: of what is frozen and random.
 
     Raises:
         ModelError: the config contradicts itself, or the model cannot be cut; says why.
@@ -50,12 +52,15 @@ class HuggingFaceModel:
         masked_lm: bool = False,
         split_at: Sequence[str] = (),
         weights: WeightsFolder | None = None,
+        is_frozen: Callable[[str], bool] = lambda name: False,
+        seed: int = 0,
     ) -> None:
         self.config = config
         self.model_class = model_class
         self.example = example
         self._masked_lm = masked_lm
         self._weights = weights
+        self._seed = seed
         self._whole = _on_meta(model_class, config)
         self._paths = {id(module): path for path, module in self._whole.named_modules()}
         self._names = {id(parameter): name for name, parameter in self._whole.named_parameters()}
@@ -71,7 +76,10 @@ class HuggingFaceModel:
         except CannotCut as error:
             raise ModelError(f"a {config.model_type} model cannot be cut into layers: {error}.") from error
         self._in_evaluation: tuple[Call, ...] | None = None
-        self._groups = group_parameters([self._parameters_of(layer) for layer in self._layers])
+        specs = parameter_specs([self._parameters_of(layer) for layer in self._layers])
+        frozen = {name for name, one in self._whole.named_parameters() if not one.requires_grad or is_frozen(name)}
+        self._frozen = tuple(spec for spec in specs if spec.name in frozen)
+        self._groups = group_parameters(spec for spec in specs if spec.name not in frozen)
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -80,6 +88,10 @@ class HuggingFaceModel:
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
         return self._groups
+
+    @property
+    def frozen(self) -> tuple[ParameterSpec, ...]:
+        return self._frozen
 
     @property
     def masked_lm(self) -> bool:
@@ -108,7 +120,14 @@ class HuggingFaceModel:
         parameters = {
             path: nn.Parameter(torch.empty_like(self._whole.get_parameter(path), device="cpu")) for path in layer.holds
         }
-        return Piece(layer, self._calls, modules, parameters).train()
+        piece = Piece(layer, self._calls, modules, parameters)
+        frozen = [spec for spec in self._frozen if any(at == index for at, _ in spec.uses)]
+        values = self._values(frozen, self._seed)
+        for spec in frozen:
+            constant = nn.Parameter(values[spec.name], requires_grad=False)
+            for local in (local for at, local in spec.uses if at == index):
+                _set(piece, local, constant)
+        return piece.train()
 
     def _built(self, path: str) -> nn.Module:
         """Copies a module of the whole model to the CPU, its buffers made."""
@@ -179,17 +198,28 @@ class HuggingFaceModel:
         Raises:
             ModelError: the weights folder lacks a tensor, or has one of another shape.
         """
-        specs = self._groups[group].parameters
+        return self._values(self._groups[group].parameters, seed)
+
+    def frozen_state(self) -> Mapping[str, torch.Tensor]:
+        """Returns the values of all that is frozen, in float32 on the CPU. Raises as `initial_state` does."""
+        return self._values(self._frozen, self._seed)
+
+    def _values(self, specs: Iterable[ParameterSpec], seed: int) -> dict[str, torch.Tensor]:
         if (weights := self._weights) is not None:
             return {
                 spec.name: weights.tensor(self._whole, tuple(self._aliases[spec.name]), spec.shape) for spec in specs
             }
-        at = self._groups[group].layers[0]
-        layer = self._layers[at]
-        with self._real_parameters(layer) as parameters:
-            with torch.no_grad(), seeded(derive_seed("initial weights", seed, at)):
-                self._initialise(layer)
-            return {spec.name: parameters[spec.name].detach() for spec in specs}
+        drawn_with: dict[int, list[ParameterSpec]] = {}
+        for spec in specs:
+            drawn_with.setdefault(spec.uses[0][0], []).append(spec)
+        values: dict[str, torch.Tensor] = {}
+        for at, own in drawn_with.items():
+            layer = self._layers[at]
+            with self._real_parameters(layer) as parameters:
+                with torch.no_grad(), seeded(derive_seed("initial weights", seed, at)):
+                    self._initialise(layer)
+                values |= {spec.name: parameters[spec.name].detach() for spec in own}
+        return values
 
     def _initialise(self, layer: Layer) -> None:
         """Initialises a layer's modules in the order of the whole model, then those around them, innermost first."""

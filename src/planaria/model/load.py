@@ -5,6 +5,7 @@ transformers is imported only when a Hugging Face model is asked for.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from planaria.job.settings import AUTO_MODEL, ModelSection, TrainSection
 from planaria.model.function import load_function_model
 from planaria.model.model import Model, ModelError
-from planaria.model.training.treatment import check_rules
+from planaria.model.training.treatment import check_rules, is_frozen
 
 if TYPE_CHECKING:
     from planaria.model.huggingface import HuggingFaceModel
@@ -33,16 +34,25 @@ def load_model(section: ModelSection, train: TrainSection, *, vocab_size: int | 
         ModelError: the model cannot be built or cut; names the field, the value and the remedy.
     """
     if ":" in section.type:
-        own = load_function_model(section, train, vocab_size=vocab_size)
-        check_rules(own, train)
-        return own
+        own = load_function_model(section, train, vocab_size=vocab_size, is_frozen=partial(is_frozen, train=train))
+        return _checked(own, section, train)
     model = load_huggingface_model(section, train, vocab_size=vocab_size)
     if model.has_running_statistics:
         raise ModelError(
             f"model.type = {section.type!r}: it has batch norms, whose running statistics depend on the order of "
             "microbatches. Choose a model without."
         )
+    return _checked(model, section, train)
+
+
+def _checked(model: Model, section: ModelSection, train: TrainSection) -> Model:
+    """Refuses rules that hold for nothing, and a model of which nothing is trained."""
     check_rules(model, train)
+    if model.frozen and not model.groups:
+        raise ModelError(
+            f"model.type = {section.type!r}: none of its {len(model.frozen)} parameters is trainable, by "
+            f"train.parameters and requires_grad. Let some be trained, for instance {model.frozen[-1].name!r}."
+        )
     return model
 
 
@@ -114,4 +124,6 @@ def load_huggingface_model(section: ModelSection, train: TrainSection, *, vocab_
         masked_lm=masked_lm,
         split_at=section.split_at,
         weights=weights,
+        is_frozen=partial(is_frozen, train=train),
+        seed=train.seed,
     )

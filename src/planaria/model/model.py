@@ -51,10 +51,16 @@ class Model(Protocol):
 
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
-        """Returns own groups of the layers that have parameters, in layer order; then tied, by first layer, name.
+        """Returns the groups of the parameters that are trained: own ones of layers, in layer order; then tied ones, by
+        first layer and name.
 
         Parameters that the same set of layers shares are one tied group.
         """
+        ...
+
+    @property
+    def frozen(self) -> tuple[ParameterSpec, ...]:
+        """Returns the parameters that are not trained, in name order: constants of the job, so in no replica."""
         ...
 
     @property
@@ -68,10 +74,11 @@ class Model(Protocol):
         ...
 
     def build_layer(self, index: int) -> nn.Module:
-        """Makes a new module for layer `index`: float32, in training mode, buffers valid, parameters arbitrary.
+        """Makes a new module for layer `index`: float32, in training mode, buffers valid.
 
-        Its forward takes the tensors that the layer before returns (the first: the batch's `inputs`) and
-        returns a tensor or a tuple of tensors.
+        Frozen parameters have their values and require no gradient; those of others are arbitrary. Its forward takes
+        the tensors that the layer before returns (the first: the batch's `inputs`) and returns a tensor or a tuple of
+        tensors.
         """
         ...
 

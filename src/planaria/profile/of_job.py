@@ -54,6 +54,12 @@ def profile_of_job(job: Job, device: str) -> ModelProfile:
     tokenizer = job.data.tokenizer
     vocab_size = load_tokenizer(tokenizer).vocab_size if tokenizer == BYTES or Path(tokenizer).is_file() else None
     model = load_huggingface_model(job.model, job.train, vocab_size=vocab_size)
+    if model.frozen:
+        raise UserError(
+            f"model.type = {job.model.type!r}: {len(model.frozen)} of its parameters are not trained, and costs are "
+            "computed for models that are trained whole. Plan on a machine with the job's device, or give the costs by "
+            "--profile FILE."
+        )
     shape = ModelShape(
         title=job.model.type,
         layers=_transformer(job, model).layers,

@@ -63,6 +63,7 @@ def profiles(draw: st.DrawFn) -> ModelProfile:
                 output_bytes=draw(BYTES),
                 workspace_bytes=draw(BYTES),
                 copy_bytes=draw(BYTES),
+                frozen_bytes=draw(BYTES),
             )
         )
     link = LinkCost(latency_s=draw(SECONDS), bandwidth_bytes_per_s=draw(SECONDS))
@@ -113,7 +114,7 @@ def test_without_groups_each_layer_with_parameters_is_one(profile: ModelProfile)
 
 TIMES = ("forward_s", "backward_input_s", "backward_weight_s")
 SIZES = [field for field in LayerCost.__struct_fields__ if field.endswith("_bytes")]
-DEFAULTED = ("workspace_bytes", "copy_bytes")
+DEFAULTED = ("workspace_bytes", "copy_bytes", "frozen_bytes")
 NO_NUMBER = st.sampled_from([float("nan"), float("inf"), -float("inf"), -1e-9, -1, "1", None, True, [], {}])
 
 
@@ -272,19 +273,19 @@ def test_what_is_no_profile_at_all_is_refused(data: bytes, said: str) -> None:
 
 
 def test_a_layer_that_fits_no_device_is_named() -> None:
-    """State, copies, activations, workspace and the process are 68 bytes; d devices share all but the process."""
+    """State, constants, activations, workspace and the process are 76 bytes; d devices share all but the process."""
     raw = whole()
     raw["layers"][1] = {**raw["layers"][1], "name": "head", "optimizer_bytes": 20}
-    raw["device"] = {"name": "small", "process_bytes": 8, "memory_bytes": 68}
+    raw["device"] = {"name": "small", "process_bytes": 8, "memory_bytes": 76}
     decode_profile(json.dumps(raw).encode())
-    raw["device"]["memory_bytes"] = 67
+    raw["device"]["memory_bytes"] = 75
     message = refusal(raw)
     assert "layer 1 (head)" in message
-    assert "needs 68 bytes" in message
-    assert "small has device.memory_bytes 67" in message
+    assert "needs 76 bytes" in message
+    assert "small has device.memory_bytes 75" in message
     for layer in raw["layers"]:
         layer["times"] = [{**layer["times"][0], "num_devices": count} for count in (1, 2)]
-    raw["device"]["memory_bytes"] = 38
+    raw["device"]["memory_bytes"] = 42
     decode_profile(json.dumps(raw).encode())
-    raw["device"]["memory_bytes"] = 37
-    assert "share on 2 devices needs 38 bytes" in refusal(raw)
+    raw["device"]["memory_bytes"] = 41
+    assert "share on 2 devices needs 42 bytes" in refusal(raw)

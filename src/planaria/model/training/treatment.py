@@ -24,14 +24,26 @@ class Treatment:
     rate: float
 
 
+def rule_of(name: str, train: TrainSection) -> int:
+    """Returns the number of the rule that holds for a parameter, the first that matches its name; -1: none."""
+    return next((number for number, rule in enumerate(train.parameters) if fnmatchcase(name, rule.match)), -1)
+
+
+def is_frozen(name: str, train: TrainSection) -> bool:
+    """Returns whether a rule keeps the parameter from being trained."""
+    number = rule_of(name, train)
+    return number >= 0 and not train.parameters[number].trainable
+
+
 def treatment_of(parameter: ParameterSpec, train: TrainSection) -> Treatment:
-    """Returns a parameter's treatment: the first rule that matches its name says, and [train] what that leaves open."""
+    """Returns a parameter's treatment: the rule that holds for it says, and [train] what that leaves open."""
     plain = train.weight_decay if parameter.decays else 0.0
-    for number, rule in enumerate(train.parameters):
-        if fnmatchcase(parameter.name, rule.match):
-            decay = plain if rule.weight_decay is None else rule.weight_decay
-            return Treatment(rule=number, weight_decay=decay, rate=rule.learning_rate_factor)
-    return Treatment(rule=-1, weight_decay=plain, rate=1.0)
+    number = rule_of(parameter.name, train)
+    if number < 0:
+        return Treatment(rule=number, weight_decay=plain, rate=1.0)
+    rule = train.parameters[number]
+    decay = plain if rule.weight_decay is None else rule.weight_decay
+    return Treatment(rule=number, weight_decay=decay, rate=rule.learning_rate_factor)
 
 
 def check_rules(model: Model, train: TrainSection) -> None:
@@ -40,8 +52,8 @@ def check_rules(model: Model, train: TrainSection) -> None:
     Raises:
         ModelError: names the rule.
     """
-    parameters = [parameter for group in model.groups for parameter in group.parameters]
-    used = {treatment_of(parameter, train).rule for parameter in parameters}
+    parameters = [*(parameter for group in model.groups for parameter in group.parameters), *model.frozen]
+    used = {rule_of(parameter.name, train) for parameter in parameters}
     for number, rule in enumerate(train.parameters):
         if number not in used:
             raise ModelError(

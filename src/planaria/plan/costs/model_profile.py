@@ -47,7 +47,7 @@ class LayerCost(Part, frozen=True, kw_only=True):
     Attributes:
         name: the layer's name, as the model calls it.
         times: by number of devices, ascending; every layer of a profile has the same numbers.
-        parameter_bytes: its parameters, tied ones included.
+        parameter_bytes: its parameters that are trained, tied ones included.
         gradient_bytes: its gradients: the sum, as large as the parameters, and the rest for what is counted.
         optimizer_bytes: the optimizer's state.
         activation_bytes: kept for one microbatch from its forward until its backward.
@@ -56,6 +56,7 @@ class LayerCost(Part, frozen=True, kw_only=True):
         workspace_bytes: needed beside all that while the layer runs: gradients before they are added, what kernels
             allocate, and the allocator's holes.
         copy_bytes: copies of weights in bfloat16, made once a step for all its microbatches.
+        frozen_bytes: its parameters that are not trained: whoever runs the layer holds them, and nothing else of them.
     """
 
     name: str
@@ -68,6 +69,7 @@ class LayerCost(Part, frozen=True, kw_only=True):
     output_bytes: int
     workspace_bytes: int = 0
     copy_bytes: int = 0
+    frozen_bytes: int = 0
 
     def on(self, num_devices: int) -> LayerTimes:
         """Returns the layer's times on a stage of `num_devices` devices.
@@ -79,6 +81,11 @@ class LayerCost(Part, frozen=True, kw_only=True):
             if times.num_devices == num_devices:
                 return times
         raise KeyError(num_devices)
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of what whoever runs the layer holds beside the state: frozen parameters and copies of weights."""
+        return self.copy_bytes + self.frozen_bytes
 
     @property
     def state_bytes(self) -> int:

@@ -26,6 +26,7 @@ _BYTES = (
     "output_bytes",
     "workspace_bytes",
     "copy_bytes",
+    "frozen_bytes",
 )
 _MOST_BYTES = 1 << 53
 """Largest bytes of one layer (9 petabytes), so that sums of hundreds of layers fit the planner's 64-bit numbers."""
@@ -217,14 +218,14 @@ def _check_fits(profile: ModelProfile) -> None:
         return
     count = profile.device_counts[-1]
     for number, layer in enumerate(profile.layers):
-        shared = layer.state_bytes + layer.copy_bytes + layer.activation_bytes + layer.workspace_bytes
+        shared = layer.state_bytes + layer.constant_bytes + layer.activation_bytes + layer.workspace_bytes
         needed = profile.device.process_bytes + -(-shared // count)
         if needed > memory:
             share = f"even its share on {count} devices" if count > 1 else "its state and one microbatch"
             raise PlanError(
                 f"{_of(number, layer)}: {share} needs {needed} bytes (state_bytes {layer.state_bytes}, "
-                f"copy_bytes {layer.copy_bytes}, activation_bytes {layer.activation_bytes}, "
-                f"workspace_bytes {layer.workspace_bytes}), and "
+                f"copy_bytes {layer.copy_bytes}, frozen_bytes {layer.frozen_bytes}, "
+                f"activation_bytes {layer.activation_bytes}, workspace_bytes {layer.workspace_bytes}), and "
                 f"{profile.device.name or 'a device'} has device.memory_bytes {memory}. "
                 "Use a smaller microbatch, cut the layer into smaller ones, or add times on more devices."
             )

@@ -55,7 +55,7 @@ class StageCosts:
             for d in profile.device_counts
         }
         self._activations = tuple(accumulate((c.activation_bytes for c in profile.layers), initial=0))
-        own = [layer.copy_bytes for layer in profile.layers]
+        own = [layer.constant_bytes for layer in profile.layers]
         self._tied: list[tuple[tuple[int, ...], int]] = []
         for group in profile.groups:
             state_bytes = sum(held_bytes(profile, group))
@@ -95,7 +95,7 @@ class StageCosts:
         return self.compute_s(first, end) + self.link_s(first) + self.link_s(end)
 
     def state_bytes(self, first: int, end: int, num_devices: int = 1) -> int:
-        """Returns the bytes per device of the state, and of copies of weights, of a stage with layers [first, end).
+        """Returns the bytes per device of the state, frozen parameters and copies of weights of a stage [first, end).
 
         A tied group counts once.
         """

@@ -56,7 +56,14 @@ def export_run(run: Path, target: Path, step: int | None = None) -> None:
     try:
         if target.exists() and any(target.iterdir()):
             raise UserError(f"--to {target}: the folder is not empty. Choose another.")
-        export(job, parameters, target, eos_token_id=tokenizer.separator_id, pad_token_id=tokenizer.pad_token_id)
+        export(
+            job,
+            parameters,
+            target,
+            vocab_size=tokenizer.vocab_size,
+            eos_token_id=tokenizer.separator_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
         export_tokenizer(file, target, most_tokens=job.train.sequence_length)
     except OSError as error:
         raise UserError(f"--to {target}: it cannot be written: {error.strerror or error}. Choose another.") from None

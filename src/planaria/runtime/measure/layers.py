@@ -170,6 +170,7 @@ class _Meter:
             output_bytes=sum(tensor.nbytes for tensor in outputs),
             workspace_bytes=measured.workspace_bytes,
             copy_bytes=measured.copy_bytes,
+            frozen_bytes=sum(one.nbytes for one in module.parameters() if not one.requires_grad),
         )
         return cost, outputs
 
@@ -214,7 +215,7 @@ class _Meter:
             activation_bytes=activation_bytes,
             allocated_bytes=allocated_bytes,
             workspace_bytes=workspace_bytes,
-            copy_bytes=sum(copy.nbytes for copy in copies_of(compute.parameters_of(layer))),
+            copy_bytes=sum(copy.nbytes for copy in copies_of(module.parameters())),
         )
 
     def _bytes(

@@ -51,6 +51,7 @@ def fingerprint(job: Job) -> str:
         f"{train.microbatch}/{train.sequence_length}/{train.dtype.value}/{train.boundary_dtype.value}",
         f"{job.data.tokenizer}/{train.numerics.value}",
         *_of_optimizer(train),
+        *_of_rules(train),
         MEASURES,
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -60,6 +61,12 @@ def _of_optimizer(train: TrainSection) -> list[str]:
     """Returns what of the optimizer is measured and counted, where it is not the default one."""
     is_default = train.optimizer is OptimizerName.ADAMW
     return [] if is_default else [train.optimizer.value, *optimizer_of(train).states(train)]
+
+
+def _of_rules(train: TrainSection) -> list[str]:
+    """Returns the rules that say what is trained, where some of it is not."""
+    rules = [f"{rule.match} {rule.trainable}" for rule in train.parameters]
+    return [] if all(rule.trainable for rule in train.parameters) else rules
 
 
 def measure_into(job: Job, data_folder: Path, output: Path, import_path: str | None) -> int:

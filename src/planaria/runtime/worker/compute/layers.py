@@ -86,12 +86,20 @@ def bind(
     parameters: Mapping[str, torch.Tensor],
     make: Callable[[torch.Tensor], nn.Parameter] = nn.Parameter,
 ) -> dict[str, nn.Parameter]:
-    """Makes the module's parameters views of the replicas' memory; returns them by their name in the module."""
+    """Makes the module's trained parameters views of the replicas' memory; returns them by their name in the module.
+
+    Frozen ones stay, made by `make` too.
+    """
     bound = {}
-    for name, _ in list(module.named_parameters(remove_duplicate=False)):
+    for name, own in list(module.named_parameters(remove_duplicate=False)):
         path, _, last = name.rpartition(".")
-        bound[name] = make(parameters[name])
-        module.get_submodule(path).register_parameter(last, bound[name])
+        weight = make(parameters.get(name, own.detach()))
+        if name in parameters:
+            bound[name] = weight
+        else:
+            assert not own.requires_grad, f"{name} is trained, and no replica holds it"
+            weight.requires_grad_(False)
+        module.get_submodule(path).register_parameter(last, weight)
     return bound
 
 
@@ -104,6 +112,7 @@ class Compute:
         self._device = device
         self._count = count
         self._last = len(model.layer_names) - 1
+        self._first_trained = min((layer for group in model.groups for layer in group.layers), default=0)
         self._modules: dict[int, nn.Module] = {}
         self._parameters: dict[int, dict[str, nn.Parameter]] = {}
         self._kept: dict[tuple[Work, int], _Kept] = {}
@@ -123,7 +132,7 @@ class Compute:
         return tuple(self._parameters[layer].values())
 
     def drop_layer(self, layer: int) -> None:
-        drop_copies(self._parameters[layer].values())
+        drop_copies(self._modules[layer].parameters())
         del self._modules[layer], self._parameters[layer]
 
     def forget(self, keep: Callable[[Work], bool]) -> None:
@@ -133,8 +142,8 @@ class Compute:
         for entry in [entry for entry in self._weight_passes if not keep(entry[0])]:
             del self._weight_passes[entry]
         if not self._kept:
-            for parameters in self._parameters.values():
-                drop_copies(parameters.values())
+            for module in self._modules.values():
+                drop_copies(module.parameters())
 
     def forward(
         self,
@@ -150,15 +159,17 @@ class Compute:
         recompute = self._train.activation_checkpointing
         moves = keep and on_host and not recompute and self._device.type != "cpu"
         leaves = tuple(
-            tensor.detach().requires_grad_(keep and tensor.is_floating_point() and layer > 0) for tensor in inputs
+            tensor.detach().requires_grad_(keep and tensor.is_floating_point() and layer > self._first_trained)
+            for tensor in inputs
         )
-        staying = self._parameters[layer].values()
+        staying = list(self._modules[layer].parameters())
         saving = kept_on_host([*staying, *copies_of(staying)]) if moves else nullcontext()
         with torch.set_grad_enabled(keep and not recompute), saving:
             outputs = self._run(step, work[0], layer, leaves, batch)
         if keep:
             held = batch if layer == self._last else None
-            self._kept[work, layer] = _Kept(leaves, None if recompute else outputs, held)
+            gone = recompute or layer < self._first_trained  # the latter has no backward
+            self._kept[work, layer] = _Kept(leaves, None if gone else outputs, held)
         loss = float(outputs[0].detach()) if layer == self._last else None
         return tuple(tensor.detach() for tensor in outputs), loss
 
@@ -188,7 +199,7 @@ class Compute:
     def _outputs(self, step: int, microbatch: int, layer: int, inputs: Tensors) -> Tensors:
         """Runs the layer's module on what has come over a boundary."""
         seed_layer(self._train.seed, step, microbatch, layer, self._device)
-        begin_run(self._parameters[layer].values())
+        begin_run(self._modules[layer].parameters())
         with self._naming(layer):
             given = widened(inputs, self._train) if layer > 0 else inputs
             with autocast(self._train, self._device):
@@ -233,8 +244,13 @@ class Compute:
     def _graph(
         self, step: int, work: Work, layer: int, gradients: Tensors
     ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor | None]]:
-        """Takes the layer's graph for the last time: inputs, and roots with their gradients."""
+        """Takes the layer's graph for the last time: inputs, and roots with their gradients.
+
+        There is none where this layer and all before it are frozen; nor came gradients.
+        """
         kept = self._kept.pop((work, layer))
+        if layer < self._first_trained:
+            return [], [], []
         outputs = kept.outputs
         if outputs is None:
             with torch.enable_grad():

@@ -73,6 +73,10 @@ class EmulatedModel:
         return self._groups
 
     @property
+    def frozen(self) -> tuple[ParameterSpec, ...]:
+        return ()
+
+    @property
     def masked_lm(self) -> bool:
         return False
 

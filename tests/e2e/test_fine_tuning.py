@@ -1,0 +1,52 @@
+"""Fine-tuning on real processes: what is not trained stays as it was, and the rest has the reference's bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors.torch import load_file
+
+from planaria.checkpoint.manifest import newest
+from planaria.checkpoint.state import read_parameters
+from planaria.job.settings import Job, ParameterRule
+from planaria.model.load import load_huggingface_model
+from planaria.plan.costs.profile_check import decode_profile
+from planaria.runtime.launch.export import export_run
+from tests.e2e.conftest import Run
+from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.test_optimizers import KILLS, ruled
+
+Reference = Callable[[Job], Outcome]
+
+FROZEN = ("transformer.w?e.weight", "transformer.h.0.*", "transformer.h.2.mlp.*")
+"""Of gpt2: a prefix of layers, part of another one, and a tensor that the first and the last layer share."""
+
+
+def test_frozen_parameters_with_kills(text: Path, run: Run, reference: Reference, tmp_path: Path) -> None:
+    job = ruled(make_job(text), *(ParameterRule(match=name, trainable=False) for name in FROZEN))
+    outcome = run(job, *KILLS)
+    outcome.assert_same_bits(reference(job))
+    assert [recovery.lost_nodes for recovery in outcome.result.recoveries] == [(1,), (4,)]
+    embedding = decode_profile((outcome.result.folder / "profile.json").read_bytes()).layers[0]
+    assert (embedding.frozen_bytes, embedding.parameter_bytes) == (4 * 16 * (259 + 16), 0)
+    folder, manifest, _ = newest(outcome.result.folder / "checkpoints")
+    trained = read_parameters(folder, manifest)
+    assert not [name for name in trained if "wte" in name or ".h.0." in name or ".h.2.mlp." in name]
+    export_run(outcome.result.folder, tmp_path / "exported")
+    exported = load_file(tmp_path / "exported" / "model.safetensors")
+    first = initial(job)
+    assert exported.keys() == first.keys()
+    for name, value in exported.items():
+        assert torch.equal(value, trained.get(name, first[name])), name
+        assert torch.equal(value, first[name]) == (name not in trained), name
+
+
+def initial(job: Job) -> dict[str, torch.Tensor]:
+    """What every parameter begins with: frozen or not."""
+    plain = msgspec.structs.replace(job.train, parameters=())
+    model = load_huggingface_model(job.model, plain, vocab_size=259)
+    groups = range(len(model.groups))
+    return {name: value for group in groups for name, value in model.initial_state(group, plain.seed).items()}
