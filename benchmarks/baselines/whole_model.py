@@ -10,8 +10,8 @@ from typing import IO
 import torch
 from torch import nn
 
-from planaria.data.sampler import Sampler, open_sampler
-from planaria.data.tokens import open_tokens
+from planaria.data.job_data import open_data
+from planaria.data.sampler import Sampler
 from planaria.job.parse import job_from_json
 from planaria.job.settings import Job, TrainSection
 from planaria.model.load import load_model
@@ -44,9 +44,9 @@ class Layers(nn.Module):
 def open_job(job_file: str, data_folder: str) -> tuple[Job, Model, Sampler]:
     """The job, its model and what deals its microbatches."""
     job = job_from_json(Path(job_file).read_bytes())
-    folder = Path(data_folder)
-    model = load_model(job.model, job.train, vocab_size=open_tokens(folder).vocab_size)
-    return job, model, open_sampler(job, folder, masked_lm=model.masked_lm)
+    data = open_data(job, Path(data_folder))
+    model = load_model(job.model, job.train, vocab_size=data.vocab_size)
+    return job, model, data.sampler(masked_lm=model.masked_lm)
 
 
 def optimizer(module: nn.Module, train: TrainSection) -> torch.optim.AdamW:

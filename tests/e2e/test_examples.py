@@ -27,3 +27,21 @@ def test_a_model_is_pretrained_on_parquet_files(
     outcome.assert_same_bits(reference(job))
     assert sorted(outcome.evaluated) == [2, 4]
     assert len(outcome.events("node_lost")) == 1
+
+
+@pytest.mark.parametrize(("model", "width"), [("alexnet", 1 / 32), ("vgg19", 1 / 64)])
+def test_a_model_and_a_dataset_of_ones_own(
+    model: str, width: float, run: Run, reference: Callable[[Job], Outcome]
+) -> None:
+    of_train = ("steps=3", "warmup_steps=1", "global_batch=8", "microbatch=2")
+    job = load_job(
+        EXAMPLES / "vision.toml",
+        [
+            *(f"train.{change}" for change in of_train), f"model.type=vision:{model}", f"model.config.width={width}",
+            "eval.every=2",
+        ],
+    )  # fmt: skip
+    outcome = run(job, "kill:node=2,step=2,at=backward")
+    outcome.assert_same_bits(reference(job))
+    assert sorted(outcome.evaluated) == [2, 3]
+    assert len(outcome.events("node_lost")) == 1

@@ -13,7 +13,6 @@ from planaria.checkpoint.manifest import newest
 from planaria.checkpoint.state import read_group
 from planaria.job.errors import UserError
 from planaria.job.settings import Job, ParameterRule
-from planaria.model.model import ModelError
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.proof import rest_in_proof
@@ -75,5 +74,5 @@ def test_a_schedule_that_is_a_function(text: Path, run: Run, reference: Referenc
     [("math:nothing", "has no function 'nothing'"), ("math:log1p_", "no function"), ("operator:neg", "gives -1")],
 )
 def test_a_schedule_that_cannot_be_used_is_refused(function: str, said: str, text: Path, run: Run) -> None:
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(UserError, match=said):
         run(make_job(text, train__lr_schedule=function, train__warmup_steps=0))

@@ -177,6 +177,14 @@ REFUSED = [
     ("train.clip_norm=-1", ["train.clip_norm = -1"]),
     ("train.seed=-1", ["train.seed = -1"]),
     ("data.mask_probability=0", ["data.mask_probability = 0"]),
+    (
+        "data.config={size=3}",
+        ["data.config = {'size': 3}", "data.source = 'python-stdlib' is none"],
+    ),
+    ("eval.config={size=3}", ["eval.config = {'size': 3} goes with a function"]),
+    ("eval.source='images:test'", ["eval.source = 'images:test' is of another kind", "for both"]),
+    ("train.sequence_length=0", ["train.sequence_length is missing", "Add sequence_length to [train]"]),
+    ("train.sequence_length=-1", ["train.sequence_length = -1"]),
     ("data.mask_probability=1", ["data.mask_probability = 1"]),
     ("data.source=''", ["data.source = ''"]),
     ("cluster.nodes=0", ["cluster.nodes = 0"]),
@@ -418,3 +426,12 @@ min_nodes_per_pipeline = 4
             overrides=["resilience.min_nodes_per_pipeline=1", "cluster.nodes=3"],
             origin="test",
         )
+
+
+def test_a_dataset_needs_no_sequences_and_no_tokenizer() -> None:
+    job = parse("data.source=images:train", "data.config={size=3}", "train.sequence_length=0", "eval.source=a.b:test")
+    assert (job.train.sequence_length, job.data.config) == (0, {"size": 3})
+    with pytest.raises(UserError, match=r"data.tokenizer = 'a.json' is for tokens, not for a dataset"):
+        parse("data.source=images:train", "data.tokenizer=a.json")
+    with pytest.raises(UserError, match=r"train.sequence_length is missing"):
+        parse("data.source=./images:train", "train.sequence_length=0")  # a file with a colon in its name

@@ -11,7 +11,9 @@ import pytest
 import torch
 from small_models import TRAIN, filled_layers, random_ids, run_layers, whole_state
 from torch import nn
+from torch.nn import functional
 
+from planaria.job.errors import UserCodeError, UserError
 from planaria.job.settings import ModelSection, ParameterRule, TrainSection
 from planaria.model.function import ModelRaised
 from planaria.model.load import load_model
@@ -110,6 +112,76 @@ def not_a_list() -> nn.Module:
     return nn.Linear(1, 1)
 
 
+def not_a_module() -> str:
+    return "model"
+
+
+class Skipping(nn.Module):
+    """Two inputs; the first embedding and the mask of the second skip the blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = nn.Embedding(259, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.scale = nn.Parameter(torch.ones(8))
+        self.register_buffer("shift", torch.arange(8.0))
+        self.head = nn.Linear(8, 259)
+        self.head.weight = self.word.weight
+
+    def between(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        embedded = self.word(input_ids) + self.shift
+        hidden = embedded
+        for block in self.blocks:
+            hidden = functional.dropout(torch.tanh(block(hidden)), 0.1, self.training)
+        hidden = self.between(hidden, labels)
+        hidden = (hidden * self.scale).masked_fill((labels == 3)[..., None], 0.0) + embedded
+        return self.head(hidden)
+
+
+class Twice(Skipping):
+    def between(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.blocks[0](hidden)
+
+
+class Decides(Skipping):
+    def between(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return hidden if hidden.sum() > 0 else -hidden
+
+
+class Fails(Skipping):
+    def between(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        raise KeyError("no mask")
+
+
+class Chance(Skipping):
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand_like(labels.float())
+        return super().forward(input_ids, labels) * noise[..., None] + self.scale.sum() * noise[..., None]
+
+
+def skipping() -> nn.Module:
+    return Skipping()
+
+
+def twice() -> nn.Module:
+    return Twice()
+
+
+def decides() -> nn.Module:
+    return Decides()
+
+
+def fails() -> nn.Module:
+    return Fails()
+
+
+def chance() -> nn.Module:
+    return Chance()
+
+
 def not_modules() -> list[object]:
     return [nn.Embedding(259, 4), "head"]
 
@@ -172,9 +244,14 @@ REFUSED = [
     (section("layers:"), ("module:function",)),
     (section("layers:transformer", widht=3), ("TypeError", "widht", "[model.config]")),
     (section("one_layer"), ("1 layer", "Return two or more")),
-    (section("not_a_list"), ("returns a Linear", "list of torch.nn.Module")),
+    (section("not_a_list"), ("a Linear cannot be cut", "no list of blocks", "model.split_at")),
+    (section("not_a_module"), ("returns a str", "not a torch.nn.Module or a list of them")),
+    (section("twice"), ("a Twice cannot be cut", "called twice", "list of layers")),
+    (section("decides"), ("a Decides cannot be cut", "values of tensors")),
+    (section("fails"), ("a Fails cannot be cut", "its forward fails with KeyError: 'no mask'")),
+    (section("chance"), ("gives other outputs than whole",)),
     (section("not_modules"), ("layer 1 is a str",)),
-    (section("needs_a_mask"), ("layer 1.Picky", "1 tensor(s) of shape (1, 16, 4)", "mask")),
+    (section("needs_a_mask"), ("layer 1.Picky", "1 tensor(s) of shape (2, 16, 4)", "mask")),
     (section("returns_a_list"), ("layer 1.Listing returns a list",)),
     (section("few_rows"), ("layer 0.Embedding", "IndexError")),
     (section("batch_norm"), ("BatchNorm1d", "LayerNorm")),
@@ -184,6 +261,39 @@ REFUSED = [
     (ModelSection(type=SMALL.type, weights="/tmp"), ("model.weights = '/tmp'",)),
     (ModelSection(type=SMALL.type, loss=f"{HERE}:logits_as_loss"), ("loss", "scalar")),
 ]
+
+
+def test_a_module_is_cut_at_its_blocks() -> None:
+    """Outputs and gradients are those of the whole; parameters have its names; a tied one is one."""
+    model = load_model(section("skipping"), TRAIN, vocab_size=259)
+    assert model.layer_names == ("word", "blocks.0", "blocks.1", "blocks.2", "head")
+    assert model.inputs == ("input_ids", "labels")
+    names = [spec.name for group in model.groups for spec in group.parameters]
+    assert sorted(names) == sorted(name for name, _ in Skipping().named_parameters())
+    state = whole_state(model)
+    whole = Skipping()
+    whole.load_state_dict({**state, "shift": whole.shift, "head.weight": state["word.weight"]})
+    layers, ids = filled_layers(model, state), random_ids()
+    for module in (whole, *layers):
+        module.eval()
+    expected = whole(ids, ids.flip(0))
+    (found,) = run_layers(layers, ids, ids.flip(0))
+    assert torch.equal(found, expected)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    for spec in (spec for group in model.groups for spec in group.parameters):
+        gradients = [layers[at].get_parameter(local).grad for at, local in spec.uses]
+        gradient = sum(one for one in gradients if one is not None)
+        torch.testing.assert_close(gradient, whole.get_parameter(spec.name).grad)
+
+
+def test_blocks_may_be_named() -> None:
+    named = ModelSection(type=f"{HERE}:skipping", split_at=("blocks.1",))
+    assert load_model(named, TRAIN, vocab_size=259).layer_names == ("word", "blocks.1", "head")
+    with pytest.raises(ModelError, match=r"no module's path fits 'layers\.\*'"):
+        load_model(ModelSection(type=f"{HERE}:skipping", split_at=("layers.*",)), TRAIN, vocab_size=259)
+    with pytest.raises(ModelError, match=r"model.split_at = \['0'\]: a list of layers is cut already"):
+        load_model(ModelSection(type=SMALL.type, config=SMALL.config, split_at=("0",)), TRAIN, vocab_size=259)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +313,7 @@ def test_what_the_users_code_raises_is_shown_where_it_is(given: str, where: str,
 def test_a_module_that_raises_is_shown_where_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     tmp_path.joinpath("broken_model.py").write_text("import torch\n\nimport no_such_module_either\n")
-    with pytest.raises(ModelRaised, match="No module named 'no_such_module_either'") as caught:
+    with pytest.raises(UserCodeError, match="No module named 'no_such_module_either'") as caught:
         load_model(ModelSection(type="broken_model:make"), TRAIN, vocab_size=259)
     assert "PYTHONPATH" not in str(caught.value)
     assert caught.value.trace.splitlines()[1].endswith('broken_model.py", line 3, in <module>')
@@ -211,7 +321,7 @@ def test_a_module_that_raises_is_shown_where_it_does(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize(("given", "parts"), REFUSED)
 def test_refusals_name_the_value_and_the_remedy(given: ModelSection, parts: tuple[str, ...]) -> None:
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises((ModelError, UserError)) as caught:
         load_model(given, TRAIN, vocab_size=259)
     for part in (given.type, *parts) if given.weights is None else parts:
         assert part in str(caught.value)

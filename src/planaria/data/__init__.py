@@ -4,6 +4,7 @@
 - `text`: whether a file is what its name says; `rows`: its documents; `tokenizer`: text to token ids.
 - `encoding`: many documents on all cores, resumed; `token_files`: ids that others made.
 - `tokens`: a job's tokens on disk, memory-mapped, and their hash.
-- `order`: which sample comes when; `sampler`: what a microbatch holds.
+- `samples`: windows of tokens, or items of a dataset; `order`: which comes when; `sampler`: what a microbatch holds.
+- `job_data`: all that a process needs to know of a job's data.
 - `export`: a run's tokenizer for Hugging Face.
 """

@@ -25,13 +25,11 @@ from planaria.data.token_files import TokenArray, check_ids, chunks, map_ids, op
 from planaria.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from planaria.job.history import KEYED, SHUFFLED
 from planaria.job.registry import DataSource
-from planaria.job.settings import DataSection, Job
+from planaria.job.settings import DataSection
 
 _TOKENS = "tokens.bin"
 _NEW_TOKENS = "tokens.bin.new"
 _ABOUT = "tokens.json"
-_CACHE = ".tokens"
-"""In the folder of runs."""
 TOKENIZER = "tokenizer.json"
 """Copy of the job's tokenizer, if it has one, so that a run's export needs nothing outside of its folder."""
 
@@ -128,32 +126,6 @@ class TokenSet:
         for start in sorted({index * last // (_QUICK_PIECES - 1) for index in range(_QUICK_PIECES)}):
             digest.update(np.ascontiguousarray(self.ids[start : start + step]).data)
         return digest.hexdigest()
-
-
-def prepare(
-    job: Job, folder: Path, check: Check = lambda about: None, order: str = KEYED, tell: Tell = lambda text: None
-) -> TokenSet:
-    """Writes the tokens of a job to a folder, and those that it is evaluated on; see `prepare_tokens`."""
-    cache = Path(job.run.folder) / _CACHE
-    tokens = prepare_tokens(job.data, folder, check, order, cache=cache, tell=tell)
-    if job.eval.source:
-        section = msgspec.structs.replace(job.data, source=job.eval.source)
-        prepare_tokens(section, validation_folder(folder), cache=cache, tell=tell, field="eval.source")
-    else:
-        shutil.rmtree(validation_folder(folder), ignore_errors=True)
-    return tokens
-
-
-def validation_folder(folder: Path) -> Path:
-    """Returns where the tokens are that a job is evaluated on, if it has any of their own."""
-    return folder / "validation"
-
-
-def data_hash(folder: Path) -> str:
-    """Hashes what was prepared in a folder, quickly; see `TokenSet.quick_hash`. Raises DataError: nothing was."""
-    found = open_tokens(folder).quick_hash()
-    validation = validation_folder(folder)
-    return found if not validation.exists() else f"{found} {open_tokens(validation).quick_hash()}"
 
 
 def prepare_tokens(

@@ -4,6 +4,7 @@
 - `checks`: values that are impossible, alone or together (batch sizes, nodes, names of zones), with the remedy.
 - `suggestions`: what a name that does not exist was meant to be, also in other libraries' words.
 - `faults`: `--fail`; `history`: what determined a run's samples; `errors`: the root of all errors; `version`.
+- `users_code`: functions of the user's that a job names.
 - `registry`: every name that stands for a policy, a model family, an optimizer, a data source or a launcher.
 
 It imports the plan's schedule kinds alone. A new field goes into `settings`, and what it excludes into `checks`.

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+
+import msgspec
 
 from planaria.job.errors import UserError
 from planaria.job.registry import Launcher, PolicyName
@@ -45,6 +48,7 @@ def check_job(job: Job) -> None:
     _check_data(job.data)
     _check_eval(job)
     _check_train(job.train)
+    _check_sequence(job)
     _check_cluster(job.cluster)
     _check_resilience(job.resilience)
     _check_run(job.run)
@@ -64,6 +68,11 @@ def shown(value: object) -> str:
 def is_function(model_type: str) -> bool:
     """Whether `model.type` means a Python function ("module:function") and not a Hugging Face model type."""
     return ":" in model_type
+
+
+def is_dataset(source: str) -> bool:
+    """Whether `data.source` names a Python function that returns a dataset, and no file ("./a:b" is one)."""
+    return _FUNCTION.fullmatch(source) is not None
 
 
 def _refuse(field: str, value: object, problem: str, remedy: str) -> None:
@@ -126,12 +135,38 @@ def _check_data(data: DataSection) -> None:
     _path("data.tokenizer", data.tokenizer)
     if not 0 < data.mask_probability < 1:
         _refuse("data.mask_probability", data.mask_probability, "is not between 0 and 1", "Set for instance 0.15.")
+    if not is_dataset(data.source):
+        _check_config("data", data.config, data.source)
+        return
+    unheeded = msgspec.structs.replace(data, source=DataSection().source, config={})
+    for name in data.__struct_fields__:
+        if getattr(unheeded, name) != getattr(DataSection(), name):
+            _refuse(
+                f"data.{name}", getattr(data, name), f"is for tokens, not for a dataset ({shown(data.source)})",
+                "Leave it out, and give the function what it needs in [data.config].",
+            )  # fmt: skip
+
+
+def _check_config(section: str, config: Mapping[str, object], source: str) -> None:
+    """What nobody is called with must not be set, as if somebody were."""
+    if config:
+        _refuse(
+            f"{section}.config", dict(config), f"goes with a function, and {section}.source = {shown(source)} is none",
+            'Leave it out, or name one, as in "images:train".',
+        )  # fmt: skip
 
 
 def _check_eval(job: Job) -> None:
     section = job.eval
     if section.source:
         _path("eval.source", section.source)
+        if is_dataset(section.source) != is_dataset(job.data.source):
+            _refuse(
+                "eval.source", section.source, f"is of another kind than data.source = {shown(job.data.source)}",
+                'Give functions that return datasets ("module:function") for both, or paths for both.',
+            )  # fmt: skip
+    if not is_dataset(section.source):
+        _check_config("eval", section.config, section.source)
     if not 0 <= section.share < 1:
         _refuse("eval.share", section.share, "is not at least 0 and below 1", "Set for instance 0.01.")
     if section.share and section.source:
@@ -151,8 +186,9 @@ def _check_eval(job: Job) -> None:
 
 
 def _check_train(train: TrainSection) -> None:
-    for name in ("steps", "global_batch", "microbatch", "sequence_length"):
+    for name in ("steps", "global_batch", "microbatch"):
         _at_least(f"train.{name}", getattr(train, name), 1)
+    _at_least("train.sequence_length", train.sequence_length, 0)
     for name in ("learning_rate", "eps"):
         _positive(f"train.{name}", getattr(train, name))
     for name in ("warmup_steps", "decay_steps", "weight_decay", "momentum", "clip_norm", "seed"):
@@ -185,6 +221,15 @@ def _check_train(train: TrainSection) -> None:
         for name in ("learning_rate_factor", "weight_decay") if not rule.trainable else ():
             if (value := getattr(rule, name)) != getattr(ParameterRule(match=""), name):
                 _refuse(f"{field}.{name}", value, "does not go with trainable = false", "Leave one of the two out.")
+
+
+def _check_sequence(job: Job) -> None:
+    """Tokens are cut into sequences; a dataset's samples are what they are."""
+    if not job.train.sequence_length and not is_dataset(job.data.source):
+        raise UserError(
+            "train.sequence_length is missing (expected a whole number). Add sequence_length to [train]: the tokens of "
+            "a sequence."
+        )
 
 
 def _check_optimizer(train: TrainSection) -> None:

@@ -16,7 +16,7 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """What determines the samples: two runs with one identity train on the same ones, step by step.
 
     Attributes:
-        content: fingerprint of the token ids.
+        content: fingerprint of the token ids, or of the samples.
         tokens: how many there are.
         tokenizer: identity of the tokenizer; "": not known.
         vocab_size: ids are below it.
@@ -24,7 +24,8 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
         mask_probability: share of tokens that a masked language model must predict.
         seed: of the order of windows, and of what is masked.
         order: of the samples. A run keeps the one that it began with.
-        eval_share: share of the windows that are held out.
+        eval_share: share of the windows, or of the samples, that are held out.
+        unit: what is counted: tokens, or the samples of a dataset.
     """
 
     content: str
@@ -36,12 +37,15 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     order: str = SHUFFLED
     eval_share: float = 0.0
+    unit: str = "tokens"
 
     def changes(self, now: DataIdentity) -> list[str]:
         """Returns what differs in `now`, for people; empty where the samples are the same."""
+        if self.unit != now.unit:
+            return [f"the data are {now.unit}, not {self.unit}"]
         found = []
         if self.content != now.content:
-            found.append(_growth(self.tokens, now.tokens))
+            found.append(_growth(self.tokens, now.tokens, now.unit))
         if "" not in (self.tokenizer, now.tokenizer) and self.tokenizer != now.tokenizer:
             found.append("the tokenizer is another")
         for name, what in (
@@ -57,10 +61,10 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def _growth(before: int, now: int) -> str:
+def _growth(before: int, now: int, unit: str) -> str:
     if before == now:
-        return f"the {now} tokens are others"
-    return f"the data {'grew' if now > before else 'shrank'} from {before} to {now} tokens"
+        return f"the {now} {unit} are others"
+    return f"the data {'grew' if now > before else 'shrank'} from {before} to {now} {unit}"
 
 
 class JobInterval(msgspec.Struct, frozen=True, kw_only=True):

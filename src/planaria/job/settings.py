@@ -140,13 +140,13 @@ class ModelSection(Section, frozen=True):
 
     Attributes:
         type: a Hugging Face model type (gpt2, qwen3, bert, t5, ...), "auto" for the type of `weights`, or
-            "module:function" returning a list of layers.
+            "module:function" returning a list of layers or a torch.nn.Module.
         config: overrides of the Hugging Face config, or keyword arguments of the function.
         weights: local Hugging Face folder to start from; random weights when absent.
         split_at: paths of the modules between which a model can be cut, a star for any one name, as in
             "encoder.layers.*"; by default the members of the model's own lists of blocks.
         loss: "module:function" (outputs, batch) -> scalar; only for a model that is a function.
-            Default: next-token cross entropy.
+            Default: cross entropy of the labels, of tokens the next ones.
     """
 
     type: str
@@ -163,7 +163,8 @@ class DataSection(Section, frozen=True):
 
     Attributes:
         source: "python-stdlib", or a file, a folder or a glob of text, JSON Lines, Parquet, Arrow or token ids; see
-            docs/howto/own-data.md.
+            docs/howto/own-data.md. Or "module:function" returning a map-style dataset; see docs/howto/own-dataset.md.
+        config: keyword arguments of that function. The fields below are for tokens only.
         tokenizer: "bytes", or the path of a Hugging Face tokenizer.json.
         mask_probability: share of tokens that masked-LM models must predict.
         column: of rows, that holds their text; "a.b" is what the column a has under b.
@@ -173,6 +174,7 @@ class DataSection(Section, frozen=True):
     """
 
     source: str = DataSource.PYTHON_STDLIB.value
+    config: dict[str, Any] = {}
     tokenizer: str = "bytes"
     mask_probability: float = 0.15
     column: str = "text"
@@ -215,9 +217,10 @@ class TrainSection(Section, frozen=True):
 
     Attributes:
         steps: optimizer steps of the job.
-        global_batch: sequences in one step; never changes.
+        global_batch: sequences in one step, or samples of a dataset; never changes.
         microbatch: sequences in one microbatch; divides global_batch.
-        sequence_length: tokens in a sequence.
+        sequence_length: tokens in a sequence. Required; with a dataset it may be left out, and only the tokens a second
+            that a run tells depend on it.
         optimizer: adamw, adam, sgd or lion; see docs/howto/optimizers.md for what each computes.
         learning_rate: peak learning rate.
         lr_schedule: how it goes on after the warm-up: constant, linear, cosine, wsd, inverse-sqrt, or "module:function"
@@ -248,7 +251,7 @@ class TrainSection(Section, frozen=True):
     steps: int
     global_batch: int
     microbatch: int
-    sequence_length: int
+    sequence_length: int = 0
     optimizer: OptimizerName = OptimizerName.ADAMW
     learning_rate: float = 3e-4
     lr_schedule: str = LrSchedule.COSINE.value
@@ -308,9 +311,10 @@ class EvalSection(Section, frozen=True):
     How the model does on data that it is never trained on (share or source); see docs/howto/evaluation.md.
 
     Attributes:
-        share: share of the data's windows that are held out: the same ones whatever train.seed is, scattered over all
-            of them, rounded up to whole microbatches.
+        share: share of the data's windows, or samples, that are held out: the same ones whatever train.seed is,
+            scattered over all of them, rounded up to whole microbatches.
         source: as data.source: data of their own.
+        config: keyword arguments of that function, beside those of data.config, which they replace.
         every: steps between evaluations; the last step is evaluated too. 0: the model is not evaluated.
         microbatches: of train.microbatch samples, that each evaluation takes; always the same ones.
         metric: by which the best checkpoint is chosen: loss, perplexity or accuracy.
@@ -320,6 +324,7 @@ class EvalSection(Section, frozen=True):
 
     share: float = 0.0
     source: str = ""
+    config: dict[str, Any] = {}
     every: int = 0
     microbatches: int = 8
     metric: EvalMetric = EvalMetric.LOSS

@@ -18,7 +18,7 @@ from planaria.job.settings import ModelSection, TrainSection
 from planaria.model.config import example_batch
 from planaria.model.huggingface import HuggingFaceModel, logits
 from planaria.model.initial import seeded
-from planaria.model.model import ModelError, Tensors
+from planaria.model.model import Batch, ModelError, Tensors
 
 _WIDTHS = (
     "hidden_size", "intermediate_size", "head_dim", "d_model", "d_kv", "d_ff", "ffn_dim", "word_embed_proj_dim",
@@ -30,8 +30,14 @@ _MOST_PARAMETERS = 50_000_000
 _MOST_ROWS, _MOST_TOKENS = 2, 64
 
 
-def compare(model: HuggingFaceModel, section: ModelSection, train: TrainSection) -> None:
+def compare(model: HuggingFaceModel, section: ModelSection, train: TrainSection, example: Batch | None = None) -> None:
     """Compares the job's model, as it is cut, with the whole one.
+
+    Args:
+        model: the job's.
+        section: its [model].
+        train: its [train].
+        example: a microbatch of its dataset, on which to compare; None: its data are tokens, and any will do.
 
     Raises:
         ModelError: outputs or gradients differ.
@@ -41,13 +47,13 @@ def compare(model: HuggingFaceModel, section: ModelSection, train: TrainSection)
     )
     for config in _narrower(model.config):
         try:
-            batch = example_batch(config, model.model_class, shorter)
+            batch = example_batch(config, model.model_class, shorter) if example is None else model.example
             small = HuggingFaceModel(model.model_class, config, batch, split_at=section.split_at)
         except ModelError:
             continue
         if len(small.layer_names) != len(model.layer_names) or _size(small) > _MOST_PARAMETERS:
             continue
-        difference = _difference(small)
+        difference = _difference(small, _random(small) if example is None else model.example)
         if difference is not None:
             raise ModelError(
                 f"model.type = {section.type!r}: cut into {len(small.layer_names)} layers, {difference}. "
@@ -78,16 +84,21 @@ def _size(model: HuggingFaceModel) -> int:
     return sum(torch.Size(spec.shape).numel() for group in model.groups for spec in group.parameters)
 
 
-def _difference(model: HuggingFaceModel) -> str | None:
+def _random(model: HuggingFaceModel) -> Batch:
+    """Returns a batch of random values."""
+    rows = getattr(model.config, "vocab_size", 2)
+    with seeded(1):
+        return {
+            name: torch.randint(rows, example.shape) if example.dtype == torch.int64 else torch.randn(example.shape)
+            for name, example in model.example.items()
+        }
+
+
+def _difference(model: HuggingFaceModel, batch: Batch) -> str | None:
     with seeded(0):
         whole = model.model_class(model.config).eval()
         state = {name: parameter.detach() for name, parameter in whole.named_parameters()}
         layers = [layer.eval() for layer in _filled(model, state)]
-        rows = getattr(model.config, "vocab_size", 2)
-        batch = {
-            name: torch.randint(rows, example.shape) if example.dtype == torch.int64 else torch.randn(example.shape)
-            for name, example in model.example.items()
-        }
         expected = logits(whole, batch)
         values: Tensors = tuple(batch.values())
         for layer in layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -174,12 +175,34 @@ def example_batch(config: Any, made_by: Any, train: TrainSection) -> Batch:
         size = getattr(config, "image_size", None) or _IMAGE_SIZE
         height, width = (size, size) if isinstance(size, int) else size
         return {"pixel_values": torch.zeros(train.microbatch, config.num_channels, height, width)}
-    ids = torch.zeros(train.microbatch, train.sequence_length, dtype=torch.int64)
+    ids = torch.zeros(train.microbatch, train.sequence_length or _ANY_LENGTH, dtype=torch.int64)
     return {"input_ids": ids, "labels": ids.clone()} if config.is_encoder_decoder else {"input_ids": ids}
+
+
+def taken_of(batch: Batch, made_by: Any, config: Any) -> Batch:
+    """Returns what of a dataset's batch a model takes: the tensors that its forward has parameters for.
+
+    Labels are for the loss, but where a decoder's inputs are made of them.
+
+    Raises:
+        ModelError: the model's main input is not there.
+    """
+    known = inspect.signature(made_by.forward).parameters
+    shifts = config.is_encoder_decoder and "decoder_input_ids" not in batch
+    found = {name: tensor for name, tensor in batch.items() if name in known and (name != "labels" or shifts)}
+    for name in (made_by.main_input_name, *(["labels"] if shifts else [])):
+        if name not in found:
+            raise ModelError(
+                f"model.type = {config.model_type!r} needs {name!r}, and the dataset's items have "
+                f"{', '.join(map(repr, batch))}. Name them as the model does."
+            )
+    return found
 
 
 _IMAGE_SIZE = 224
 """Pixels of an image's side, of models that take any."""
+_ANY_LENGTH = 16
+"""Tokens of a sequence, where the job does not say how many there are."""
 
 
 def _line(error: Exception) -> str:

@@ -6,6 +6,7 @@ the batch alone (shifted labels, masks of padding) is made again in each layer f
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from planaria.model.recording import Call, CannotCut, Held, Recording, Value, replaced
+from planaria.model.model import Batch
+from planaria.model.recording import META, Call, CannotCut, Held, Recording, Value, is_whole, record, replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +217,11 @@ class Piece(nn.Module):
             folder, last = self._folder(path)
             folder.register_parameter(last, parameter)
 
+    @property
+    def name(self) -> str:
+        """Path of the module that the layer is named after."""
+        return self._layer.name
+
     def _folder(self, path: str) -> tuple[nn.Module, str]:
         *folders, last = path.split(".")
         at: nn.Module = self
@@ -297,3 +304,63 @@ def _tensors(result: Any) -> Iterable[torch.Tensor]:
     if isinstance(result, tuple | list):
         return [tensor for one in result for tensor in _tensors(one)]
     return ()
+
+
+def cut_module(module: nn.Module, inputs: Batch, split_at: Sequence[str]) -> list[Piece]:
+    """Returns the layers of a module. They hold its own submodules, which stay as they are.
+
+    Args:
+        module: on the CPU.
+        inputs: tensors of a microbatch's shapes, as its forward takes them, in order.
+        split_at: patterns of the blocks' paths; none: the members of the module's own lists.
+
+    Raises:
+        CannotCut: its forward does what a list of layers cannot.
+    """
+    training, in_use = (_recorded(module, inputs, split_at, training=training) for training in (True, False))
+    if [call.gives for call in in_use.calls] != [call.gives for call in training.calls]:
+        raise CannotCut("its forward is another one in eval mode")
+
+    def calls(is_training: bool) -> Sequence[Call]:
+        return training.calls if is_training else in_use.calls
+
+    return [
+        Piece(
+            layer,
+            calls,
+            {path: module.get_submodule(path) for path in layer.modules},
+            {path: module.get_parameter(path) for path in layer.holds},
+        )
+        for layer in cut(training)
+    ]
+
+
+def _recorded(module: nn.Module, inputs: Batch, split_at: Sequence[str], *, training: bool) -> Recording:
+    whole = copy.deepcopy(module).train(training)
+    blocks = find_blocks(whole, split_at)
+    _empty(whole, blocks)
+
+    def run(batch: Mapping[str, torch.Tensor]) -> object:
+        return whole(*batch.values())
+
+    try:
+        return record(whole, blocks, inputs, run)
+    except CannotCut:
+        raise
+    except Exception as error:  # whatever the module's own forward raises
+        raise CannotCut(f"its forward fails with {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def _empty(whole: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
+    """Moves to the meta device all parameters, and the buffers of what is called as it is."""
+    moved: dict[int, nn.Parameter] = {}
+    for part in whole.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                emptied = nn.Parameter(parameter.detach().to(META), parameter.requires_grad)
+                setattr(part, name, moved.setdefault(id(parameter), emptied))
+    wholes = [*blocks.values(), *(one for one in whole.modules() if is_whole(one))]
+    for part in {id(part): part for one in wholes for part in one.modules()}.values():
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = buffer.to(META)

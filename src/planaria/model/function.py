@@ -1,64 +1,51 @@
-"""Loads a model from a Python function returning a list of layers.
+"""Loads a model from a Python function that returns a list of layers, or a module that is cut into some.
 
-The function is called once in a process, with torch seeded by the job's seed: that one list gives the
+The function is called once in a process, with torch seeded by the job's seed: what it returns gives the
 structure and the initial values. `build_layer` gives deep copies.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib
-import os
-import sys
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from importlib.resources import files
-from typing import Any
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import takewhile
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_leaves
 
 from planaria.job.errors import UserCodeError
 from planaria.job.settings import ModelSection, TrainSection
+from planaria.job.users_code import import_function, users_trace
+from planaria.model.cutting import Piece, cut_module
 from planaria.model.grouping import LayerParameter, group_parameters, parameter_specs
 from planaria.model.initial import derive_seed, seeded
 from planaria.model.loss import token_cross_entropy
 from planaria.model.model import Batch, GroupSpec, ModelError, ParameterSpec, Tensors
+from planaria.model.recording import CannotCut
 
-_CHECKED_PRODUCTS = 500_000_000
-"""Parameters times tokens up to which a model is tried on one sequence: that takes well under a second."""
+_CHECKED_PRODUCTS = 2_000_000_000
+"""Parameters times tokens, or rows, up to which a model is tried on a microbatch: that takes about a second at most."""
 
 Loss = Callable[[Tensors, Batch], torch.Tensor]
-
-_NOT_THE_USERS = (
-    "<frozen ",
-    str(files("planaria")) + os.sep,
-    *(os.path.dirname(file) + os.sep for file in (importlib.__file__, torch.__file__)),
-)
-"""Beginnings of the files whose lines come before the user's own."""
 
 
 class ModelRaised(ModelError, UserCodeError):
     """The user's function, module or layer raised; `trace` shows where."""
 
 
-def users_trace(error: BaseException) -> str:
-    """Returns the traceback of what the user's code raised, without our lines and torch's before its first."""
-    found = traceback.TracebackException.from_exception(error)
-    own = (at for at, frame in enumerate(found.stack) if not frame.filename.startswith(_NOT_THE_USERS))
-    del found.stack[: next(own, len(found.stack))]
-    return "".join(found.format())
-
-
 class FunctionModel:
-    """A list of modules made by a function; see `planaria.model.model.Model`.
+    """What a function makes, as layers; see `planaria.model.model.Model`.
 
     Args:
-        make: returns the list of layers; draws its random numbers from torch alone.
-        seed: of the list that is kept.
+        make: returns the list of layers, or a module; draws its random numbers from torch alone.
+        seed: of what is kept.
         loss: of the last layer's outputs and the batch.
+        example: a microbatch.
+        split_at: patterns of the paths of a module's blocks; none: the members of its lists.
         is_frozen: whether the parameter of a name is not trained; nor is what requires no gradient.
 
     Raises:
@@ -66,12 +53,25 @@ class FunctionModel:
     """
 
     def __init__(
-        self, make: Callable[[], object], seed: int, loss: Loss, is_frozen: Callable[[str], bool] = lambda name: False
+        self,
+        make: Callable[[], object],
+        seed: int,
+        loss: Loss,
+        example: Batch,
+        split_at: Sequence[str] = (),
+        is_frozen: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self._make = make
         self._loss = loss
         self._seed = seed
-        self._layers = self._make_layers(seed)
+        self._example = example
+        self._split_at = split_at
+        self._whole, self._layers = self._make_layers(seed)
+        if len(self._layers) < 2:
+            raise ModelError(
+                f"it returns {len(self._layers)} layer(s), and a model is cut between layers. Return two or more."
+            )
+        self._inputs = _taken(self._layers[0] if self._whole is None else self._whole, self._example)
         self._parameters = _name_parameters(self._layers)
         specs = parameter_specs(self._parameters)
         for spec in specs:
@@ -82,7 +82,7 @@ class FunctionModel:
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        return tuple(f"{index}.{type(layer).__name__}" for index, layer in enumerate(self._layers))
+        return tuple(_name(index, layer) for index, layer in enumerate(self._layers))
 
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
@@ -98,7 +98,7 @@ class FunctionModel:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        return ("input_ids",)
+        return self._inputs
 
     def build_layer(self, index: int) -> nn.Module:
         layer = self._layers[index]
@@ -111,7 +111,7 @@ class FunctionModel:
         Raises:
             ModelError: under another seed the function returns other layers.
         """
-        layers = self._layers if seed == self._seed else self._make_layers(seed)
+        layers = self._layers if seed == self._seed else self._make_layers(seed)[1]
         if seed != self._seed and _name_parameters(layers) != self._parameters:
             raise ModelError("the model's function gives other layers under another seed. Fix its structure.")
         specs = self._groups[group].parameters
@@ -125,12 +125,49 @@ class FunctionModel:
     def loss(self, outputs: Tensors, batch: Batch) -> torch.Tensor:
         return self._loss(outputs, batch)
 
-    def _make_layers(self, seed: int) -> list[nn.Module]:
+    def try_out(self) -> None:
+        """Runs the example through the layers, if that is cheap, to see whether they fit together.
+
+        A module that was cut must give what it gives whole, to the last bit.
+
+        Raises:
+            ModelError: they do not.
+        """
+        size = sum(parameter.numel() for layer in self._layers for parameter in layer.parameters())
+        inputs: Tensors = tuple(self._example[name] for name in self._inputs)
+        times = max(math.prod(value.shape[: 2 if value.dtype == torch.int64 else 1]) for value in inputs)
+        if size * times > _CHECKED_PRODUCTS:
+            return
+        with torch.no_grad(), seeded(0):
+            values = inputs
+            for index, name in enumerate(self.layer_names):
+                values = _forward(name, self.build_layer(index), values)
+        if self._whole is not None:
+            with torch.no_grad(), seeded(0):
+                outputs = tree_leaves(copy.deepcopy(self._whole).train()(*inputs))
+            if not all(map(torch.equal, outputs, values)):
+                raise ModelError("cut into layers, it gives other outputs than whole. Give it as a list of layers.")
+        _try_loss(self, values, self._example)
+
+    def _make_layers(self, seed: int) -> tuple[nn.Module | None, list[nn.Module]]:
+        """Returns the module that was cut, if it was one, and the layers."""
         with seeded(derive_seed("initial weights", seed)):
-            layers = self._make()
-        if not isinstance(layers, Sequence | nn.ModuleList | nn.Sequential):
-            raise ModelError(f"it returns a {type(layers).__name__}, not a list of torch.nn.Module.")
-        return [_checked(index, layer) for index, layer in enumerate(layers)]
+            made = self._make()
+        if not isinstance(made, Sequence | nn.Module) or isinstance(made, str):
+            raise ModelError(f"it returns a {type(made).__name__}, not a torch.nn.Module or a list of them.")
+        if isinstance(made, Sequence | nn.ModuleList) and self._split_at:
+            raise ModelError(f"model.split_at = {list(self._split_at)}: a list of layers is cut already. Leave it out.")
+        if isinstance(made, Sequence | nn.ModuleList) or (isinstance(made, nn.Sequential) and not self._split_at):
+            return None, [_checked(f"layer {index}", layer) for index, layer in enumerate(made)]
+        whole = _checked("it", made)
+        inputs = {name: self._example[name] for name in _taken(whole, self._example)}
+        try:
+            return whole, [*cut_module(whole, inputs, self._split_at)]
+        except CannotCut as error:
+            raise ModelError(
+                f"a {type(whole).__name__} cannot be cut into layers: {error}. Name its blocks in model.split_at, or "
+                "return a list of layers."
+            ) from error
 
 
 def load_function_model(
@@ -138,6 +175,7 @@ def load_function_model(
     train: TrainSection,
     *,
     vocab_size: int | None,
+    example: Batch | None = None,
     is_frozen: Callable[[str], bool] = lambda name: False,
 ) -> FunctionModel:
     """Loads the model of a section whose type is "module:function".
@@ -146,6 +184,7 @@ def load_function_model(
         section: the job's [model]; `config` holds the function's keyword arguments.
         train: the job's [train].
         vocab_size: tokens that the tokenizer knows; what the model is tried with.
+        example: a microbatch of the job's dataset, to try the model with instead.
         is_frozen: whether the parameter of a name is not trained.
 
     Raises:
@@ -154,17 +193,12 @@ def load_function_model(
     field = f"model.type = {section.type!r}"
     if section.weights is not None:
         raise ModelError(f"model.weights = {section.weights!r}: a function makes its own weights. Load them there.")
-    if section.split_at:
-        raise ModelError(f"model.split_at = {list(section.split_at)}: a list of layers is cut already. Leave it out.")
     function = import_function(section.type, "model.type")
     loss = token_cross_entropy if section.loss is None else import_function(section.loss, "model.loss")
+    batch = _highest_tokens(train, vocab_size) if example is None else example
     try:
-        model = FunctionModel(lambda: function(**section.config), train.seed, loss, is_frozen)
-        if len(model.layer_names) < 2:
-            raise ModelError(
-                f"it returns {len(model.layer_names)} layer(s), and a model is cut between layers. Return two or more."
-            )
-        _try(model, train, vocab_size)
+        model = FunctionModel(lambda: function(**section.config), train.seed, loss, batch, section.split_at, is_frozen)
+        model.try_out()
     except ModelRaised as error:
         raise ModelRaised(f"{field}: {error}", error.trace) from error
     except ModelError as error:
@@ -178,59 +212,31 @@ def load_function_model(
     return model
 
 
-def import_function(reference: str, field: str) -> Callable[..., Any]:
-    """Imports the function that "module:function" names; modules of the working directory are found too.
-
-    Raises:
-        ModelError: it cannot be imported or called.
-    """
-    module_name, _, name = reference.partition(":")
-    said = f"{field} = {reference!r}"
-    if not module_name or not name:
-        raise ModelError(f'{said} is not of the form "module:function".')
-    working_directory = os.getcwd()
-    if working_directory not in sys.path and "" not in sys.path:
-        sys.path.append(working_directory)
-    try:
-        module = import_module(module_name)
-    except Exception as error:  # importing runs the user's code
-        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
-            raise ModelError(
-                f"{said}: cannot import {module_name!r} ({error}). Searched in {working_directory} and the "
-                "Python path: start where it lies, or add its folder to PYTHONPATH."
-            ) from error
-        raise ModelRaised(
-            f"{said}: importing {module_name!r} fails with {type(error).__name__}: {error}. Mend it there.",
-            users_trace(error),
-        ) from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ModelError(f"{said}: module {module_name!r} has no function {name!r}. Correct the name.")
-    return function  # type: ignore[no-any-return]
-
-
-def _checked(index: int, layer: object) -> nn.Module:
+def _checked(called: str, layer: object) -> nn.Module:
     if not isinstance(layer, nn.Module):
-        raise ModelError(f"layer {index} is a {type(layer).__name__}, not a torch.nn.Module. Wrap it in one.")
+        raise ModelError(f"{called} is a {type(layer).__name__}, not a torch.nn.Module. Wrap it in one.")
     for module in layer.modules():
         if isinstance(module, _NormBase) and module.track_running_stats:
             raise ModelError(
-                f"layer {index} has a {type(module).__name__}, whose running statistics depend on the order "
+                f"{called} has a {type(module).__name__}, whose running statistics depend on the order "
                 "of microbatches. Use LayerNorm or GroupNorm, or track_running_stats=False."
             )
     for name, parameter in layer.named_parameters():
         if parameter.dtype != torch.float32:
-            raise ModelError(f"layer {index}: parameter {name!r} is {parameter.dtype}. Make it float32.")
+            raise ModelError(f"{called}: parameter {name!r} is {parameter.dtype}. Make it float32.")
     return layer
 
 
 def _name_parameters(layers: Sequence[nn.Module]) -> tuple[tuple[LayerParameter, ...], ...]:
-    """Names each parameter after its first use; the same object in a later layer bears the same name."""
+    """Names each parameter after its first use; the same object in a later layer bears the same name.
+
+    What was cut from a module is named as there.
+    """
     names: dict[int, str] = {}
     return tuple(
         tuple(
             LayerParameter(
-                name=names.setdefault(id(parameter), f"layers.{index}.{local}"),
+                name=names.setdefault(id(parameter), local if isinstance(layer, Piece) else f"layers.{index}.{local}"),
                 local=local,
                 shape=tuple(parameter.shape),
             )
@@ -240,29 +246,53 @@ def _name_parameters(layers: Sequence[nn.Module]) -> tuple[tuple[LayerParameter,
     )
 
 
-def _try(model: FunctionModel, train: TrainSection, vocab_size: int | None) -> None:
-    """Runs one sequence of the highest token through the layers, if that is cheap, to see whether they fit together."""
-    size = sum(parameter.numel() for layer in model._layers for parameter in layer.parameters())
-    if size * train.sequence_length > _CHECKED_PRODUCTS:
-        return
-    tokens = torch.full((1, train.sequence_length), (vocab_size or 1) - 1)
-    batch = {"input_ids": tokens, "labels": tokens}
-    values: Tensors = tuple(batch[name] for name in model.inputs)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for index, name in enumerate(model.layer_names):
-            values = _forward(name, model.build_layer(index), values)
+def _taken(first: nn.Module, names: Collection[str]) -> tuple[str, ...]:
+    """Returns which of the batch's tensors a module takes: those that its forward's parameters name, in order.
+
+    Where these are not all there it takes `input_ids`, if that is.
+    """
+    parameters = inspect.signature(first.forward).parameters.values()
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    there = tuple(one.name for one in takewhile(lambda one: one.name in names, named))
+    if there and all(one.default is not one.empty for one in named[len(there) :]):
+        return there
+    if "input_ids" not in names:
+        raise ModelError(
+            f"a {type(first).__name__} takes {', '.join(one.name for one in named)}, and the dataset's items have "
+            f"{', '.join(names)}. Give its forward's parameters the names of what it is to be given."
+        )
+    return ("input_ids",)
+
+
+def _highest_tokens(train: TrainSection, vocab_size: int | None) -> Batch:
+    """Returns a microbatch of the highest token."""
+    tokens = torch.full((train.microbatch, train.sequence_length), (vocab_size or 1) - 1)
+    return {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def _try_loss(model: FunctionModel, values: Tensors, batch: Batch) -> None:
+    try:
         loss = model.loss(values, batch)
+    except Exception as error:  # the user's loss may raise anything
+        raise ModelRaised(
+            f"the loss cannot be computed of the last layer's outputs, of shape {_shapes(values)}, and a batch of "
+            f"{', '.join(batch)}: {type(error).__name__}: {error}",
+            users_trace(error),
+        ) from error
     if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
         raise ModelError("the loss is not a scalar tensor. Return the mean over what is predicted.")
 
 
+def _name(index: int, layer: nn.Module) -> str:
+    return layer.name if isinstance(layer, Piece) else f"{index}.{type(layer).__name__}"
+
+
 def _forward(name: str, layer: nn.Module, values: Tensors) -> Tensors:
-    shapes = ", ".join(str(tuple(value.shape)) for value in values)
     try:
         output = layer(*values)
     except Exception as error:  # the user's module may raise anything
         raise ModelRaised(
-            f"layer {name} cannot take what comes before it, {len(values)} tensor(s) of shape {shapes}: "
+            f"layer {name} cannot take what comes before it, {len(values)} tensor(s) of shape {_shapes(values)}: "
             f"{type(error).__name__}: {error}. A layer takes exactly the tensors that the one before returns.",
             users_trace(error),
         ) from error
@@ -270,3 +300,7 @@ def _forward(name: str, layer: nn.Module, values: Tensors) -> Tensors:
     if not isinstance(outputs, tuple) or not all(isinstance(one, torch.Tensor) for one in outputs):
         raise ModelError(f"layer {name} returns a {type(output).__name__}, not a tensor or a tuple of tensors.")
     return outputs
+
+
+def _shapes(values: Tensors) -> str:
+    return ", ".join(str(tuple(value.shape)) for value in values)

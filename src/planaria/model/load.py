@@ -12,7 +12,7 @@ import msgspec
 
 from planaria.job.settings import AUTO_MODEL, ModelSection, TrainSection
 from planaria.model.function import load_function_model
-from planaria.model.model import Model, ModelError
+from planaria.model.model import Batch, Model, ModelError
 from planaria.model.training.treatment import check_rules, is_frozen
 
 if TYPE_CHECKING:
@@ -22,21 +22,25 @@ _preloaded: dict[bytes, HuggingFaceModel] = {}
 """The model that this process was forked with, by what determines it."""
 
 
-def load_model(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> Model:
+def load_model(
+    section: ModelSection, train: TrainSection, *, vocab_size: int | None, example: Batch | None = None
+) -> Model:
     """Loads the job's model.
 
     Args:
         section: the job's [model].
         train: the job's [train].
         vocab_size: tokens that the tokenizer knows; the default of the config, where the job does not say.
+        example: a microbatch of the job's dataset; None: its data are tokens.
 
     Raises:
         ModelError: the model cannot be built or cut; names the field, the value and the remedy.
     """
     if ":" in section.type:
-        own = load_function_model(section, train, vocab_size=vocab_size, is_frozen=partial(is_frozen, train=train))
+        frozen = partial(is_frozen, train=train)
+        own = load_function_model(section, train, vocab_size=vocab_size, example=example, is_frozen=frozen)
         return _checked(own, section, train)
-    model = load_huggingface_model(section, train, vocab_size=vocab_size)
+    model = load_huggingface_model(section, train, vocab_size=vocab_size, example=example)
     if model.has_running_statistics:
         raise ModelError(
             f"model.type = {section.type!r}: it has batch norms, whose running statistics depend on the order of "
@@ -56,13 +60,16 @@ def _checked(model: Model, section: ModelSection, train: TrainSection) -> Model:
     return model
 
 
-def compare_with_whole(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> None:
+def compare_with_whole(
+    section: ModelSection, train: TrainSection, *, vocab_size: int | None, example: Batch | None = None
+) -> None:
     """Refuses a model that gives other numbers cut than whole, once, when a job starts. Raises ModelError."""
     if ":" in section.type:
         return
     from planaria.model.comparison import compare
 
-    compare(load_huggingface_model(section, train, vocab_size=vocab_size), section, train)
+    model = load_huggingface_model(section, train, vocab_size=vocab_size, example=example)
+    compare(model, section, train, example)
 
 
 def import_what_a_model_needs(model_type: str) -> None:
@@ -92,11 +99,20 @@ def _all_of(section: ModelSection, train: TrainSection, vocab_size: int | None) 
     return msgspec.json.encode((section, train, vocab_size), order="deterministic")
 
 
-def load_huggingface_model(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> HuggingFaceModel:
+def load_huggingface_model(
+    section: ModelSection, train: TrainSection, *, vocab_size: int | None, example: Batch | None = None
+) -> HuggingFaceModel:
     """Loads the model of a section whose type is a Hugging Face type; otherwise as `load_model`."""
-    if _preloaded and (model := _preloaded.get(_all_of(section, train, vocab_size))) is not None:
+    if example is None and (model := _preloaded.get(_all_of(section, train, vocab_size))) is not None:
         return model
-    from planaria.model.config import check_length, config_class, example_batch, make_config, model_class
+    from planaria.model.config import (
+        check_length,
+        config_class,
+        example_batch,
+        make_config,
+        model_class,
+        taken_of,
+    )
     from planaria.model.huggingface import HuggingFaceModel
     from planaria.model.weights import WeightsFolder
 
@@ -120,7 +136,7 @@ def load_huggingface_model(section: ModelSection, train: TrainSection, *, vocab_
     return HuggingFaceModel(
         made_by,
         config,
-        example_batch(config, made_by, train),
+        example_batch(config, made_by, train) if example is None else taken_of(example, made_by, config),
         masked_lm=masked_lm,
         split_at=section.split_at,
         weights=weights,

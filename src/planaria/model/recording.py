@@ -32,6 +32,8 @@ _FACTS = frozenset(
 """Functions that tell of a tensor what its values do not change."""
 
 _TENSOR_PROPERTIES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
+_ASKING = frozenset({"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy"})
+"""Functions that tell of a tensor its values."""
 _ITEM_ASSIGNMENT = "__setitem__"
 _IN_PLACE = frozenset(
     f"__i{name}__"
@@ -212,6 +214,8 @@ class _Recorder(TorchFunctionMode):
         live = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and self._is_live(leaf)]
         if not live or _tells_facts(func):
             return func(*args, **kwargs)
+        if func.__name__ in _ASKING:
+            raise CannotCut(f"its forward decides by the values of tensors ({func.__name__}) outside of its blocks")
         is_hidden = any(self._is_hidden(leaf) for leaf in live)
         changed = args[0] if _changes(func) and isinstance(args[0], torch.Tensor) else None
         if changed is not None:

@@ -40,13 +40,18 @@ def profile_of_job(job: Job, device: str) -> ModelProfile:
     """Returns the profile of the job's layers on a published device, one device a stage.
 
     Raises:
-        UserError: the device is not known, or the model is a function.
+        UserError: the device is not known, the model is a function, or the data are a dataset.
         ModelError, DataError: the config is not one of the model's type, or the tokenizer that is there is none.
     """
     if is_function(job.model.type):
         raise UserError(
             f"model.type = {job.model.type!r} is a function, and costs are computed for Hugging Face models only. "
             "Plan on a machine with the job's device, or give the costs by --profile FILE."
+        )
+    if not job.train.sequence_length:
+        raise UserError(
+            f"data.source = {job.data.source!r} is a dataset, and costs are computed for sequences of tokens only. "
+            "Set train.sequence_length, plan on a machine with the job's device, or give the costs by --profile FILE."
         )
     from planaria.data.tokenizer import BYTES, load_tokenizer
     from planaria.model.load import load_huggingface_model

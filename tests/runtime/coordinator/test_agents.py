@@ -358,11 +358,11 @@ def test_a_node_with_other_data_is_sent_home_with_the_reason(tmp_path: Path) -> 
         offering.client().hello(DEVICES * node, data="another's")
         refused = agent.receive()
         assert isinstance(refused, OfferRefused)
-        assert refused.reason.startswith(f"node {node} is refused: its tokens are not the run's")
+        assert refused.reason.startswith(f"node {node} is refused: its data are not the run's")
         assert offering.wait_for(Note).text.startswith(refused.reason)
         _, other = offering.node()
         offering.client().hello(DEVICES * other)
-        assert "cannot read the run's tokens" in offering.wait_for(Note, 2).text
+        assert "cannot read the run's data" in offering.wait_for(Note, 2).text
         _, good = offering.node()
         offering.client().hello(DEVICES * good, data="the run's")
         assert len(offering.of(Note)) == 2

@@ -24,6 +24,7 @@ from unittest import mock
 import torch
 
 from planaria.checkpoint.manifest import read_manifest, weights_sha256, write_manifest
+from planaria.data.job_data import open_data
 from planaria.job.parse import job_fingerprint
 from planaria.job.registry import PolicyName
 from planaria.job.settings import Job, WhenExhausted
@@ -866,7 +867,8 @@ class Worker:
             _building.append(self)
             control: Any = SimulatedControl(self)
             transport: Any = SimulatedTransport(self)
-            engine = replace(real_engine(cluster.job, cluster.data, self.number), pace=SimulatedPace(self))
+            data = open_data(cluster.job, cluster.data)
+            engine = replace(real_engine(cluster.job, data, self.number), pace=SimulatedPace(self))
             heartbeat, writer = Heartbeat(lambda message: None), SimulatedWriter(self)
             self.agent = WorkerLoop(settings, self.mailbox, control, transport, heartbeat, writer, engine)  # type: ignore[arg-type]
             _building.pop()

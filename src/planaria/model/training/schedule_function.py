@@ -6,16 +6,16 @@ import math
 from numbers import Real
 
 from planaria.job.checks import is_function
+from planaria.job.errors import UserCodeError, UserError
 from planaria.job.settings import TrainSection
-from planaria.model.function import ModelRaised, import_function, users_trace
-from planaria.model.model import ModelError
+from planaria.job.users_code import import_function, users_trace
 
 
 def rate_factors(train: TrainSection) -> tuple[float, ...]:
     """Returns what the job's function gives for each step, from the first; nothing where the schedule is none.
 
     Raises:
-        ModelError: it cannot be imported, or does not give finite numbers of at least 0.
+        UserError: it cannot be imported, or does not give finite numbers of at least 0.
     """
     if not is_function(train.lr_schedule):
         return ()
@@ -27,12 +27,12 @@ def rate_factors(train: TrainSection) -> tuple[float, ...]:
             given = function(step)
             factor = float(given) if isinstance(given, Real) else math.nan
         except Exception as error:  # the user's function may raise anything
-            raise ModelRaised(
+            raise UserCodeError(
                 f"{field} fails at step {step} with {type(error).__name__}: {error}. Mend it there.",
                 users_trace(error),
             ) from error
         if not math.isfinite(factor) or factor < 0:
-            raise ModelError(
+            raise UserError(
                 f"{field} gives {given!r} for step {step}. Return a finite number of at least 0, by which "
                 "learning_rate is multiplied."
             )

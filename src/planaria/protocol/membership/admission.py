@@ -68,14 +68,14 @@ class Admission(Generic[Connection]):
         return None
 
     def other_data(self, hello: Hello) -> str | None:
-        """Returns why this worker's node would train on other samples, for people; None if it has the run's tokens."""
+        """Returns why this worker's node would train on other samples, for people; None if it has the run's data."""
         if hello.data == self._data or not self._data:
             return None
         node = self.node_of(hello.worker)
         if not hello.data:
-            return f"node {node} is refused: it cannot read the run's tokens, see its log"
+            return f"node {node} is refused: it cannot read the run's data, see its log"
         return (
-            f"node {node} is refused: its tokens are not the run's, though data.source is the same. "
+            f"node {node} is refused: its data are not the run's, though data.source is the same. "
             "Put the same files on every node"
         )
 

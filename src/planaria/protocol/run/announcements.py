@@ -56,9 +56,12 @@ def replicas_note(
 def step_committed(
     train: TrainSection, commit: Commit, *, loss: float, norm: float, live_nodes: int, duration_s: float
 ) -> StepCommitted | StepSkipped:
-    """Returns the record of a committed step, with its mean loss and global gradient norm."""
+    """Returns the record of a committed step, with its mean loss and global gradient norm.
+
+    Samples that are no sequences of tokens count as one token each.
+    """
     num_counted = train.global_batch - train.microbatch * len(commit.dropped)
-    tokens_per_s = num_counted * train.sequence_length / duration_s
+    tokens_per_s = num_counted * max(1, train.sequence_length) / duration_s
     if commit.clip_factor == NOT_APPLIED:
         return StepSkipped(
             step=commit.step,

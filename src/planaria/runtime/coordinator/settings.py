@@ -27,7 +27,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         log: file for what it prints.
         history: of the run's samples and rates, for its checkpoints.
         rate_factors: of a schedule that is a function: what it gives for each step.
-        data_hash: of the tokens, as every node must have them; "": there are none.
+        data_hash: of the data, as every node must have them; "": there are none.
         faults: on order, of nodes whose workers agents start.
     """
 

@@ -9,6 +9,7 @@ from planaria.checkpoint.state import read_parameters
 from planaria.data.export import export_tokenizer
 from planaria.data.tokenizer import BYTES, Tokenizer, load_tokenizer
 from planaria.data.tokens import TOKENIZER
+from planaria.job.checks import is_dataset
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
 from planaria.job.settings import Job
@@ -28,7 +29,7 @@ def _tokenizer(job: Job, folder: RunFolder) -> tuple[Path | None, Tokenizer]:
 
 
 def export_run(run: Path, target: Path, step: int | None = None) -> None:
-    """Writes the weights of a checkpoint of `run`, and its tokenizer, into the folder `target`.
+    """Writes the weights of a checkpoint of `run`, and its tokenizer if it has one, into the folder `target`.
 
     Args:
         run: the run's folder.
@@ -52,18 +53,21 @@ def export_run(run: Path, target: Path, step: int | None = None) -> None:
             raise UserError(f"--step {step}: run folder {run} has no checkpoint of it (there are: {there}).")
         manifest = read_manifest(checkpoint)
     parameters = read_parameters(checkpoint, manifest)
-    file, tokenizer = _tokenizer(job, folder)
+    file, tokenizer = (None, None) if is_dataset(job.data.source) else _tokenizer(job, folder)
     try:
         if target.exists() and any(target.iterdir()):
             raise UserError(f"--to {target}: the folder is not empty. Choose another.")
-        export(
-            job,
-            parameters,
-            target,
-            vocab_size=tokenizer.vocab_size,
-            eos_token_id=tokenizer.separator_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        export_tokenizer(file, target, most_tokens=job.train.sequence_length)
+        if tokenizer is None:
+            export(job, parameters, target, vocab_size=None)
+        else:
+            export(
+                job,
+                parameters,
+                target,
+                vocab_size=tokenizer.vocab_size,
+                eos_token_id=tokenizer.separator_id,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+            export_tokenizer(file, target, most_tokens=job.train.sequence_length)
     except OSError as error:
         raise UserError(f"--to {target}: it cannot be written: {error.strerror or error}. Choose another.") from None

@@ -7,7 +7,6 @@ layer after layer).
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,10 +17,11 @@ from torch import nn
 
 from planaria.checkpoint.manifest import read_manifest, step_folder, weights_sha256, write_manifest
 from planaria.checkpoint.state import write_group
-from planaria.data.tokens import prepare
+from planaria.data.job_data import prepare
 from planaria.job.history import DataIdentity, History, JobInterval, schedule_ends
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job, TrainSection, WhenNotFinite
+from planaria.job.users_code import look_in
 from planaria.model.loss import scored
 from planaria.model.model import Batch, Tensors
 from planaria.model.training.schedule_function import rate_factors
@@ -35,7 +35,7 @@ from planaria.runtime.component_settings import is_emulated, named_profile
 from planaria.runtime.coordinator.executor import Observer
 from planaria.runtime.launch.training.ending import finish_run
 from planaria.runtime.launch.training.result import TrainResult
-from planaria.runtime.launch.training.resumption import data_identity, order_of
+from planaria.runtime.launch.training.resumption import order_of
 from planaria.runtime.run_folder.claim import say
 from planaria.runtime.run_folder.recorder import Recorder
 from planaria.runtime.run_folder.run_folder import RunFolder
@@ -70,8 +70,7 @@ def train_reference(
         drops: the microbatches that a run left out; they are left out here too.
         history: of a run that is trained again: the order of its samples, and where its rates' schedules ended.
     """
-    if import_path is not None and str(import_path) not in sys.path:
-        sys.path.insert(0, str(import_path))
+    look_in(import_path)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -238,8 +237,8 @@ class _Alone(Protocol):
 
 
 def _torch_alone(job: Job, folder: RunFolder, order: str) -> _Alone:
-    tokens = prepare(job, folder.data, order=order)
-    return _TorchAlone(real_engine(job, folder.data, 0), job.train, data_identity(job, tokens.about))
+    data = prepare(job, folder.data, order=order)
+    return _TorchAlone(real_engine(job, data, 0), job.train, data.identity)
 
 
 def _emulated_alone(job: Job) -> _Alone:

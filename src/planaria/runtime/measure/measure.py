@@ -8,18 +8,18 @@ from __future__ import annotations
 import hashlib
 import math
 import platform
-import sys
 import traceback
 from pathlib import Path
 
 import msgspec
 import torch
 
-from planaria.data.sampler import open_sampler
-from planaria.data.tokens import open_tokens
+from planaria.data.job_data import JobData, open_data
+from planaria.job.checks import is_dataset
 from planaria.job.errors import UserCodeError, UserError
 from planaria.job.registry import OptimizerName
-from planaria.job.settings import Device, Job, TrainSection
+from planaria.job.settings import DataSection, Device, Job, TrainSection
+from planaria.job.users_code import look_in
 from planaria.job.version import __version__
 from planaria.model.load import compare_with_whole, load_model
 from planaria.model.model import Model
@@ -50,11 +50,17 @@ def fingerprint(job: Job) -> str:
         msgspec.json.encode(job.model, order="deterministic").decode(),
         f"{train.microbatch}/{train.sequence_length}/{train.dtype.value}/{train.boundary_dtype.value}",
         f"{job.data.tokenizer}/{train.numerics.value}",
+        *_of_dataset(job.data),
         *_of_optimizer(train),
         *_of_rules(train),
         MEASURES,
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _of_dataset(data: DataSection) -> list[str]:
+    """Returns what the shapes of a dataset depend on."""
+    return [msgspec.json.encode(data, order="deterministic").decode()] if is_dataset(data.source) else []
 
 
 def _of_optimizer(train: TrainSection) -> list[str]:
@@ -75,16 +81,14 @@ def measure_into(job: Job, data_folder: Path, output: Path, import_path: str | N
     A mistake of the user (a model that cannot be built or cut, a layer that raises, a device that is not there) is
     written to `output` with ERROR_SUFFIX instead: a line, and below it the traceback where the user's code raised.
     """
-    if import_path is not None and import_path not in sys.path:
-        sys.path.insert(0, import_path)
+    look_in(import_path)
     try:
-        if job.cluster.profile is not None:
-            output.write_bytes(msgspec.json.format(msgspec.json.encode(given(job, data_folder)), indent=1))
+        data = open_data(job, data_folder)
+        model = load_model(job.model, job.train, vocab_size=data.vocab_size, example=data.example)
+        if job.cluster.profile is None and _fingerprint_in(output) == fingerprint(job):
             return 0
-        if _fingerprint_in(output) == fingerprint(job):
-            load_model(job.model, job.train, vocab_size=open_tokens(data_folder).vocab_size)
-            return 0
-        profile = measure(job, data_folder)
+        compare_with_whole(job.model, job.train, vocab_size=data.vocab_size, example=data.example)
+        profile = measure(job, model, data) if job.cluster.profile is None else given(job, model)
     except LayerFailed as error:
         trace = "".join(traceback.format_exception(error.__cause__ or error))
         output.with_name(output.name + ERROR_SUFFIX).write_text(f"{error}\n{trace}")
@@ -106,12 +110,9 @@ def _fingerprint_in(output: Path) -> str:
         return ""
 
 
-def given(job: Job, data_folder: Path) -> ModelProfile:
+def given(job: Job, model: Model) -> ModelProfile:
     """Returns the profile that the user gives for the job's model. Raises UserError: it is of another model."""
     profile = named_profile(job)
-    vocab_size = open_tokens(data_folder).vocab_size
-    model = load_model(job.model, job.train, vocab_size=vocab_size)
-    compare_with_whole(job.model, job.train, vocab_size=vocab_size)
     groups = [(group.layers, group.moved_bytes) for group in profile.groups]
     wanted = [(group.layers, group.moved_bytes) for group in _groups(model, job.train)]
     if len(profile.layers) != len(model.layer_names) or groups != wanted:
@@ -132,12 +133,9 @@ def _groups(model: Model, train: TrainSection) -> tuple[Group, ...]:
     )
 
 
-def measure(job: Job, data_folder: Path) -> ModelProfile:
-    """Measures the profile now. Raises ValueError if the model cannot be built, LayerFailed if it does not run."""
-    vocab_size = open_tokens(data_folder).vocab_size
-    model = load_model(job.model, job.train, vocab_size=vocab_size)
-    compare_with_whole(job.model, job.train, vocab_size=vocab_size)
-    batch = open_sampler(job, data_folder, masked_lm=model.masked_lm).microbatch(1, 0)
+def measure(job: Job, model: Model, data: JobData) -> ModelProfile:
+    """Measures the profile now, on a microbatch of the data. Raises LayerFailed if the model does not run."""
+    batch = data.sampler(masked_lm=model.masked_lm).microbatch(1, 0)
     device = open_device(job, 0)
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     layers, overhead = measure_layers(model, job.train, device, batch)

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 
+from planaria.job.checks import is_dataset
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.registry import PolicyName
 from planaria.job.settings import Device, Job
@@ -181,9 +182,10 @@ def _import_what_coordinators_need() -> None:
 def _preload(request: SpawnProfiler) -> None:
     """Loads the model that is to be measured, so that its profiler and its workers are forked with it.
 
+    Not with a dataset of the user's, whose code is run in the processes that need it alone.
     Nothing here may ask for a GPU: a process that has cannot be forked.
     """
-    if request.job.cluster.device is not Device.CPU:
+    if request.job.cluster.device is not Device.CPU or is_dataset(request.job.data.source):
         return
     from planaria.data.tokens import open_tokens
     from planaria.model.load import preload_model

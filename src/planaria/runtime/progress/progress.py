@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, cast
 
-from planaria.job.settings import Job
+from planaria.job.settings import Job, TrainSection
 from planaria.plan.quantities import count
 from planaria.protocol.messages.records import (
     AnyRecord,
@@ -118,7 +118,7 @@ class _PlainLines:
     def __init__(self, job: Job, folder: RunFolder, stream: Output, num_cores: int, clock: Clock) -> None:
         self._stream = stream
         self._clock = clock
-        self._num_steps = job.train.steps
+        self._train = job.train
         self._news = _News(job, num_cores, with_tables=True)
         self._ending = Ending(job, folder)
         self._every = max(1, job.train.steps // _LINES_IN_A_RUN)
@@ -135,14 +135,14 @@ class _PlainLines:
         for line, _ in self._news.lines(record):
             self._print(line)
         if isinstance(record, StepCommitted) and self._is_due(record.step):
-            self._print(_step_line(record, self._num_steps))
+            self._print(_step_line(record, self._train))
             self._last_line = record.step, self._clock()
         elif isinstance(record, RunEnded):
             for last in self._ending.lines(record):
                 self._print(last)
 
     def _is_due(self, step: int) -> bool:
-        if self._last_line is None or step == self._num_steps:
+        if self._last_line is None or step == self._train.steps:
             return True
         last_step, last_s = self._last_line
         gap_s = self._clock() - last_s
@@ -297,7 +297,7 @@ class _LivePanel:
     def _figures(self) -> list[tuple[str, str]]:
         figures = [] if self._step is None else [
             ("loss   ", "dim"), (f"{self._step.loss:.4f}", "bold"),
-            ("   ", ""), (rate(self._step.tokens_per_s), ""),
+            ("   ", ""), (_rate(self._step, self._job.train), ""),
             ("   ", ""), (f"{duration(self._step.duration_s)} a step   ", ""),
         ]  # fmt: skip
         if self._evaluated is not None:
@@ -377,10 +377,14 @@ class Ending:
         return lines
 
 
-def _step_line(step: StepCommitted, num_steps: int) -> str:
+def _rate(step: StepCommitted, train: TrainSection) -> str:
+    return rate(step.tokens_per_s, "tok" if train.sequence_length else "samples")
+
+
+def _step_line(step: StepCommitted, train: TrainSection) -> str:
     where = "" if _is_reference(step) else f"  {count(step.live_nodes, 'node')}  plan {step.generation}"
     dropped = f"  {count(step.num_dropped, 'microbatch')} dropped" if step.num_dropped else ""
-    return f"step {step.step}/{num_steps}  loss {step.loss:.4f}  {rate(step.tokens_per_s)}{where}{dropped}"
+    return f"step {step.step}/{train.steps}  loss {step.loss:.4f}  {_rate(step, train)}{where}{dropped}"
 
 
 def _all_figures(record: Evaluated) -> str:

@@ -188,12 +188,12 @@ def link_class(name: str) -> str:
     return "within a node" if name == "within_node" else name.replace("_", " ")
 
 
-def rate(tokens_per_s: float) -> str:
-    """Formats tokens a second, for instance "41.2k tok/s"."""
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+def rate(tokens_per_s: float, unit: str = "tok") -> str:
+    """Formats tokens a second, or whatever is counted, for instance "41.2k tok/s"."""
+    for limit, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if tokens_per_s >= limit:
-            return f"{tokens_per_s / limit:.1f}{unit} tok/s"
-    return f"{tokens_per_s:.0f} tok/s"
+            return f"{tokens_per_s / limit:.1f}{prefix} {unit}/s"
+    return f"{tokens_per_s:.0f} {unit}/s"
 
 
 def _not_finite(record: StepSkipped) -> str:

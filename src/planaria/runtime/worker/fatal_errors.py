@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from planaria.data.sources import DataError
+from planaria.job.errors import UserError
 from planaria.model.model import ModelError
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.worker import Failed, OutOfMemory
@@ -101,6 +103,6 @@ def last_words(worker: WorkerId, error: Exception, doing: str) -> Failed | OutOf
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         where = f"worker {worker} may open no more than {soft} files (ulimit -n). Raise the limit and --resume"
         return Failed(where=where, text="".join(traceback.format_exception(error)))
-    if isinstance(error, LayerFailed | ModelError | SourceError):
+    if isinstance(error, LayerFailed | ModelError | DataError | UserError | SourceError):
         return Failed(where=str(error), text="".join(traceback.format_exception(error.__cause__ or error)))
     return Failed(where=f"worker {worker}", text="".join(traceback.format_exception(error)))

@@ -164,10 +164,9 @@ class Interpreter(StepWork[Batch, Tensors]):
     # Instructions
 
     def _batch(self, microbatch: int) -> Batch:
-        is_step = self.plan.evaluation is None
-        batch = (
-            self._sampled.microbatch(self.step, microbatch) if is_step else self._sampled.eval_microbatch(microbatch)
-        )
+        is_step, sampled = self.plan.evaluation is None, self._sampled
+        with self._heartbeat.during(Activity.BUSY):  # nobody estimates how long the user's items take
+            batch = sampled.microbatch(self.step, microbatch) if is_step else sampled.eval_microbatch(microbatch)
         return {name: tensor.to(self._device) for name, tensor in batch.items()}
 
     def _inputs(self, batch: Batch) -> Tensors:

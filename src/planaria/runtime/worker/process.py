@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from planaria.data.job_data import JobData, open_data
 from planaria.data.sources import DataError
-from planaria.data.tokens import data_hash
+from planaria.job.errors import UserError
 from planaria.job.settings import Device
+from planaria.job.users_code import look_in
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, CutOff, Hello
 from planaria.runtime.thresholds import SIGTERM_GRACE_S
 from planaria.runtime.worker.compute.engine import Engine, real_engine
@@ -36,8 +38,7 @@ log = logging.getLogger(__name__)
 def run_worker(settings: WorkerSettings) -> int:
     """Joins the coordinator and works until told to stop."""
     log.info("worker %d of node %d begins, for %s", settings.worker, settings.node, settings.coordinator)
-    if settings.import_path is not None and settings.import_path not in sys.path:
-        sys.path.insert(0, settings.import_path)
+    look_in(settings.import_path)
     parts = _emulated_parts if settings.job.cluster.device is Device.EMULATED else _real_parts
     mailbox, control, transport, worked, data, make_engine = parts(settings)
     hello = Hello(
@@ -93,15 +94,15 @@ def _real_parts(settings: WorkerSettings) -> Parts:
         worker, settings.peer_token, mailbox, settings.host, cut_off=lambda peer: control.send(CutOff(peer=peer))
     )
     worked = processor_time()
-    data = Path(settings.data_folder)
-    return mailbox, control, transport, worked, _hash_of(data), lambda: real_engine(job, data, worker)
+    data = functools.cache(lambda: open_data(job, Path(settings.data_folder)))
+    return mailbox, control, transport, worked, _hash_of(data), lambda: real_engine(job, data(), worker)
 
 
-def _hash_of(folder: Path) -> str:
-    """Returns the hash of the data in a folder; "" where they cannot be read."""
+def _hash_of(data: Callable[[], JobData]) -> str:
+    """Returns what tells the data from others; "" where they cannot be had."""
     try:
-        return data_hash(folder)
-    except DataError as error:
+        return data().quick_hash()
+    except (DataError, UserError) as error:
         log.warning("the coordinator will refuse this node: %s", error)
         return ""
 

@@ -1,16 +1,17 @@
-"""Prepares the data of a run: its tokens, and the history of what its steps were and will be trained on."""
+"""Prepares the data of a run, and the history of what its steps were and will be trained on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planaria.data.tokens import TokensAbout, data_hash, prepare
-from planaria.job.history import KEYED, History, JobInterval, continued
+from planaria.data.job_data import prepare
+from planaria.job.history import KEYED, DataIdentity, History, JobInterval, continued
+from planaria.job.users_code import look_in
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.records import Note
 from planaria.runtime.component_settings import is_emulated
 from planaria.runtime.launch.training.request import TrainRequest
-from planaria.runtime.launch.training.resumption import Resumption, data_identity
+from planaria.runtime.launch.training.resumption import Resumption
 from planaria.runtime.run_folder.claim import say
 
 
@@ -21,7 +22,7 @@ class RunData:
     Attributes:
         checkpoint: that it goes on from; None: it is new.
         history: of its samples and rates, with what is to come.
-        data_hash: of the tokens, as every node must have them; "": an emulated device, which has none.
+        data_hash: of the data, as every node must have them; "": an emulated device, which has none.
         notes: what people are to be told first.
     """
 
@@ -32,7 +33,7 @@ class RunData:
 
 
 def prepared(request: TrainRequest, resumption: Resumption | None) -> RunData:
-    """Prepares the tokens, and checks whether they are those that the checkpoint was trained on.
+    """Prepares the data, and checks whether they are those that the checkpoint was trained on.
 
     Raises:
         UserError: they cannot be made, or are others.
@@ -43,21 +44,24 @@ def prepared(request: TrainRequest, resumption: Resumption | None) -> RunData:
     def tell(text: str) -> None:
         say(folder.claim, f"starting: the data are read: {text}")
 
-    def check(about: TokensAbout) -> None:
+    def check(identity: DataIdentity) -> None:
         if resumption is not None:
-            resumption.check_data(data_identity(job, about))
+            resumption.check_data(identity)
 
-    tokens, identity, hashed = None, None, ""
+    data = None
     if not is_emulated(job):
-        tokens = prepare(job, folder.data, check, KEYED if resumption is None else resumption.order, tell)
-        identity, hashed = data_identity(job, tokens.about), data_hash(folder.data)
+        look_in(request.import_path)
+        data = prepare(job, folder.data, check, KEYED if resumption is None else resumption.order, tell)
+    identity = None if data is None else data.identity
     checkpoint = resumption.checkpoint if resumption is not None else None
     now = JobInterval(since=checkpoint.step if checkpoint else 0, steps=job.train.steps, data=identity)
     history = continued(resumption.history if resumption is not None else (), now)
     notes = () if resumption is None else tuple(_notes(resumption, now))
-    if tokens is not None and (num_bad := tokens.about.bad_rows):
-        text = f"data.on_bad_row: {num_bad} rows are left out; the first is {tokens.about.first_bad_row}"
+    num_bad, first_bad = (0, "") if data is None else data.bad_rows
+    if num_bad:
+        text = f"data.on_bad_row: {num_bad} rows are left out; the first is {first_bad}"
         notes = (*notes, Note(level="warning", text=text))
+    hashed = "" if data is None else data.quick_hash()
     return RunData(checkpoint=checkpoint, history=history, data_hash=hashed, notes=notes)
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from planaria.data.tokens import prepare
+from planaria.data.job_data import prepare
 from planaria.job.errors import PlanariaError, UserCodeError, UserError
 from planaria.job.settings import Job
+from planaria.job.users_code import look_in
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.runtime.component_settings import is_emulated, named_profile
 from planaria.runtime.coordinator.remote_nodes import imported
@@ -81,6 +82,7 @@ def profile_job(job: Job, *, import_path: Path | None = None) -> ModelProfile:
         return named_profile(job)
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch)
+        look_in(import_path)
         with LocalNodes(None, imported(job)) as nodes:
             prepare(job, data)
             return _measure(job, nodes, data, data / "profile.json", import_path)

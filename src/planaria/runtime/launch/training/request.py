@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from planaria.job.checks import is_function
 from planaria.job.faults import Fault
 from planaria.job.registry import Launcher
 from planaria.job.settings import Job
+from planaria.job.users_code import look_in
 from planaria.protocol.planning.failure_rate import Watched
 from planaria.runtime.component_settings import check_size
 from planaria.runtime.coordinator.executor import Observer
@@ -72,6 +72,5 @@ def _rate_factors(request: TrainRequest) -> tuple[float, ...]:
     """Calls the function that is the job's schedule."""
     from planaria.model.training.schedule_function import rate_factors  # and with it torch
 
-    if request.import_path is not None and str(request.import_path) not in sys.path:
-        sys.path.insert(0, str(request.import_path))
+    look_in(request.import_path)
     return rate_factors(request.job.train)

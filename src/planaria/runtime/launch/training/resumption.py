@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from planaria.checkpoint.manifest import newest
 from planaria.checkpoint.numerics import NUMERICS_VERSION
-from planaria.data.tokens import TokensAbout, read_about
+from planaria.data.job_data import token_identity
+from planaria.data.tokens import read_about
 from planaria.job.errors import UserError
 from planaria.job.history import KEYED, DataIdentity, History, JobInterval
 from planaria.job.parse import job_fingerprint, job_from_json
@@ -16,21 +17,6 @@ from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.runtime.component_settings import is_emulated
 from planaria.runtime.launch.training.request import TrainRequest
 from planaria.runtime.run_folder.run_folder import RunFolder
-
-
-def data_identity(job: Job, about: TokensAbout) -> DataIdentity:
-    """Returns what determines the samples of a job with these tokens."""
-    return DataIdentity(
-        content=about.fingerprint,
-        tokens=about.count,
-        tokenizer=about.tokenizer_identity,
-        vocab_size=about.vocab_size,
-        sequence_length=job.train.sequence_length,
-        mask_probability=job.data.mask_probability,
-        seed=job.train.seed,
-        order=about.order,
-        eval_share=job.eval.share,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +57,7 @@ class Resumption:
         if before is None or not (changes := before.changes(now)):
             return
         told = f"since run folder {self.folder.path} was trained, {', and '.join(changes)}"
-        if before.vocab_size != now.vocab_size:
+        if before.unit == now.unit and before.vocab_size != now.vocab_size:
             raise UserError(
                 f"data.tokenizer: {told}: the weights do not fit. "
                 "Go on with the same tokenizer, or start a new run by --name NAME."
@@ -122,7 +108,7 @@ def resumed(request: TrainRequest) -> Resumption | None:
 def _first_history(folder: RunFolder, earlier: Job) -> History:
     """Returns the history of a checkpoint of the first format: trained on the tokens in its run folder."""
     about = None if is_emulated(earlier) else read_about(folder.data)
-    data = None if about is None else data_identity(earlier, about)
+    data = None if about is None else token_identity(earlier, about)
     return (JobInterval(since=0, steps=earlier.train.steps, data=data),)
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from planaria.data.sampler import open_sampler
-from planaria.data.tokens import open_tokens
+from planaria.data.job_data import JobData
 from planaria.job.settings import Job
 from planaria.model.load import load_model
 from planaria.model.model import Batch, Model
@@ -47,18 +45,19 @@ class Engine:
     make_compute: Callable[[Count], LayerCompute] | None = None
 
 
-def real_engine(job: Job, data_folder: Path, worker: int) -> Engine:
-    """Makes the engine of a CPU or GPU, with the data that was prepared in the folder.
+def real_engine(job: Job, data: JobData, worker: int) -> Engine:
+    """Makes the engine of a CPU or GPU, with the job's data.
 
     Raises:
         ModelError: the model cannot be built.
+        DataError: there are too few data.
         NoDevice: this machine lacks the device.
     """
     device = open_device(job, worker)
-    model = load_model(job.model, job.train, vocab_size=open_tokens(data_folder).vocab_size)
+    model = load_model(job.model, job.train, vocab_size=data.vocab_size, example=data.example)
     return Engine(
         model=model,
-        batches=open_sampler(job, data_folder, masked_lm=model.masked_lm),
+        batches=data.sampler(masked_lm=model.masked_lm),
         device=device,
         pace=OwnPace(stopwatch(device, job.cluster.nodes * job.cluster.devices_per_node)),
     )

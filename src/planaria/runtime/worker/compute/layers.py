@@ -99,7 +99,7 @@ def bind(
         else:
             assert not own.requires_grad, f"{name} is trained, and no replica holds it"
             weight.requires_grad_(False)
-        module.get_submodule(path).register_parameter(last, weight)
+        setattr(module.get_submodule(path), last, weight)  # an LSTM has a list of its weights too
     return bound
 
 

@@ -65,11 +65,12 @@ class PlannedModel:
 
 def subject_of(job: Job, costs: str) -> PlannedModel:
     """Returns the subject of a job's plan."""
-    microbatches = count(job.train.num_microbatches, "microbatch")
+    train = job.train
+    length = f" x {train.sequence_length} tokens" if train.sequence_length else ""
     return PlannedModel(
         title=job.run.name or job.model.type,
         model=job.model.type,
-        batch=f"{microbatches} of {job.train.microbatch} x {job.train.sequence_length} tokens",
+        batch=f"{count(train.num_microbatches, 'microbatch')} of {train.microbatch}{length or ' samples'}",
         costs=costs,
     )
 

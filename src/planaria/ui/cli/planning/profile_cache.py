@@ -1,7 +1,7 @@
 """The cache of profiles that `planaria plan` has measured on this machine, so that the next plan takes no time.
 
 A profile is kept under a hash of everything that it depends on. Models whose code or weights may change behind the
-job file (functions, local folders) are measured each time.
+job file (functions, datasets, local folders) are measured each time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from planaria.job.checks import is_function
+from planaria.job.checks import is_dataset, is_function
 from planaria.job.settings import Job
 from planaria.job.version import __version__
 from planaria.plan.costs.model_profile import ModelProfile
@@ -60,7 +60,7 @@ class ProfileCache:
             write_atomically(path, msgspec.json.encode(profile))
 
     def _path(self, job: Job) -> Path | None:
-        if is_function(job.model.type) or job.model.weights is not None:
+        if is_function(job.model.type) or is_dataset(job.data.source) or job.model.weights is not None:
             return None
         train = job.train
         parts = [

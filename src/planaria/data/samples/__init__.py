@@ -1,0 +1,6 @@
+"""What a sampler deals: samples that are numbered, as batches of tensors by name.
+
+- `samples`: what the rest must know of them.
+- `windows`: pieces of the tokens, labelled by the tokens that follow, or with some of them hidden.
+- `dataset`: items of a map-style dataset, of which the user's Python function is one.
+"""

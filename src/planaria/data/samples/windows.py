@@ -1,0 +1,90 @@
+"""Windows of tokens: those of a sequence as inputs, and as labels the next ones, or those that are hidden."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from planaria.data.order import Numbers
+from planaria.data.samples.samples import Batch
+from planaria.data.sources import DataError
+from planaria.data.tokens import TokenSet
+from planaria.job.settings import TrainSection
+
+_IGNORED_LABEL = -100
+_MASKED_SHARE, _REPLACED_SHARE = 0.8, 0.1
+"""Shares of the tokens to predict; the rest stay as they are (BERT, Devlin et al. 2019, section 3.1)."""
+
+
+class Windows:
+    """Cuts tokens into windows of `sequence_length`, each with the token after it, for the labels.
+
+    Batches have `input_ids` and `labels`, int64, of shape (rows, sequence_length).
+
+    Args:
+        tokens: what to cut.
+        train: the job's [train].
+        mask_probability: share of tokens to predict, for a masked language model.
+        masked_lm: whether to hide tokens and ask for them, rather than for the next ones.
+        field: of the job, that names the source.
+
+    Raises:
+        DataError: fewer tokens than one window has, or a masked language model whose tokenizer cannot mask.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenSet,
+        train: TrainSection,
+        mask_probability: float,
+        masked_lm: bool,
+        field: str = "data.source",
+    ) -> None:
+        if masked_lm and tokens.mask_token_id is None:
+            raise DataError(
+                f"data.tokenizer = {tokens.about.tokenizer!r} has no mask token, which a masked language "
+                'model needs. Add "[MASK]" to it, or use another model.'
+            )
+        if masked_lm and not 0.0 < mask_probability <= 1.0:
+            raise DataError(f"data.mask_probability = {mask_probability} is not above 0 and at most 1. Set it to 0.15.")
+        self.named = f"{field} = {tokens.about.source!r}"
+        self.unit = f"windows of {train.sequence_length} tokens"
+        self.order = tokens.about.order
+        if len(tokens) < train.sequence_length + 1:
+            raise DataError(
+                f"{self.named} has {len(tokens)} tokens, fewer than the {train.sequence_length + 1} of one sequence. "
+                f"Give more data, or set train.sequence_length to {max(len(tokens) - 1, 1)} or less."
+            )
+        self._tokens = tokens
+        self._length = train.sequence_length
+        self._mask_probability = mask_probability
+        self._masked_lm = masked_lm
+        self._mask_token_id = -1 if tokens.mask_token_id is None else tokens.mask_token_id
+        self._positions = np.arange(self._length + 1, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return (len(self._tokens) - 1) // self._length
+
+    def batch(self, numbers: Numbers, chance: np.random.Generator) -> Batch:
+        starts = numbers * self._length
+        ids: npt.NDArray[np.int64] = self._tokens.ids[starts[:, None] + self._positions].astype(np.int64)
+        if self._masked_lm:
+            inputs, labels = self._mask(ids[:, :-1], chance)
+        else:
+            inputs, labels = np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])
+        return {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
+
+    def _mask(
+        self, ids: npt.NDArray[np.int64], chance: np.random.Generator
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns inputs with hidden tokens, and labels that ask for those alone; at least one."""
+        chosen = chance.random(ids.shape) < self._mask_probability
+        fate = chance.random(ids.shape)
+        replacements = chance.integers(0, self._tokens.vocab_size, ids.shape, dtype=np.int64)
+        if not chosen.any():
+            chosen.flat[chance.integers(0, chosen.size)] = True
+        labels = np.where(chosen, ids, _IGNORED_LABEL)
+        inputs = np.where(chosen & (fate < _MASKED_SHARE), self._mask_token_id, ids)
+        replaced = chosen & (fate >= _MASKED_SHARE) & (fate < _MASKED_SHARE + _REPLACED_SHARE)
+        return np.where(replaced, replacements, inputs), labels
