@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from planaria.data.python_stdlib import source_files
+from planaria.data.reading.python_stdlib import source_files
 
 ROWS = 200
 """Rows of a file."""

@@ -12,7 +12,8 @@ import typing
 import msgspec
 from generated import ROOT, wrapped, write
 
-from planaria.job.settings import OPTIMIZER_FIELDS, Job, Section, TrainSection
+from planaria.job.section import Section
+from planaria.job.settings import OPTIMIZER_FIELDS, Job, TrainSection
 
 SCRIPT = "scripts/job_file_reference.py"
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}

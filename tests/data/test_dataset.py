@@ -14,11 +14,12 @@ import torch
 from token_files import train_of
 
 from planaria.data.job_data import open_data, prepare
+from planaria.data.reading.sources import DataError
 from planaria.data.sampler import Sampler
 from planaria.data.samples.dataset import DataRaised, Items, load_items
-from planaria.data.sources import DataError
+from planaria.job.data_settings import DataSection
 from planaria.job.errors import UserError
-from planaria.job.settings import ClusterSection, DataSection, EvalSection, Job, ModelSection
+from planaria.job.settings import ClusterSection, EvalSection, Job, ModelSection
 
 HERE = __name__
 

@@ -14,12 +14,13 @@ import torch
 from token_files import tokens_of, train_of
 
 from planaria.data.job_data import open_data, prepare
+from planaria.data.reading.sources import DataError
 from planaria.data.sampler import Sampler
 from planaria.data.samples.windows import Windows
-from planaria.data.sources import DataError
 from planaria.data.tokenizer import MASK_ID
 from planaria.data.tokens import TokenSet
-from planaria.job.settings import ClusterSection, DataSection, EvalSection, Job, ModelSection, TrainSection
+from planaria.job.data_settings import DataSection
+from planaria.job.settings import ClusterSection, EvalSection, Job, ModelSection, TrainSection
 
 TEXT = bytes(random.Random(0).randrange(32, 127) for _ in range(1000))
 

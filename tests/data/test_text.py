@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planaria.data.sources import DataError
+from planaria.data.reading.sources import DataError
 from planaria.data.tokens import prepare_tokens
-from planaria.job.settings import DataSection
+from planaria.job.data_settings import DataSection
 
 NOISE = random.Random(7).randbytes(5000)
 LINES = "".join(json.dumps({"text": f"worm {n}"}) + "\n" for n in range(50)).encode()

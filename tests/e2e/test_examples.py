@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from examples import parquet
+from examples import chats, parquet
 
 from planaria.job.parse import load_job
 from planaria.job.settings import Job
+from planaria.runtime.launch.export import export_run
 from tests.e2e.conftest import EXAMPLES, Run
 from tests.e2e.jobs import Outcome
 
@@ -27,6 +28,27 @@ def test_a_model_is_pretrained_on_parquet_files(
     outcome.assert_same_bits(reference(job))
     assert sorted(outcome.evaluated) == [2, 4]
     assert len(outcome.events("node_lost")) == 1
+
+
+@pytest.mark.parametrize("packing", ["apart", "pad"])
+def test_a_model_learns_what_is_answered_in_chats(
+    packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, reference: Callable[[Job], Outcome]
+) -> None:
+    chats.write(tmp_path / "chats.jsonl", num_chats=200)
+    monkeypatch.chdir(tmp_path)
+    job = load_job(
+        EXAMPLES / "chats.toml",
+        [
+            "train.steps=3", "train.warmup_steps=1", "train.global_batch=8", "eval.every=3", "eval.microbatches=1",
+            "model.config.hidden_size=16", "model.config.intermediate_size=32", f"data.packing={packing}",
+        ],
+    )  # fmt: skip
+    outcome = run(job, "kill:node=1,step=2,at=backward")
+    outcome.assert_same_bits(reference(job))
+    assert sorted(outcome.evaluated) == [3]
+    assert len(outcome.events("node_lost")) == 1
+    export_run(outcome.result.folder, tmp_path / "exported")
+    assert "<|im_start|>" in (tmp_path / "exported" / "chat_template.jinja").read_text()
 
 
 @pytest.mark.parametrize(("model", "width"), [("alexnet", 1 / 32), ("vgg19", 1 / 64)])

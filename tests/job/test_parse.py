@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from planaria.job.data_settings import Packing
 from planaria.job.errors import UserError
 from planaria.job.parse import (
     changed_numbers,
@@ -43,6 +44,15 @@ nodes = 3
 
 def parse(*overrides: str) -> Job:
     return parse_job(MINIMAL, overrides=overrides, origin="job.toml")
+
+
+def test_what_examples_are_goes_together() -> None:
+    assert parse("data.messages=chats").data.windows is Packing.PAD
+    assert parse("data.column=text").data.windows is Packing.ACROSS
+    with pytest.raises(UserError, match=r"data.messages = 'a' does not go with data.prompt = 'b'"):
+        parse("data.messages=a", "data.prompt=b", "data.completion=c")
+    with pytest.raises(UserError, match=r"data.packing = 'across' would give windows without an answer"):
+        parse("data.messages=a", "data.packing=across")
 
 
 def test_defaults_are_filled_in() -> None:
@@ -127,7 +137,7 @@ REFUSED = [
     ("train.num_nodes=3", ["Did you mean cluster.nodes?"]),
     ("cluster.tokenizer=bytes", ["Did you mean data.tokenizer?"]),
     ("training.steps=3", ["there is no such section. Did you mean train?"]),
-    ("data.source=s3://bucket/texts", ["data.source = 's3://bucket/texts' is a URL", "Copy it", "hf download"]),
+    ("model.weights=s3://bucket/weights", ["model.weights = 's3://bucket/weights' is a URL", "Copy it", "hf download"]),
     ("data.tokenizer=https://host/tokenizer.json", ["data.tokenizer", "is a URL"]),
     ("model.weights=hf://gpt2", ["model.weights = 'hf://gpt2' is a URL"]),
     ("model.type=hf://gpt2", ["model.type = 'hf://gpt2' is a URL"]),
@@ -187,6 +197,10 @@ REFUSED = [
     ("train.sequence_length=-1", ["train.sequence_length = -1"]),
     ("data.mask_probability=1", ["data.mask_probability = 1"]),
     ("data.source=''", ["data.source = ''"]),
+    ("data.prompt=ask", ["data.prompt = 'ask' goes with data.completion"]),
+    ("data.chat_template=chatml", ["data.chat_template = 'chatml' is for chats", "data.messages"]),
+    ("data.too_long=drop", ["data.too_long = 'drop' is for chats", 'data.packing = "pad"']),
+    ("data.packing=none", ["data.packing = 'none'", '"across" or "apart" or "pad"']),
     ("cluster.nodes=0", ["cluster.nodes = 0"]),
     ("cluster.port=65536", ["cluster.port = 65536", "1 to 65535"]),
     ("cluster.port=-1", ["cluster.port = -1"]),
@@ -219,7 +233,6 @@ REFUSED = [
     ("model.type='a:b c'", ["model.type = 'a:b c'", "module:function"]),
     ("model.loss='a:b'", ["model.loss", "model.type = 'gpt2'"]),
     ("eval.share=1", ["eval.share = 1.0", "below 1"]),
-    ("eval.source='s3://x'", ["eval.source = 's3://x'", "is a URL"]),
     ("train=3", ["--set 'train=3'", "section.key=value"]),
     ("train.steps", ["--set 'train.steps'", "section.key=value"]),
     ("train.steps.x=3", ["train.steps = 10 is not a table"]),

@@ -1,10 +1,10 @@
 """From files to a microbatch, a pure function of (seed, step, microbatch).
 
-- `sources`: which files, from a path, a folder or a glob; `python_stdlib`: those of a source that has a name.
-- `text`: whether a file is what its name says; `rows`: its documents; `tokenizer`: text to token ids.
+- `reading`: from files to documents; `tokenizer`: text to token ids.
 - `encoding`: many documents on all cores, resumed; `token_files`: ids that others made.
 - `tokens`: a job's tokens on disk, memory-mapped, and their hash.
-- `samples`: windows of tokens, or items of a dataset; `order`: which comes when; `sampler`: what a microbatch holds.
+- `samples`: windows of tokens or of whole documents, or items of a dataset.
+- `order`: which comes when; `sampler`: what a microbatch holds.
 - `job_data`: all that a process needs to know of a job's data.
 - `export`: a run's tokenizer for Hugging Face.
 """

@@ -1,35 +1,47 @@
 """Encodes the documents of files into one file of token ids: in bounded memory, on all cores, resumed where it stopped.
 
-What was written so far is noted beside the ids every few seconds' work. A process that finds such a note reads on to
-the same document without encoding what is there already.
+Where windows need to know of documents, their ends are written beside, and a mark for each token: whether it is
+learned. What was written so far is noted every few seconds' work. A process that finds such a note reads on to the same
+document without encoding what is there already.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 import numpy as np
 
-from planaria.data.rows import BadRow, Piece, column_pieces, records, text_pieces
-from planaria.data.sources import DataError, SourceFile
-from planaria.data.tokenizer import Ids, Tokenizer, id_dtype
-from planaria.job.settings import DataSection, OnBadRow
+from planaria.data.reading.chats import RowFormat
+from planaria.data.reading.rows import BadRow, Piece, records, text_pieces
+from planaria.data.reading.sources import DataError, SourceFile
+from planaria.data.tokenizer import Ids, Marks, Tokenizer, id_dtype
+from planaria.job.data_settings import DataSection, OnBadRow, Packing
 
 Tell = Callable[[str], None]
 """Is told how far the work is, about once a second."""
+
+DOCUMENTS, ANSWERS = "documents.bin", "answers.bin"
+"""Beside the ids: where each document ends (int64), and whether each token is learned (a byte)."""
+NEW = ".new"
+"""Ending of the names of files that are being written."""
 
 _NOTE = "encoding.json"
 _BATCH_BYTES: Final = 2 << 20
 _BATCH_PIECES: Final = 4096
 _NOTED_BYTES: Final = 32 << 20
 _TOLD_S: Final = 1.0
+_END: Final = np.dtype("<i8")
+
+_Encoded = list[tuple[Ids, Marks | None]]
+"""Of each piece."""
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -42,14 +54,18 @@ class Progress(msgspec.Struct, kw_only=True):
         text_bytes: that were read, of all files.
         bad_rows: that were left out.
         first_bad: the first of them, and why.
+        num_documents: whose ends were written.
+        key: of what is encoded.
     """
 
     file: int = 0
     pieces: int = 0
     num_tokens: int = 0
+    num_documents: int = 0
     text_bytes: int = 0
     bad_rows: int = 0
     first_bad: str = ""
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +75,18 @@ class Encoding:
     Attributes:
         section: the job's [data].
         tokenizer: that encodes.
+        format: makes documents of rows.
         files: of the source, in order.
         named: how messages call the source.
+        key: hash of all that the ids are made from.
     """
 
     section: DataSection
     tokenizer: Tokenizer
+    format: RowFormat
     files: Sequence[SourceFile]
     named: str
+    key: str
 
     def write(self, output: Path, tell: Tell) -> Progress:
         """Writes the ids to a file, or what is missing of them.
@@ -76,23 +96,19 @@ class Encoding:
         """
         note = output.with_name(_NOTE)
         dtype = np.dtype(id_dtype(self.tokenizer.vocab_size)).newbyteorder("<")
-        done = _read_note(note, output, dtype.itemsize)
-        separator = (
-            [self.tokenizer.separator_id] if self.section.eos and self.tokenizer.separator_id is not None else []
-        )
-        ending = np.array(separator, dtype=dtype)
+        done = _read_note(note, self.key)
+        if any(not path.exists() or path.stat().st_size < size for path, size in self._sizes(output, done).items()):
+            done = Progress(key=self.key)
+        has_ending = self.section.eos and self.format.ends_with_separator and self.tokenizer.separator_id is not None
+        ending = np.array([self.tokenizer.separator_id] if has_ending else [], dtype=dtype)
         watch = _Watch(tell, sum(file.path.stat().st_size for file in self.files), done.text_bytes)
         noted_bytes = done.text_bytes
-        with output.open("r+b" if output.exists() else "wb") as out, ThreadPoolExecutor(1) as encoder:
-            out.truncate(done.num_tokens * dtype.itemsize)
-            out.seek(0, os.SEEK_END)
-            for batch, ids in _ahead(self._batches(done), encoder, self.tokenizer):
-                for piece, of_piece in zip(batch.pieces, ids, strict=True):
-                    out.write(of_piece.astype(dtype, copy=False).data)
-                    done.num_tokens += len(of_piece)
-                    if piece.is_last and len(ending):
-                        out.write(ending.data)
-                        done.num_tokens += len(ending)
+        with _Output(self._sizes(output, done), dtype, done) as out, ThreadPoolExecutor(1) as encoder:
+            for batch, found in _ahead(self._batches(done), encoder, self._encoded):
+                for piece, (ids, marks) in zip(batch.pieces, found, strict=True):
+                    out.add(ids, marks)
+                    if piece.is_last:
+                        out.end(ending)
                 batch.count(done)
                 watch.look(done.text_bytes)
                 if done.text_bytes - noted_bytes >= _NOTED_BYTES:
@@ -101,9 +117,18 @@ class Encoding:
                     _write_note(note, done)
         note.unlink(missing_ok=True)
         if done.text_bytes == 0:
-            output.unlink()
+            remove(output)
             raise DataError(f"{self.named} is empty ({len(self.files)} files). Give files with text.{_left_out(done)}")
         return done
+
+    def _sizes(self, output: Path, done: Progress) -> dict[Path, int]:
+        """Returns the files that are written, and how many bytes each has of what was done."""
+        sizes = {output: done.num_tokens * np.dtype(id_dtype(self.tokenizer.vocab_size)).itemsize}
+        if self.section.windows is not Packing.ACROSS:
+            sizes[output.with_name(DOCUMENTS + NEW)] = done.num_documents * _END.itemsize
+        if self.section.has_answers:
+            sizes[output.with_name(ANSWERS + NEW)] = done.num_tokens
+        return sizes
 
     def _batches(self, done: Progress) -> Iterator[_Batch]:
         """Yields what is not encoded yet; a batch ends with its file."""
@@ -126,12 +151,11 @@ class Encoding:
             if not file.kind.has_rows:
                 yield from text_pieces(file)
                 return
-            column = self.section.column
-            for number, record in enumerate(records(file, (column,), self.named), 1):
+            for number, record in enumerate(records(file, self.format.columns, self.named), 1):
                 try:
                     if isinstance(record, BadRow):
                         raise record
-                    pieces = column_pieces(record, column)
+                    pieces = self.format.pieces(record)
                 except BadRow as error:
                     reason = f"{file.path} row {number}: {error}"
                     if self.section.on_bad_row is OnBadRow.REFUSE:
@@ -146,6 +170,67 @@ class Encoding:
             raise DataError(
                 f"{self.named}: cannot read {file.path} ({reason}). Correct it, or make it again."
             ) from error
+
+    def _encoded(self, pieces: Sequence[Piece]) -> _Encoded:
+        texts = [piece.text for piece in pieces]
+        if self.section.has_answers:
+            return [*self.tokenizer.encode_marked(texts, [piece.answers for piece in pieces])]
+        return [(ids, None) for ids in self.tokenizer.encode(texts)]
+
+
+def remove(output: Path) -> None:
+    """Removes what was written of ids, and beside them."""
+    for name in (output.name, DOCUMENTS + NEW, ANSWERS + NEW):
+        output.with_name(name).unlink(missing_ok=True)
+
+
+class _Output:
+    """The files that are written: ids, ends of documents, and what is learned."""
+
+    def __init__(self, sizes: Mapping[Path, int], dtype: np.dtype[Any], done: Progress) -> None:
+        self._done = done
+        self._dtype = dtype
+        with ExitStack() as opened:
+            files = [opened.enter_context(_opened(path, size)) for path, size in sizes.items()]
+            self._files = opened.pop_all()
+        self._ids = files[0]
+        self._documents = files[1] if len(files) > 1 else None
+        self._answers = files[2] if len(files) > 2 else None
+
+    def __enter__(self) -> _Output:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._files.close()
+
+    def add(self, ids: Ids, marks: Marks | None) -> None:
+        self._ids.write(ids.astype(self._dtype, copy=False).data)
+        self._done.num_tokens += len(ids)
+        if self._answers is not None and marks is not None:
+            self._answers.write(marks.data)
+
+    def end(self, ending: Ids) -> None:
+        """Ends a document; what ends it is learned."""
+        self.add(ending, np.ones(len(ending), dtype=np.uint8))
+        if self._documents is not None:
+            self._documents.write(np.array([self._done.num_tokens], dtype=_END).data)
+            self._done.num_documents += 1
+
+    def flush(self) -> None:
+        for file in (self._ids, self._documents, self._answers):
+            if file is not None:
+                file.flush()
+
+
+def _opened(path: Path, size_bytes: int) -> BinaryIO:
+    """Opens a file to go on after so many bytes; a new one, whatever was there, if these are none."""
+    if size_bytes == 0:
+        path.unlink(missing_ok=True)
+        return path.open("wb")
+    file = path.open("r+b")
+    file.truncate(size_bytes)
+    file.seek(0, os.SEEK_END)
+    return file
 
 
 class _Batch:
@@ -180,12 +265,12 @@ class _Batch:
 
 
 def _ahead(
-    batches: Iterator[_Batch], encoder: ThreadPoolExecutor, tokenizer: Tokenizer
-) -> Iterator[tuple[_Batch, list[Ids]]]:
+    batches: Iterator[_Batch], encoder: ThreadPoolExecutor, encode: Callable[[Sequence[Piece]], _Encoded]
+) -> Iterator[tuple[_Batch, _Encoded]]:
     """Encodes one batch while the one before it is written."""
-    before: tuple[_Batch, Future[list[Ids]]] | None = None
+    before: tuple[_Batch, Future[_Encoded]] | None = None
     for batch in batches:
-        now = batch, encoder.submit(tokenizer.encode, [piece.text for piece in batch.pieces])
+        now = batch, encoder.submit(encode, batch.pieces)
         if before is not None:
             yield before[0], before[1].result()
         before = now
@@ -214,12 +299,12 @@ def _left_out(done: Progress) -> str:
     return f" All {done.bad_rows} rows are bad: {done.first_bad}." if done.bad_rows else ""
 
 
-def _read_note(note: Path, output: Path, id_bytes: int) -> Progress:
+def _read_note(note: Path, key: str) -> Progress:
     try:
         done = msgspec.json.decode(note.read_bytes(), type=Progress)
-        return done if output.stat().st_size >= done.num_tokens * id_bytes else Progress()
     except (OSError, msgspec.DecodeError):
-        return Progress()
+        return Progress(key=key)
+    return done if done.key == key else Progress(key=key)
 
 
 def _write_note(note: Path, done: Progress) -> None:

@@ -11,13 +11,14 @@ from planaria.data.tokenizer import MASK_ID, MASKS, PAD_ID, PADS, SEPARATOR_ID, 
 _BYTES_SPECIAL = {SEPARATOR_ID: SEPARATORS[0], MASK_ID: MASKS[0], PAD_ID: PADS[0]}
 
 
-def export_tokenizer(file: Path | None, folder: Path, *, most_tokens: int) -> None:
-    """Writes tokenizer.json and tokenizer_config.json.
+def export_tokenizer(file: Path | None, folder: Path, *, most_tokens: int, chat_template: Path | None = None) -> None:
+    """Writes tokenizer.json and tokenizer_config.json, and a chat template if there is one.
 
     Args:
         file: a tokenizer.json; None: the tokenizer of bytes.
         folder: made if absent.
         most_tokens: that the model takes at once.
+        chat_template: a file of Jinja; it has the name that transformers looks for.
     """
     from tokenizers import Tokenizer
 
@@ -30,6 +31,8 @@ def export_tokenizer(file: Path | None, folder: Path, *, most_tokens: int) -> No
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if chat_template is not None:
+        (folder / chat_template.name).write_bytes(chat_template.read_bytes())
 
 
 def _bytes_tokenizer() -> Any:

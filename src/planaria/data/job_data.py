@@ -5,25 +5,31 @@ torch is imported only where batches are made, or where the user's code makes it
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from planaria.data.encoding import Tell
-from planaria.data.sources import DataError
+from planaria.data.reading.sources import DataError
 from planaria.data.tokens import TokensAbout, TokenSet, open_tokens, prepare_tokens
 from planaria.job.checks import is_dataset
+from planaria.job.data_settings import DataSection, Packing
 from planaria.job.history import KEYED, DataIdentity
 from planaria.job.settings import Job
 
 if TYPE_CHECKING:
+    from planaria.data.mixture import Mixture
     from planaria.data.sampler import Sampler
     from planaria.data.samples.dataset import Items
+    from planaria.data.samples.examples import Examples
     from planaria.data.samples.samples import Batch, Samples
+    from planaria.data.samples.translations import Translations
 
 Check = Callable[[DataIdentity], None]
 """Raises what speaks against data, before they replace others."""
@@ -38,29 +44,35 @@ class JobData:
 
     Attributes:
         job: whose they are.
-        trained: what is trained on, and what is held out of it.
+        trained: what is trained on, and what is held out of it: the tokens of each source, or the items of a dataset.
         validation: other data to evaluate on.
     """
 
     job: Job
-    trained: TokenSet | Items
+    trained: tuple[TokenSet, ...] | Items
     validation: TokenSet | Items | None
 
     @property
     def vocab_size(self) -> int | None:
         """Number of token ids; None where the data are no tokens."""
-        return self.trained.vocab_size if isinstance(self.trained, TokenSet) else None
+        return self.trained[0].vocab_size if isinstance(self.trained, tuple) else None
 
     @property
     def example(self) -> Batch | None:
-        """A microbatch of the first samples; None where the data are tokens, whose batches are all alike."""
-        return None if isinstance(self.trained, TokenSet) else self.trained.example(self.job.train.microbatch)
+        """A microbatch of the first samples; None where the data are tokens, with nothing beside them."""
+        rows = self.job.train.microbatch
+        if not isinstance(self.trained, tuple):
+            return self.trained.example(rows)
+        if self.job.data.windows not in (Packing.APART, Packing.TRANSLATE):
+            return None
+        samples = self._windows(self.trained[0], self.job.data.parts[0], False, "data.source")
+        return samples.batch(np.arange(rows) % len(samples), np.random.default_rng(0))
 
     @property
     def identity(self) -> DataIdentity:
         """What determines the samples."""
-        if isinstance(self.trained, TokenSet):
-            return token_identity(self.job, self.trained.about)
+        if isinstance(self.trained, tuple):
+            return token_identity(self.job, [tokens.about for tokens in self.trained])
         return DataIdentity(
             content=self.trained.fingerprint,
             tokens=len(self.trained),
@@ -75,31 +87,61 @@ class JobData:
         )
 
     @property
-    def bad_rows(self) -> tuple[int, str]:
-        """How many rows were left out, and the first of them, with the reason."""
-        about = self.trained.about if isinstance(self.trained, TokenSet) else None
-        return (0, "") if about is None else (about.bad_rows, about.first_bad_row)
+    def notes(self) -> tuple[str, ...]:
+        """What people are to be told: rows that were left out, and what no window holds."""
+        if not isinstance(self.trained, tuple):
+            return tuple(_told_of_bad(*self.trained.bad_rows))
+        found: list[str] = []
+        for tokens, part in zip(self.trained, self.job.data.parts, strict=True):
+            about = tokens.about
+            found += _told_of_bad(about.bad_rows, about.first_bad_row)
+            if part.has_examples:
+                left_out = self._examples(tokens, part, "data.source").left_out
+                found += [f"data.too_long: of {about.source}, {left_out}"] if left_out else []
+        return tuple(found)
 
     def quick_hash(self) -> str:
         """Returns what tells these data from others, quickly: every node must have the same ones."""
-        parts = [self.trained] if self.validation is None else [self.trained, self.validation]
+        parts: list[TokenSet | Items] = [*self.trained] if isinstance(self.trained, tuple) else [self.trained]
+        parts += [] if self.validation is None else [self.validation]
         return " ".join(part.quick_hash() if isinstance(part, TokenSet) else part.fingerprint for part in parts)
 
-    def sampler(self, *, masked_lm: bool) -> Sampler:
+    def sampler(self, *, masked_lm: bool, has_encoder: bool = False) -> Sampler | Mixture:
         """Returns what deals the samples to microbatches.
 
         Args:
             masked_lm: whether tokens are hidden and asked for, rather than the next ones.
+            has_encoder: whether the model is an encoder with a decoder.
 
         Raises:
             DataError: there are too few, or the tokenizer cannot mask.
         """
+        from planaria.data.mixture import Mixture
         from planaria.data.sampler import Sampler
 
-        job = self.job
-        trained = self._samples(self.trained, masked_lm, "data.source")
-        validation = None if self.validation is None else self._samples(self.validation, masked_lm, "eval.source")
-        sampler = Sampler(trained, job.train, eval_share=job.eval.share, validation=validation)
+        job, section, share = self.job, self.job.data, self.job.eval.share
+        if has_encoder and any(part.windows in (Packing.APART, Packing.PAD) for part in section.parts):
+            raise DataError(
+                f'data.packing = "{section.windows.value}" is for models without an encoder. '
+                f'Set it to "{Packing.TRANSLATE.value}", and read pairs.'
+            )
+        validation: Samples | None
+        if isinstance(self.validation, TokenSet):
+            validation = self._windows(self.validation, section, masked_lm, "eval.source")
+        else:
+            validation = self.validation
+        samples: list[Samples]
+        if isinstance(self.trained, tuple):
+            samples = [
+                self._windows(tokens, part, masked_lm, field)
+                for tokens, part, field in zip(self.trained, section.parts, _fields(section), strict=True)
+            ]
+        else:
+            samples = [self.trained]
+        samplers = [Sampler(one, job.train, eval_share=share, validation=validation) for one in samples]
+        sampler: Sampler | Mixture = samplers[0]
+        if section.sources:
+            sampler = Mixture(samplers, [one.weight for one in section.sources], job.train)
         most = sampler.num_eval_microbatches
         if job.eval.every and job.eval.microbatches > most:
             raise DataError(
@@ -108,12 +150,26 @@ class JobData:
             )
         return sampler
 
-    def _samples(self, data: TokenSet | Items, masked_lm: bool, field: str) -> Samples:
-        if not isinstance(data, TokenSet):
-            return data
+    def _windows(self, tokens: TokenSet, section: DataSection, masked_lm: bool, field: str) -> Samples:
+        train = self.job.train
+        if masked_lm and section.windows is not Packing.ACROSS:
+            raise DataError(
+                f'data.packing = "{section.windows.value}" is for models that predict the next token, not hidden ones. '
+                f'Set it to "{Packing.ACROSS.value}", and read texts.'
+            )
+        if section.has_examples:
+            return self._examples(tokens, section, field)
         from planaria.data.samples.windows import Windows
 
-        return Windows(data, self.job.train, self.job.data.mask_probability, masked_lm, field)
+        are_apart = section.windows is Packing.APART
+        return Windows(tokens, train, section.mask_probability, masked_lm, field, are_apart=are_apart)
+
+    def _examples(self, tokens: TokenSet, section: DataSection, field: str) -> Examples | Translations:
+        from planaria.data.samples.examples import Examples
+        from planaria.data.samples.translations import Translations
+
+        kind = Translations if section.windows is Packing.TRANSLATE else Examples
+        return kind(tokens, section, self.job.train.sequence_length, field)
 
 
 def prepare(
@@ -142,14 +198,20 @@ def prepare(
         return data
 
     def check_tokens(about: TokensAbout) -> None:
-        check(token_identity(job, about))
+        if not job.data.sources:
+            check(token_identity(job, [about]))
 
     cache = Path(job.run.folder) / _CACHE
-    trained = prepare_tokens(job.data, folder, check_tokens, order, cache=cache, tell=tell)
+    trained = tuple(
+        prepare_tokens(part, place, check_tokens, order, cache=cache, tell=tell, field=field)
+        for part, place, field in zip(job.data.parts, token_folders(job, folder), _fields(job.data), strict=True)
+    )
+    if job.data.sources:
+        check(token_identity(job, [tokens.about for tokens in trained]))
     if not job.eval.source:
         shutil.rmtree(_validation_folder(folder), ignore_errors=True)
         return JobData(job=job, trained=trained, validation=None)
-    section = msgspec.structs.replace(job.data, source=job.eval.source)
+    section = msgspec.structs.replace(job.data, source=job.eval.source, sources=())
     validation = prepare_tokens(section, _validation_folder(folder), cache=cache, tell=tell, field="eval.source")
     return JobData(job=job, trained=trained, validation=validation)
 
@@ -163,30 +225,49 @@ def open_data(job: Job, folder: Path) -> JobData:
     """
     if not is_dataset(job.data.source):
         validation = open_tokens(_validation_folder(folder)) if job.eval.source else None
-        return JobData(job=job, trained=open_tokens(folder), validation=validation)
+        trained = tuple(open_tokens(place) for place in token_folders(job, folder))
+        return JobData(job=job, trained=trained, validation=validation)
     from planaria.data.samples.dataset import load_items
 
-    trained = load_items(job.data.source, job.data.config, "data.source")
+    items = load_items(job.data.source, job.data.config, "data.source")
     if not job.eval.source:
-        return JobData(job=job, trained=trained, validation=None)
+        return JobData(job=job, trained=items, validation=None)
     other = load_items(job.eval.source, {**job.data.config, **job.eval.config}, "eval.source")
-    other.check_like(trained)
-    return JobData(job=job, trained=trained, validation=other)
+    other.check_like(items)
+    return JobData(job=job, trained=items, validation=other)
 
 
-def token_identity(job: Job, about: TokensAbout) -> DataIdentity:
-    """Returns what determines the samples of a job with these tokens."""
+def token_identity(job: Job, sources: Sequence[TokensAbout]) -> DataIdentity:
+    """Returns what determines the samples of a job with the tokens of these sources."""
+    first, *others = sources
+    together = hashlib.sha256(" ".join(about.fingerprint for about in sources).encode()).hexdigest()
     return DataIdentity(
-        content=about.fingerprint,
-        tokens=about.count,
-        tokenizer=about.tokenizer_identity,
-        vocab_size=about.vocab_size,
+        content=together if others else first.fingerprint,
+        tokens=sum(about.count for about in sources),
+        tokenizer=first.tokenizer_identity,
+        vocab_size=first.vocab_size,
         sequence_length=job.train.sequence_length,
         mask_probability=job.data.mask_probability,
         seed=job.train.seed,
-        order=about.order,
+        order=first.order,
         eval_share=job.eval.share,
+        packing=job.data.windows.value,
+        too_long=job.data.too_long.value,
+        weights=tuple(one.weight for one in job.data.sources),
     )
+
+
+def token_folders(job: Job, folder: Path) -> list[Path]:
+    """Returns where the tokens of each source are."""
+    return [folder / f"source-{number}" for number in range(len(job.data.sources))] or [folder]
+
+
+def _told_of_bad(count: int, first: str) -> list[str]:
+    return [f"data.on_bad_row: {count} rows are left out; the first is {first}"] if count else []
+
+
+def _fields(section: DataSection) -> list[str]:
+    return [f"data.sources[{number}].source" for number in range(len(section.sources))] or ["data.source"]
 
 
 def _validation_folder(folder: Path) -> Path:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from planaria.data.order import CHANCE, SPLIT, VALIDATION, Numbers, dealt, generator, permuted
+from planaria.data.reading.sources import DataError
 from planaria.data.samples.samples import Batch, Samples
-from planaria.data.sources import DataError
 from planaria.job.settings import TrainSection
 
 _EVERY_RUN = 0
@@ -48,6 +48,15 @@ class Sampler:
                 )
 
     @property
+    def samples(self) -> Samples:
+        return self._samples
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are other samples to evaluate on."""
+        return self._validation is not None
+
+    @property
     def num_samples(self) -> int:
         """Number of samples in an epoch."""
         return len(self._samples) - self._num_held_out
@@ -64,14 +73,15 @@ class Sampler:
             step: from 0.
             index: of the microbatch within the step, from 0.
         """
-        train, size = self._train, self.num_samples
-        assert step >= 0
-        assert 0 <= index < train.num_microbatches, f"microbatch {index} of {train.num_microbatches}"
-        first = step * train.global_batch + index * train.microbatch
-        epochs, places = np.divmod(np.arange(first, first + train.microbatch), size)
+        return self.dealt(of_microbatch(self._train, step, index))
+
+    def dealt(self, places: Numbers) -> Numbers:
+        """Returns the numbers of the samples that are dealt at these places, counted from the first one of all."""
+        size = self.num_samples
+        epochs, places = np.divmod(places, size)
         for epoch in np.unique(epochs):
             of_epoch = epochs == epoch
-            places[of_epoch] = dealt(self._samples.order, places[of_epoch], size, train.seed, int(epoch))
+            places[of_epoch] = dealt(self._samples.order, places[of_epoch], size, self._train.seed, int(epoch))
         return self._split(places)
 
     def held_out(self, index: int) -> Numbers:
@@ -93,6 +103,14 @@ class Sampler:
     def _split(self, places: Numbers) -> Numbers:
         """Returns the samples at places of which the first are trained on, and the rest held out."""
         return permuted(places, len(self._samples), _EVERY_RUN, SPLIT) if self._num_held_out else places
+
+
+def of_microbatch(train: TrainSection, step: int, index: int) -> Numbers:
+    """Returns the places of a microbatch's samples, counted from the first one that is dealt."""
+    assert step >= 0
+    assert 0 <= index < train.num_microbatches, f"microbatch {index} of {train.num_microbatches}"
+    first = step * train.global_batch + index * train.microbatch
+    return np.arange(first, first + train.microbatch)
 
 
 def _held_out(samples: Samples, share: float, microbatch: int) -> int:

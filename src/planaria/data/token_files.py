@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from planaria.data.sources import DataError
-from planaria.data.text import check_tokens
-from planaria.job.settings import DataSection, TokenDType
+from planaria.data.reading.sources import DataError
+from planaria.data.reading.text import check_tokens
+from planaria.job.data_settings import DataSection, TokenDType
 
 TokenArray = npt.NDArray[np.unsignedinteger[Any]] | npt.NDArray[np.signedinteger[Any]]
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from planaria.data.sources import DataError
+from planaria.data.reading.sources import DataError
 from planaria.job.suggestions import hub_hint
 
 BYTES = "bytes"
@@ -24,6 +24,10 @@ MASKS = ("[MASK]", "<mask>")
 PADS = ("[PAD]", "<pad>", "<|padding|>")
 
 Ids = npt.NDArray[Any]
+Marks = npt.NDArray[np.uint8]
+"""1 for each token that is learned, 0 for others."""
+Spans = Sequence[tuple[int, int]]
+"""Where parts of a text begin and end, in bytes."""
 
 
 class Tokenizer(Protocol):
@@ -57,6 +61,15 @@ class Tokenizer(Protocol):
         """Returns the ids of each text, on all cores."""
         ...
 
+    def encode_marked(self, texts: Sequence[bytes], answers: Sequence[Spans]) -> list[tuple[Ids, Marks]]:
+        """Returns the ids of each text, and which of them have any of its answers in them.
+
+        Args:
+            texts: UTF-8.
+            answers: of each, where they are.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ByteTokenizer:
@@ -71,6 +84,11 @@ class ByteTokenizer:
 
     def encode(self, texts: Sequence[bytes]) -> list[Ids]:
         return [np.frombuffer(text, dtype=np.uint8).astype(np.uint16) for text in texts]
+
+    def encode_marked(self, texts: Sequence[bytes], answers: Sequence[Spans]) -> list[tuple[Ids, Marks]]:
+        places = [np.arange(len(text)) for text in texts]
+        marks = [_marks(at, at + 1, spans) for at, spans in zip(places, answers, strict=True)]
+        return list(zip(self.encode(texts), marks, strict=True))
 
 
 class FileTokenizer:
@@ -100,6 +118,24 @@ class FileTokenizer:
         decoded = [text.decode(errors="replace") for text in texts]
         encodings = self._backend.encode_batch_fast(decoded, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
+
+    def encode_marked(self, texts: Sequence[bytes], answers: Sequence[Spans]) -> list[tuple[Ids, Marks]]:
+        encodings = self._backend.encode_batch([text.decode() for text in texts], add_special_tokens=False)
+        found = []
+        for text, spans, encoding in zip(texts, answers, encodings, strict=True):
+            offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)  # in characters
+            in_characters = [(len(text[:begin].decode()), len(text[:end].decode())) for begin, end in spans]
+            marks = _marks(offsets[:, 0], offsets[:, 1], in_characters)
+            found.append((np.array(encoding.ids, dtype=self._dtype), marks))
+        return found
+
+
+def _marks(begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], spans: Spans) -> Marks:
+    """Marks what overlaps any of the spans."""
+    marks = np.zeros(len(begins), dtype=np.uint8)
+    for begin, end in spans:
+        marks |= ((ends > begin) & (begins < end) & (ends > begins)).astype(np.uint8)
+    return marks
 
 
 def id_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:

@@ -1,7 +1,8 @@
 """Keeps a job's tokens on disk: written once per run folder, then memory-mapped by every worker.
 
-`prepare_tokens` writes `tokens.bin` (little-endian ids, one after the other) and `tokens.json` (what they
-are). A source that is a token file already is mapped where it lies, and never copied or changed.
+`prepare_tokens` writes `tokens.bin` (little-endian ids, one after the other) and `tokens.json` (what they are); beside
+them, where windows need to know, where documents end and which tokens are learned. A source that is a token file
+already is mapped where it lies, and never copied or changed.
 """
 
 from __future__ import annotations
@@ -16,25 +17,29 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
-from planaria.data.encoding import Encoding, Progress, Tell
-from planaria.data.sources import DataError, Kind, SourceFile, find_files
-from planaria.data.text import check_file
+from planaria.data.encoding import ANSWERS, DOCUMENTS, NEW, Encoding, Progress, Tell, remove
+from planaria.data.reading.chats import RowFormat, row_format
+from planaria.data.reading.remote import fetched, is_url
+from planaria.data.reading.sources import DataError, Kind, SourceFile, find_files
+from planaria.data.reading.text import check_file
 from planaria.data.token_files import TokenArray, check_ids, chunks, map_ids, open_token_file
 from planaria.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
+from planaria.job.data_settings import DataSection, Packing
 from planaria.job.history import KEYED, SHUFFLED
 from planaria.job.registry import DataSource
-from planaria.job.settings import DataSection
 
 _TOKENS = "tokens.bin"
-_NEW_TOKENS = "tokens.bin.new"
 _ABOUT = "tokens.json"
 TOKENIZER = "tokenizer.json"
 """Copy of the job's tokenizer, if it has one, so that a run's export needs nothing outside of its folder."""
+CHAT_TEMPLATE = "chat_template.jinja"
+"""Copy of what makes a text of a chat, likewise; transformers reads a file of this name."""
 
 _FORMAT = 2
-_OPTIONS = ("column", "on_bad_row", "eos", "token_dtype")
+_OPTIONS = ("column", "on_bad_row", "eos", "token_dtype", "messages", "prompt", "completion")
 """Fields of [data] beside source and tokenizer that change the tokens."""
 _COPIED_TOKENS = 1 << 22
 DATA_CACHE_BYTES = 32 << 20
@@ -61,6 +66,9 @@ class TokensAbout(msgspec.Struct, frozen=True, kw_only=True):
         order: in which samples come, see `planaria.data.order`.
         bad_rows: that were left out.
         first_bad_row: the first of them, and why.
+        separator_id: id that ends a document, if the tokenizer has one.
+        num_documents: whose ends are there; 0: they are not.
+        has_answers: whether each token is marked as learned or not.
     """
 
     source: str
@@ -77,10 +85,15 @@ class TokensAbout(msgspec.Struct, frozen=True, kw_only=True):
     order: str = SHUFFLED
     bad_rows: int = 0
     first_bad_row: str = ""
+    separator_id: int | None = None
+    num_documents: int = 0
+    has_answers: bool = False
 
 
 Check = Callable[[TokensAbout], None]
 """Raises what speaks against tokens, before they replace others."""
+
+_NO_DOCUMENTS: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
 
 class TokenSet:
@@ -89,11 +102,21 @@ class TokenSet:
     Attributes:
         about: what they are.
         ids: all of them, one after the other, memory-mapped and read-only.
+        documents: where each document ends; none, where no window needs to know.
+        answers: 1 for each token that is learned, 0 for others; None: all are.
     """
 
-    def __init__(self, about: TokensAbout, ids: TokenArray) -> None:
+    def __init__(
+        self,
+        about: TokensAbout,
+        ids: TokenArray,
+        documents: npt.NDArray[np.int64] = _NO_DOCUMENTS,
+        answers: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
         self.about = about
         self.ids = ids
+        self.documents = documents
+        self.answers = answers
 
     def __len__(self) -> int:
         return self.about.count
@@ -121,10 +144,12 @@ class TokenSet:
         """
         about = self.about
         digest = xxhash.xxh3_128(f"{len(self)} {self.ids.dtype.str} {about.vocab_size} {about.mask_token_id}".encode())
-        step = _QUICK_BYTES // self.ids.dtype.itemsize
-        last = max(0, len(self) - step)
-        for start in sorted({index * last // (_QUICK_PIECES - 1) for index in range(_QUICK_PIECES)}):
-            digest.update(np.ascontiguousarray(self.ids[start : start + step]).data)
+        for array in (self.ids, self.documents, self.answers):
+            if array is not None:
+                step = _QUICK_BYTES // array.dtype.itemsize
+                last = max(0, len(array) - step)
+                for start in sorted({index * last // (_QUICK_PIECES - 1) for index in range(_QUICK_PIECES)}):
+                    digest.update(np.ascontiguousarray(array[start : start + step]).data)
         return digest.hexdigest()
 
 
@@ -154,9 +179,12 @@ def prepare_tokens(
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(section.tokenizer)
-    files = find_files(section.source, field)
     named = f"{field} = {section.source!r}"
-    key, size_bytes = _key(tokenizer, files, section, named)
+    is_here = not is_url(section.source)
+    files = find_files(section.source if is_here else fetched(section.source, cache or folder, named, tell), field)
+    formatted = row_format(section)
+    _check_kind(files[0], section, named)
+    key, size_bytes = _key(tokenizer, formatted, files, section, named)
     kept = read_about(folder)
     if kept is not None and kept.key == key:
         try:
@@ -168,25 +196,76 @@ def prepare_tokens(
             if kept.order == order:
                 return tokens
             return _map(_write_about(msgspec.structs.replace(kept, order=order), folder), folder)
-    source = Encoding(section=section, tokenizer=tokenizer, files=files, named=named)
-    if files[0].kind is Kind.TOKENS and len(files) == 1:
-        about = _describe_token_file(source, key)
+    source = Encoding(section=section, tokenizer=tokenizer, format=formatted, files=files, named=named, key=key)
+    try:
+        about = _prepared(source, folder, size_bytes, check, cache, tell)
+        _keep_tokenizer(source, folder)
+        return _map(_write_about(msgspec.structs.replace(about, order=order), folder), folder)
+    except OSError as error:
+        raise DataError(
+            f"{named}: its tokens cannot be written to {error.filename or folder} ({error.strerror or error}). "
+            "Make room there, or set run.folder to a folder elsewhere."
+        ) from error
+
+
+def _prepared(
+    source: Encoding, folder: Path, size_bytes: int, check: Check, cache: Path | None, tell: Tell
+) -> TokensAbout:
+    """Makes the tokens of a source, or finds them in the cache; puts them into a folder."""
+    if source.files[0].kind is Kind.TOKENS and len(source.files) == 1:
+        about = _describe_token_file(source)
         check(about)
-    elif cache is not None and size_bytes >= DATA_CACHE_BYTES:
-        about = _from_cache(source, cache / key, key, tell)
+        return about
+    if cache is not None and size_bytes >= DATA_CACHE_BYTES:
+        cached = _from_cache(source, cache / source.key, tell)
+        if cached is not None:
+            check(cached)
+            for name in _names(cached):
+                _link(cache / source.key / name, folder / name)
+            return cached
+    try:
+        about = _made(source, folder / (_TOKENS + NEW), tell)
         check(about)
-        _link(cache / key / _TOKENS, folder / _TOKENS)
-    else:
-        try:
-            about = _made(source, folder / _NEW_TOKENS, key, tell)
-            check(about)
-        except BaseException:
-            (folder / _NEW_TOKENS).unlink(missing_ok=True)
-            raise
-        os.replace(folder / _NEW_TOKENS, folder / _TOKENS)
-    if tokenizer.content is not None:
-        (folder / TOKENIZER).write_bytes(tokenizer.content)
-    return _map(_write_about(msgspec.structs.replace(about, order=order), folder), folder)
+    except BaseException:
+        remove(folder / (_TOKENS + NEW))
+        raise
+    _take(about, folder)
+    return about
+
+
+def _check_kind(file: SourceFile, section: DataSection, named: str) -> None:
+    """Refuses sources that have not what windows need. Raises DataError."""
+    if section.has_answers and not file.kind.has_rows:
+        field, column = ("messages", section.messages) if section.messages else ("prompt", section.prompt)
+        raise DataError(
+            f"{named} is {file.kind.value}, which has no columns, and data.{field} = {column!r} is one. "
+            "Give JSON Lines, Parquet or Arrow."
+        )
+    if section.windows is not Packing.ACROSS and file.kind is Kind.TOKENS:
+        raise DataError(
+            f"{named} is {file.kind.value}, which do not say where documents end, and data.packing = "
+            f'"{section.windows.value}" needs to know. Set it to "across", or give the texts.'
+        )
+
+
+def _names(about: TokensAbout) -> tuple[str, ...]:
+    """Returns the files of tokens."""
+    beside = ((DOCUMENTS, bool(about.num_documents)), (ANSWERS, about.has_answers))
+    return (_TOKENS, *(name for name, is_there in beside if is_there))
+
+
+def _take(about: TokensAbout, folder: Path) -> None:
+    """Gives files that were written whole their names."""
+    for name in _names(about):
+        os.replace(folder / (name + NEW), folder / name)
+
+
+def _keep_tokenizer(source: Encoding, folder: Path) -> None:
+    """Keeps what an export needs."""
+    if source.tokenizer.content is not None:
+        (folder / TOKENIZER).write_bytes(source.tokenizer.content)
+    if source.format.template:
+        (folder / CHAT_TEMPLATE).write_text(source.format.template, encoding="utf-8")
 
 
 def open_tokens(folder: Path) -> TokenSet:
@@ -218,7 +297,9 @@ def _write_about(about: TokensAbout, folder: Path) -> TokensAbout:
     return about
 
 
-def _key(tokenizer: Tokenizer, files: tuple[SourceFile, ...], section: DataSection, named: str) -> tuple[str, int]:
+def _key(
+    tokenizer: Tokenizer, formatted: RowFormat, files: tuple[SourceFile, ...], section: DataSection, named: str
+) -> tuple[str, int]:
     """Returns the hash of what the tokens are made from, and how many bytes that is."""
     digest = hashlib.sha256(f"{_FORMAT}\0{section.source}\0{tokenizer.identity}\0".encode())
     size_bytes = 0
@@ -232,11 +313,15 @@ def _key(tokenizer: Tokenizer, files: tuple[SourceFile, ...], section: DataSecti
     for name in _OPTIONS:
         if (value := getattr(section, name)) != getattr(DataSection(), name):
             digest.update(f"{name}\0{value}\0".encode())
+    if formatted.identity:
+        digest.update(f"template\0{formatted.identity}\0".encode())
+    if section.windows is not Packing.ACROSS:
+        digest.update(b"documents\0")
     return digest.hexdigest(), size_bytes
 
 
-def _made(source: Encoding, output: Path, key: str, tell: Tell) -> TokensAbout:
-    """Makes the tokens of a source into a file."""
+def _made(source: Encoding, output: Path, tell: Tell) -> TokensAbout:
+    """Makes the tokens of a source into a file, and what goes with them beside it."""
     if source.section.source not in [*DataSource]:
         for file in source.files:
             check_file(file, source.named)
@@ -246,8 +331,9 @@ def _made(source: Encoding, output: Path, key: str, tell: Tell) -> TokensAbout:
     else:
         done = source.write(output, tell)
     dtype = np.dtype(id_dtype(source.tokenizer.vocab_size)).newbyteorder("<").str
-    about = _about(source, path=_TOKENS, ids=map_ids(output, dtype, source.named), key=key)
-    return msgspec.structs.replace(about, bad_rows=done.bad_rows, first_bad_row=done.first_bad)
+    about = _about(source, path=_TOKENS, dtype=dtype, done=done)
+    tokens = TokenSet(about, map_ids(output, dtype, source.named), *_beside(about, output.parent, NEW))
+    return msgspec.structs.replace(about, count=len(tokens.ids), fingerprint=_fingerprint(tokens))
 
 
 def _copy_tokens(source: Encoding, output: Path) -> None:
@@ -260,25 +346,30 @@ def _copy_tokens(source: Encoding, output: Path) -> None:
                 out.write(ids[start : start + _COPIED_TOKENS].astype(dtype).data)
 
 
-def _from_cache(source: Encoding, place: Path, key: str, tell: Tell) -> TokensAbout:
-    """Returns what a folder of the cache has, made there if it is not there whole."""
+def _from_cache(source: Encoding, place: Path, tell: Tell) -> TokensAbout | None:
+    """Returns what a folder of the cache has, made there if it is not there whole.
+
+    None: the file system has no locks, without which two runs would write to one file.
+    """
     place.mkdir(parents=True, exist_ok=True)
     with (place / "lock").open("w") as lock:
-        with contextlib.suppress(OSError):  # a file system without locks
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            return None
         about = read_about(place)
         if about is not None:
             with contextlib.suppress(DataError):
                 _map(about, place)
                 return about
-        about = _made(source, place / _NEW_TOKENS, key, tell)
-        os.replace(place / _NEW_TOKENS, place / _TOKENS)
+        about = _made(source, place / (_TOKENS + NEW), tell)
+        _take(about, place)
         return _write_about(about, place)
 
 
 def _link(made: Path, wanted: Path) -> None:
     """Gives a file a further name, or copies it to where it cannot have one."""
-    temporary = wanted.with_name(wanted.name + ".new")
+    temporary = wanted.with_name(wanted.name + ".link")  # what is being written is never a name of what is kept
     temporary.unlink(missing_ok=True)
     try:
         os.link(made, temporary)
@@ -287,39 +378,66 @@ def _link(made: Path, wanted: Path) -> None:
     os.replace(temporary, wanted)
 
 
-def _describe_token_file(source: Encoding, key: str) -> TokensAbout:
+def _describe_token_file(source: Encoding) -> TokensAbout:
     (file,) = source.files
     ids = open_token_file(file.path.resolve(), source.section, source.named)
     check_ids(ids, source.tokenizer.vocab_size, source.section.tokenizer, source.named)
-    return _about(source, path=str(file.path.resolve()), ids=ids, key=key)
+    about = _about(source, path=str(file.path.resolve()), dtype=ids.dtype.str, done=Progress())
+    return msgspec.structs.replace(about, count=len(ids), fingerprint=_fingerprint(TokenSet(about, ids)))
 
 
-def _about(source: Encoding, *, path: str, ids: TokenArray, key: str) -> TokensAbout:
+def _about(source: Encoding, *, path: str, dtype: str, done: Progress) -> TokensAbout:
+    """Describes a source's tokens, but for what they are."""
     tokenizer = source.tokenizer
-    digest = hashlib.sha256(f"{ids.dtype.str}\0{len(ids)}\0".encode())
-    for chunk in chunks(ids):
-        digest.update(np.ascontiguousarray(chunk).data)
     return TokensAbout(
         source=source.section.source,
         tokenizer=source.section.tokenizer,
         path=path,
-        dtype=ids.dtype.str,
-        count=len(ids),
+        dtype=dtype,
+        count=0,
         vocab_size=tokenizer.vocab_size,
         mask_token_id=tokenizer.mask_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        fingerprint=digest.hexdigest(),
-        key=key,
+        fingerprint="",
+        key=source.key,
         tokenizer_identity=tokenizer.identity,
+        bad_rows=done.bad_rows,
+        first_bad_row=done.first_bad,
+        separator_id=tokenizer.separator_id,
+        num_documents=done.num_documents,
+        has_answers=source.section.has_answers,
     )
+
+
+def _fingerprint(tokens: TokenSet) -> str:
+    """Returns the SHA-256 of ids, of documents' ends, and of what is learned; see `TokensAbout.fingerprint`."""
+    digest = hashlib.sha256(f"{tokens.ids.dtype.str}\0{len(tokens.ids)}\0".encode())
+    for array in (tokens.ids, tokens.documents, tokens.answers):
+        for chunk in () if array is None else chunks(array):
+            digest.update(np.ascontiguousarray(chunk).data)
+    return digest.hexdigest()
 
 
 def _map(about: TokensAbout, folder: Path) -> TokenSet:
     path = folder / about.path
     ids = map_ids(path, about.dtype, f"the tokens of data.source = {about.source!r}")
-    if len(ids) != about.count:
-        raise DataError(
-            f"{path} holds {len(ids)} tokens, but {folder / _ABOUT} says {about.count}. "
-            "The file has changed: start the run again in a new run folder."
-        )
-    return TokenSet(about, ids)
+    documents, answers = _beside(about, folder)
+    for found, count in ((ids, about.count), (documents, about.num_documents), (answers, about.count)):
+        if found is not None and len(found) != count:
+            raise DataError(
+                f"{path} holds {len(ids)} tokens, but {folder / _ABOUT} says {about.count}. "
+                "The file has changed: start the run again in a new run folder."
+            )
+    return TokenSet(about, ids, documents, answers)
+
+
+def _beside(
+    about: TokensAbout, folder: Path, ending: str = ""
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8] | None]:
+    """Maps the ends of documents, and what is learned, as far as there are any."""
+    try:
+        documents = np.memmap(folder / (DOCUMENTS + ending), "<i8", "r") if about.num_documents else _NO_DOCUMENTS
+        answers = np.memmap(folder / (ANSWERS + ending), np.uint8, "r") if about.has_answers else None
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot map what belongs to {folder / about.path} ({error}). Remove {folder}.") from error
+    return documents, answers

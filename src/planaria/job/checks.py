@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from planaria.job.data_settings import DataSection, Packing, TooLong
 from planaria.job.errors import UserError
 from planaria.job.registry import Launcher, PolicyName
 from planaria.job.settings import (
@@ -18,7 +19,6 @@ from planaria.job.settings import (
     OPTIMIZER_FIELDS,
     PREEMPTION_SOURCES,
     ClusterSection,
-    DataSection,
     Device,
     Job,
     LrSchedule,
@@ -131,12 +131,14 @@ def _check_model(model: ModelSection) -> None:
 
 
 def _check_data(data: DataSection) -> None:
-    _path("data.source", data.source)
+    _text("data.source", data.source)
     _path("data.tokenizer", data.tokenizer)
     if not 0 < data.mask_probability < 1:
         _refuse("data.mask_probability", data.mask_probability, "is not between 0 and 1", "Set for instance 0.15.")
     if not is_dataset(data.source):
         _check_config("data", data.config, data.source)
+        _check_examples(data, data)
+        _check_sources(data)
         return
     unheeded = msgspec.structs.replace(data, source=DataSection().source, config={})
     for name in data.__struct_fields__:
@@ -156,10 +158,46 @@ def _check_config(section: str, config: Mapping[str, object], source: str) -> No
         )  # fmt: skip
 
 
+def _check_sources(data: DataSection) -> None:
+    if data.sources and data.source != DataSection().source:
+        _refuse("data.source", data.source, "does not go with [[data.sources]]", "Make it one of them.")
+    for number, (given, section) in enumerate(zip(data.sources, data.parts, strict=False)):
+        field = f"data.sources[{number}]"
+        _text(f"{field}.source", given.source)
+        if is_dataset(given.source):
+            _refuse(f"{field}.source", given.source, "is a dataset, and only texts are mixed", "Mix in that dataset.")
+        _positive(f"{field}.weight", given.weight)
+        _check_examples(section, data)
+
+
+def _check_examples(data: DataSection, whole: DataSection) -> None:
+    if data.messages and data.prompt:
+        _refuse("data.messages", data.messages, f"does not go with data.prompt = {data.prompt!r}", "Give one of them.")
+    if bool(data.prompt) != bool(data.completion):
+        missing, there = ("completion", "prompt") if data.prompt else ("prompt", "completion")
+        _refuse(f"data.{there}", getattr(data, there), f"goes with data.{missing}", "Name the columns of both.")
+    if data.chat_template:
+        _path("data.chat_template", data.chat_template)
+        if not data.messages:
+            _refuse("data.chat_template", data.chat_template, "is for chats", 'Set data.messages = "messages".')
+    if data.has_answers and data.windows is Packing.ACROSS:
+        _refuse(
+            "data.packing", data.windows.value, "would give windows without an answer",
+            f'Set it to "{Packing.PAD.value}" or "{Packing.APART.value}".',
+        )  # fmt: skip
+    if data.windows is Packing.TRANSLATE and not data.prompt:
+        _refuse("data.packing", data.windows.value, "is for pairs", "Name the columns data.prompt and data.completion.")
+    if data.too_long is not TooLong.CUT and not any(part.has_examples for part in whole.parts):
+        _refuse(
+            "data.too_long", data.too_long.value, "is for chats, for pairs and for documents that are padded",
+            'Leave it out, or set data.packing = "pad".',
+        )  # fmt: skip
+
+
 def _check_eval(job: Job) -> None:
     section = job.eval
     if section.source:
-        _path("eval.source", section.source)
+        _text("eval.source", section.source)
         if is_dataset(section.source) != is_dataset(job.data.source):
             _refuse(
                 "eval.source", section.source, f"is of another kind than data.source = {shown(job.data.source)}",

@@ -26,6 +26,9 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
         order: of the samples. A run keeps the one that it began with.
         eval_share: share of the windows, or of the samples, that are held out.
         unit: what is counted: tokens, or the samples of a dataset.
+        packing: how documents come into windows.
+        too_long: what was done about a document that no window holds.
+        weights: of several sources; none: there is one.
     """
 
     content: str
@@ -38,6 +41,9 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
     order: str = SHUFFLED
     eval_share: float = 0.0
     unit: str = "tokens"
+    packing: str = "across"
+    too_long: str = "cut"
+    weights: tuple[float, ...] = ()
 
     def changes(self, now: DataIdentity) -> list[str]:
         """Returns what differs in `now`, for people; empty where the samples are the same."""
@@ -54,6 +60,9 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
             ("mask_probability", "the share of masked tokens is {}, not {}"),
             ("seed", "the seed is {}, not {}"),
             ("eval_share", "the share that is held out is {}, not {}"),
+            ("packing", "data.packing is {}, not {}"),
+            ("too_long", "data.too_long is {}, not {}"),
+            ("weights", "the weights of the sources are {}, not {}"),
         ):
             before, after = getattr(self, name), getattr(now, name)
             if before != after:

@@ -21,7 +21,8 @@ import msgspec
 
 from planaria.job.checks import check_dealing, check_job, shown
 from planaria.job.errors import UserError
-from planaria.job.settings import Device, Job, ModelSection, Section, TrainSection
+from planaria.job.section import Section
+from planaria.job.settings import Device, Job, ModelSection, TrainSection
 from planaria.job.suggestions import did_you_mean
 
 Table = dict[str, Any]

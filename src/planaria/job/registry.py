@@ -51,7 +51,7 @@ class OptimizerName(Registered):
 class DataSource(Registered):
     """Sources of text that a job names instead of a path. Each stands for a function that returns their files here."""
 
-    PYTHON_STDLIB = "python-stdlib", "planaria.data.python_stdlib:source_files"
+    PYTHON_STDLIB = "python-stdlib", "planaria.data.reading.python_stdlib:source_files"
 
 
 class Launcher(Registered):

@@ -11,13 +11,11 @@ from typing import Any
 
 import msgspec
 
-from planaria.job.registry import DataSource, Launcher, OptimizerName, PolicyName
+from planaria.job.data_settings import DataSection
+from planaria.job.registry import Launcher, OptimizerName, PolicyName
+from planaria.job.section import Section
 from planaria.plan.schedule_kind import ScheduleKind
 from planaria.plan.thresholds import MEAN_TIME_BETWEEN_FAILURES_S
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the job file. Unknown keys are refused."""
 
 
 class Numerics(enum.StrEnum):
@@ -119,20 +117,6 @@ AUTO_MODEL = "auto"
 """`model.type` of a job that leaves it to the folder of weights."""
 
 
-class TokenDType(enum.StrEnum):
-    """Type of the ids in a .bin file, little-endian. One with an .idx file beside it (Megatron) says its own."""
-
-    UINT16 = "uint16"
-    UINT32 = "uint32"
-
-
-class OnBadRow(enum.StrEnum):
-    """What to do about a row that is broken or lacks its text. `skip`: leave it out, and count it."""
-
-    REFUSE = "refuse"
-    SKIP = "skip"
-
-
 class ModelSection(Section, frozen=True):
     """[model]
 
@@ -150,37 +134,10 @@ class ModelSection(Section, frozen=True):
     """
 
     type: str
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = msgspec.field(default_factory=dict)
     weights: str | None = None
     split_at: tuple[str, ...] = ()
     loss: str | None = None
-
-
-class DataSection(Section, frozen=True):
-    """[data]
-
-    Not used with an emulated device.
-
-    Attributes:
-        source: "python-stdlib", or a file, a folder or a glob of text, JSON Lines, Parquet, Arrow or token ids; see
-            docs/howto/own-data.md. Or "module:function" returning a map-style dataset; see docs/howto/own-dataset.md.
-        config: keyword arguments of that function. The fields below are for tokens only.
-        tokenizer: "bytes", or the path of a Hugging Face tokenizer.json.
-        mask_probability: share of tokens that masked-LM models must predict.
-        column: of rows, that holds their text; "a.b" is what the column a has under b.
-        on_bad_row: what to do about a row that is broken or lacks its text: refuse the data, or skip it and count it.
-        eos: whether the tokenizer's separator comes after each document, if it has one.
-        token_dtype: type of the ids in a .bin file, unless an .idx file beside it (Megatron) says its own.
-    """
-
-    source: str = DataSource.PYTHON_STDLIB.value
-    config: dict[str, Any] = {}
-    tokenizer: str = "bytes"
-    mask_probability: float = 0.15
-    column: str = "text"
-    on_bad_row: OnBadRow = OnBadRow.REFUSE
-    eos: bool = True
-    token_dtype: TokenDType = TokenDType.UINT16
 
 
 class ParameterRule(Section, frozen=True):
@@ -324,7 +281,7 @@ class EvalSection(Section, frozen=True):
 
     share: float = 0.0
     source: str = ""
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = msgspec.field(default_factory=dict)
     every: int = 0
     microbatches: int = 8
     metric: EvalMetric = EvalMetric.LOSS

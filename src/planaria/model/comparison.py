@@ -14,6 +14,7 @@ import msgspec
 import torch
 from torch import nn
 
+from planaria.job.data_settings import DOCUMENT_POSITIONS, SOURCE_MASK
 from planaria.job.settings import ModelSection, TrainSection
 from planaria.model.config import example_batch
 from planaria.model.huggingface import HuggingFaceModel, logits
@@ -33,11 +34,13 @@ _MOST_ROWS, _MOST_TOKENS = 2, 64
 def compare(model: HuggingFaceModel, section: ModelSection, train: TrainSection, example: Batch | None = None) -> None:
     """Compares the job's model, as it is cut, with the whole one.
 
+    Where documents are apart, also a document in a window with the same one alone.
+
     Args:
         model: the job's.
         section: its [model].
         train: its [train].
-        example: a microbatch of its dataset, on which to compare; None: its data are tokens, and any will do.
+        example: a microbatch of its data, on which to compare; None: its data are tokens, and any will do.
 
     Raises:
         ModelError: outputs or gradients differ.
@@ -58,6 +61,16 @@ def compare(model: HuggingFaceModel, section: ModelSection, train: TrainSection,
             raise ModelError(
                 f"model.type = {section.type!r}: cut into {len(small.layer_names)} layers, {difference}. "
                 "Planaria cannot train it."
+            )
+        if DOCUMENT_POSITIONS in model.inputs and not _keeps_apart(small, shorter.sequence_length):
+            raise ModelError(
+                f'data.packing = "apart": model.type = {section.type!r} gives a document other outputs where another '
+                'one is in its window. Set it to "across" or "pad".'
+            )
+        if SOURCE_MASK in model.inputs and not _heeds_mask(small, shorter.sequence_length):
+            raise ModelError(
+                f'data.packing = "translate": model.type = {section.type!r} reads what fills a prompt up. '
+                "Planaria cannot train it on pairs."
             )
         return
 
@@ -118,6 +131,29 @@ def _difference(model: HuggingFaceModel, batch: Batch) -> str | None:
             if not torch.allclose(found, other, rtol=1e-3, atol=1e-4 * float(other.abs().max())):
                 return f"the gradient of {spec.name} is another than whole"
     return None
+
+
+def _keeps_apart(model: HuggingFaceModel, length: int) -> bool:
+    """Whether each of two documents in a window has the outputs that it has alone."""
+    half = (length + 1) // 2
+    with seeded(0), torch.no_grad():
+        whole = model.model_class(model.config).eval()
+        ids = torch.randint(model.config.vocab_size, (1, length))
+        found = logits(whole, {"input_ids": ids, DOCUMENT_POSITIONS: torch.arange(length)[None] % half})
+        alone = torch.cat([logits(whole, {"input_ids": part}) for part in (ids[:, :half], ids[:, half:])], dim=1)
+    return torch.allclose(found, alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max()))
+
+
+def _heeds_mask(model: HuggingFaceModel, length: int) -> bool:
+    """Whether what fills a prompt up changes nothing."""
+    half = (length + 1) // 2
+    with seeded(0), torch.no_grad():
+        whole = model.model_class(model.config).eval()
+        ids, labels = torch.randint(model.config.vocab_size, (2, 1, length))
+        is_source = (torch.arange(length) < half).long()[None]
+        found = logits(whole, {"input_ids": ids, SOURCE_MASK: is_source, "labels": labels})
+        alone = logits(whole, {"input_ids": ids[:, :half], "labels": labels})
+    return torch.allclose(found, alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max()))
 
 
 def _filled(model: HuggingFaceModel, state: dict[str, torch.Tensor]) -> list[nn.Module]:

@@ -11,6 +11,7 @@ import torch
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
+from planaria.job.data_settings import DOCUMENT_POSITIONS, SOURCE_MASK
 from planaria.job.settings import TrainSection
 from planaria.model.model import Batch, ModelError
 from planaria.model.weights import WeightsFolder
@@ -25,6 +26,8 @@ _CLASSES = {
 }
 """Classes with a head that there is a loss for; of two, the first counts."""
 
+_NARROW = ("sliding_window", "attention_chunk_size")
+"""Settings of models whose attention does not reach over all of a window."""
 _SKIPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 _SUGGESTED = ("gpt2", "bert", "llama", "mistral", "qwen3", "gemma2", "mixtral", "modernbert", "t5", "vit", "resnet")
 
@@ -179,6 +182,21 @@ def example_batch(config: Any, made_by: Any, train: TrainSection) -> Batch:
     return {"input_ids": ids, "labels": ids.clone()} if config.is_encoder_decoder else {"input_ids": ids}
 
 
+def check_apart(config: Any, made_by: Any, train: TrainSection, *, masked_lm: bool) -> None:
+    """Refuses models that cannot keep documents apart within a window. Raises ModelError."""
+    said = f'data.packing = "apart": a {config.model_type} model'
+    known = inspect.signature(made_by.forward).parameters
+    if masked_lm or config.is_encoder_decoder or not {"position_ids", "attention_mask"} <= set(known):
+        raise ModelError(f'{said} takes no positions, or does not predict the next token. Set data.packing = "across".')
+    for field in _NARROW:
+        width = getattr(config, field, None)
+        if isinstance(width, int) and width < train.sequence_length:
+            raise ModelError(
+                f"{said} has a mask of its own (model.config.{field} = {width}), which would be lost. "
+                f'Set train.sequence_length to {width} or less, or data.packing = "across".'
+            )
+
+
 def taken_of(batch: Batch, made_by: Any, config: Any) -> Batch:
     """Returns what of a dataset's batch a model takes: the tensors that its forward has parameters for.
 
@@ -190,6 +208,7 @@ def taken_of(batch: Batch, made_by: Any, config: Any) -> Batch:
     known = inspect.signature(made_by.forward).parameters
     shifts = config.is_encoder_decoder and "decoder_input_ids" not in batch
     found = {name: tensor for name, tensor in batch.items() if name in known and (name != "labels" or shifts)}
+    found |= {name: batch[name] for name in (DOCUMENT_POSITIONS, SOURCE_MASK) if name in batch}
     for name in (made_by.main_input_name, *(["labels"] if shifts else [])):
         if name not in found:
             raise ModelError(

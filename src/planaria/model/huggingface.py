@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from transformers import PreTrainedModel
 
+from planaria.job.data_settings import DOCUMENT_POSITIONS, SOURCE_MASK
 from planaria.model.cutting import Layer, Piece, cut, find_blocks
 from planaria.model.grouping import LayerParameter, group_parameters, parameter_specs
 from planaria.model.initial import SkipRandomFill, derive_seed, seeded
@@ -310,8 +311,33 @@ def logits(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         given["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=given.pop("labels"))
     if "use_cache" in inspect.signature(model.forward).parameters:
         given["use_cache"] = False
+    adds = model.config._attn_implementation == "eager"
+    if DOCUMENT_POSITIONS in given:
+        given["position_ids"] = given.pop(DOCUMENT_POSITIONS)
+        given["attention_mask"] = _mask(_apart(given["position_ids"]), adds=adds)
+    if SOURCE_MASK in given:
+        given["attention_mask"] = _mask(given.pop(SOURCE_MASK)[:, None, None, :] == 1, adds=adds)
     found: torch.Tensor = model(**given).logits
     return found
+
+
+def _apart(positions: torch.Tensor) -> torch.Tensor:
+    """Returns which positions see which: those before them in their own document, and themselves.
+
+    Args:
+        positions: in documents, each of which begins at 0; of shape (microbatch, sequence_length).
+    """
+    length = positions.shape[-1]
+    documents = (positions == 0).cumsum(-1)
+    is_same = documents[:, None, :, None] == documents[:, None, None, :]
+    return is_same & torch.ones(length, length, dtype=torch.bool).tril()
+
+
+def _mask(is_seen: torch.Tensor, *, adds: bool) -> torch.Tensor:
+    """Returns a mask as attention takes it: true where a position is seen, or what is added to the scores."""
+    if not adds:
+        return is_seen
+    return torch.zeros(()).masked_fill(~is_seen, torch.finfo(torch.float32).min)
 
 
 def _on_meta(model_class: type[PreTrainedModel], config: Any) -> PreTrainedModel:

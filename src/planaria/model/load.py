@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from planaria.job.data_settings import DOCUMENT_POSITIONS, SOURCE_MASK
 from planaria.job.settings import AUTO_MODEL, ModelSection, TrainSection
 from planaria.model.function import load_function_model
 from planaria.model.model import Batch, Model, ModelError
@@ -39,6 +40,12 @@ def load_model(
     if ":" in section.type:
         frozen = partial(is_frozen, train=train)
         own = load_function_model(section, train, vocab_size=vocab_size, example=example, is_frozen=frozen)
+        if example is not None and DOCUMENT_POSITIONS in example and DOCUMENT_POSITIONS not in own.inputs:
+            raise ModelError(
+                f'data.packing = "apart": the first layer of model.type = {section.type!r} takes no '
+                f"{DOCUMENT_POSITIONS}, each token's position in its document. Add that parameter, or set "
+                'data.packing = "across" or "pad".'
+            )
         return _checked(own, section, train)
     model = load_huggingface_model(section, train, vocab_size=vocab_size, example=example)
     if model.has_running_statistics:
@@ -106,6 +113,7 @@ def load_huggingface_model(
     if example is None and (model := _preloaded.get(_all_of(section, train, vocab_size))) is not None:
         return model
     from planaria.model.config import (
+        check_apart,
         check_length,
         config_class,
         example_batch,
@@ -133,6 +141,13 @@ def load_huggingface_model(
     check_length(config, train)
     architectures = weights.config.get("architectures") if weights is not None else None
     made_by, masked_lm = model_class(config, architectures[0] if architectures else None)
+    if example is not None and DOCUMENT_POSITIONS in example:
+        check_apart(config, made_by, train, masked_lm=masked_lm)
+    if example is not None and SOURCE_MASK in example and not config.is_encoder_decoder:
+        raise ModelError(
+            f'data.packing = "translate": a {config.model_type} model has no encoder with a decoder. '
+            'Set data.packing = "pad".'
+        )
     return HuggingFaceModel(
         made_by,
         config,

@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from planaria.data.tokens import TokenSet, prepare_tokens
-from planaria.job.settings import DataSection, Job, WhenNotFinite
+from planaria.job.data_settings import DataSection
+from planaria.job.settings import Job, WhenNotFinite
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.plan.program.instructions import Instruction, Op, Program
 from planaria.plan.program.programs import program

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from planaria.data.order import Numbers
+from planaria.data.reading.sources import DataError
 from planaria.data.samples.samples import Batch
-from planaria.data.sources import DataError
 from planaria.job.errors import UserCodeError
 from planaria.job.history import KEYED
 from planaria.job.users_code import import_function, users_trace
@@ -77,6 +77,12 @@ class Items:
 
     def __len__(self) -> int:
         return self._size
+
+    @property
+    def bad_rows(self) -> tuple[int, str]:
+        """How many items the dataset says that it left out, and the first of them, with the reason."""
+        found: tuple[int, str] = getattr(self._dataset, "bad_rows", (0, ""))
+        return found
 
     def batch(self, numbers: Numbers, chance: np.random.Generator) -> Batch:
         seeds = chance.integers(0, 2**32, len(numbers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -9,8 +10,33 @@ import torch
 
 from planaria.data.order import Numbers
 
+IGNORED_LABEL = -100
+"""Label of a position that is not predicted."""
+
 Batch = dict[str, torch.Tensor]
 """Tensors by name, one row for each sample; `labels`, where there are any, are what must be predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What no window holds.
+
+    Attributes:
+        documents: how many there are.
+        too_long: how many are longer than a window.
+        dropped: how many are in no window: too long, or with nothing to learn in what a window holds of them.
+    """
+
+    documents: int
+    too_long: int
+    dropped: int
+
+    def __bool__(self) -> bool:
+        return bool(self.too_long or self.dropped)
+
+    def __str__(self) -> str:
+        dropped = f"; {self.dropped} are left out" if self.dropped else ""
+        return f"{self.too_long} of {self.documents} documents are longer than a window{dropped}"
 
 
 class Samples(Protocol):

@@ -7,12 +7,12 @@ import numpy.typing as npt
 import torch
 
 from planaria.data.order import Numbers
-from planaria.data.samples.samples import Batch
-from planaria.data.sources import DataError
+from planaria.data.reading.sources import DataError
+from planaria.data.samples.samples import IGNORED_LABEL, Batch
 from planaria.data.tokens import TokenSet
+from planaria.job.data_settings import DOCUMENT_POSITIONS
 from planaria.job.settings import TrainSection
 
-_IGNORED_LABEL = -100
 _MASKED_SHARE, _REPLACED_SHARE = 0.8, 0.1
 """Shares of the tokens to predict; the rest stay as they are (BERT, Devlin et al. 2019, section 3.1)."""
 
@@ -20,7 +20,8 @@ _MASKED_SHARE, _REPLACED_SHARE = 0.8, 0.1
 class Windows:
     """Cuts tokens into windows of `sequence_length`, each with the token after it, for the labels.
 
-    Batches have `input_ids` and `labels`, int64, of shape (rows, sequence_length).
+    Batches have `input_ids` and `labels`, int64, of shape (rows, sequence_length), and where documents are apart, the
+    position of each token in its document, or in what the window has of it.
 
     Args:
         tokens: what to cut.
@@ -28,6 +29,7 @@ class Windows:
         mask_probability: share of tokens to predict, for a masked language model.
         masked_lm: whether to hide tokens and ask for them, rather than for the next ones.
         field: of the job, that names the source.
+        are_apart: whether no document sees another in its window.
 
     Raises:
         DataError: fewer tokens than one window has, or a masked language model whose tokenizer cannot mask.
@@ -40,6 +42,8 @@ class Windows:
         mask_probability: float,
         masked_lm: bool,
         field: str = "data.source",
+        *,
+        are_apart: bool = False,
     ) -> None:
         if masked_lm and tokens.mask_token_id is None:
             raise DataError(
@@ -60,6 +64,7 @@ class Windows:
         self._length = train.sequence_length
         self._mask_probability = mask_probability
         self._masked_lm = masked_lm
+        self._are_apart = are_apart
         self._mask_token_id = -1 if tokens.mask_token_id is None else tokens.mask_token_id
         self._positions = np.arange(self._length + 1, dtype=np.int64)
 
@@ -67,13 +72,24 @@ class Windows:
         return (len(self._tokens) - 1) // self._length
 
     def batch(self, numbers: Numbers, chance: np.random.Generator) -> Batch:
-        starts = numbers * self._length
-        ids: npt.NDArray[np.int64] = self._tokens.ids[starts[:, None] + self._positions].astype(np.int64)
+        places = numbers[:, None] * self._length + self._positions
+        ids: npt.NDArray[np.int64] = self._tokens.ids[places].astype(np.int64)
         if self._masked_lm:
             inputs, labels = self._mask(ids[:, :-1], chance)
         else:
             inputs, labels = np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])
-        return {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
+        found = {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
+        if self._are_apart:
+            found[DOCUMENT_POSITIONS] = torch.from_numpy(self._within_documents(places[:, :-1]))
+        return found
+
+    def _within_documents(self, places: Numbers) -> Numbers:
+        """Returns positions in documents of the tokens at these places, a window each row."""
+        ends = self._tokens.documents
+        ended = np.searchsorted(ends, places, side="right")
+        begins = np.where(ended > 0, ends[ended - 1], 0)
+        found: Numbers = places - np.maximum(begins, places[:, :1])
+        return found
 
     def _mask(
         self, ids: npt.NDArray[np.int64], chance: np.random.Generator
@@ -84,7 +100,7 @@ class Windows:
         replacements = chance.integers(0, self._tokens.vocab_size, ids.shape, dtype=np.int64)
         if not chosen.any():
             chosen.flat[chance.integers(0, chosen.size)] = True
-        labels = np.where(chosen, ids, _IGNORED_LABEL)
+        labels = np.where(chosen, ids, IGNORED_LABEL)
         inputs = np.where(chosen & (fate < _MASKED_SHARE), self._mask_token_id, ids)
         replaced = chosen & (fate >= _MASKED_SHARE) & (fate < _MASKED_SHARE + _REPLACED_SHARE)
         return np.where(replaced, replacements, inputs), labels

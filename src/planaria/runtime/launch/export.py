@@ -7,8 +7,9 @@ from pathlib import Path
 from planaria.checkpoint.manifest import newest, read_manifest, step_folder
 from planaria.checkpoint.state import read_parameters
 from planaria.data.export import export_tokenizer
+from planaria.data.job_data import token_folders
 from planaria.data.tokenizer import BYTES, Tokenizer, load_tokenizer
-from planaria.data.tokens import TOKENIZER
+from planaria.data.tokens import CHAT_TEMPLATE, TOKENIZER
 from planaria.job.checks import is_dataset
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
@@ -22,7 +23,7 @@ def _tokenizer(job: Job, folder: RunFolder) -> tuple[Path | None, Tokenizer]:
     """Returns the tokenizer that the run was trained with, and its file unless it is the one of bytes."""
     if job.data.tokenizer == BYTES:
         return None, load_tokenizer(BYTES)
-    kept = folder.data / TOKENIZER
+    kept = token_folders(job, folder.data)[0] / TOKENIZER
     path = kept if kept.is_file() else Path(job.data.tokenizer)  # an older run keeps none
     tokenizer = load_tokenizer(str(path))
     return path / TOKENIZER if path.is_dir() else path, tokenizer
@@ -68,6 +69,8 @@ def export_run(run: Path, target: Path, step: int | None = None) -> None:
                 eos_token_id=tokenizer.separator_id,
                 pad_token_id=tokenizer.pad_token_id,
             )
-            export_tokenizer(file, target, most_tokens=job.train.sequence_length)
+            parts = zip(job.data.parts, token_folders(job, folder.data), strict=True)
+            template = next((place / CHAT_TEMPLATE for part, place in parts if part.messages), None)
+            export_tokenizer(file, target, most_tokens=job.train.sequence_length, chat_template=template)
     except OSError as error:
         raise UserError(f"--to {target}: it cannot be written: {error.strerror or error}. Choose another.") from None

@@ -16,9 +16,10 @@ import torch
 
 from planaria.data.job_data import JobData, open_data
 from planaria.job.checks import is_dataset
+from planaria.job.data_settings import DataSection, Packing
 from planaria.job.errors import UserCodeError, UserError
 from planaria.job.registry import OptimizerName
-from planaria.job.settings import DataSection, Device, Job, TrainSection
+from planaria.job.settings import Device, Job, TrainSection
 from planaria.job.users_code import look_in
 from planaria.job.version import __version__
 from planaria.model.load import compare_with_whole, load_model
@@ -50,7 +51,7 @@ def fingerprint(job: Job) -> str:
         msgspec.json.encode(job.model, order="deterministic").decode(),
         f"{train.microbatch}/{train.sequence_length}/{train.dtype.value}/{train.boundary_dtype.value}",
         f"{job.data.tokenizer}/{train.numerics.value}",
-        *_of_dataset(job.data),
+        *_of_data(job.data),
         *_of_optimizer(train),
         *_of_rules(train),
         MEASURES,
@@ -58,9 +59,11 @@ def fingerprint(job: Job) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _of_dataset(data: DataSection) -> list[str]:
-    """Returns what the shapes of a dataset depend on."""
-    return [msgspec.json.encode(data, order="deterministic").decode()] if is_dataset(data.source) else []
+def _of_data(data: DataSection) -> list[str]:
+    """Returns what a batch's tensors depend on, where they are not those of tokens alone."""
+    if is_dataset(data.source):
+        return [msgspec.json.encode(data, order="deterministic").decode()]
+    return [data.windows.value] if data.windows in (Packing.APART, Packing.TRANSLATE) else []
 
 
 def _of_optimizer(train: TrainSection) -> list[str]:
@@ -135,7 +138,7 @@ def _groups(model: Model, train: TrainSection) -> tuple[Group, ...]:
 
 def measure(job: Job, model: Model, data: JobData) -> ModelProfile:
     """Measures the profile now, on a microbatch of the data. Raises LayerFailed if the model does not run."""
-    batch = data.sampler(masked_lm=model.masked_lm).microbatch(1, 0)
+    batch = data.sampler(masked_lm=model.masked_lm, has_encoder="labels" in model.inputs).microbatch(1, 0)
     device = open_device(job, 0)
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     layers, overhead = measure_layers(model, job.train, device, batch)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from planaria.data.sources import DataError
+from planaria.data.reading.sources import DataError
 from planaria.job.errors import UserError
 from planaria.model.model import ModelError
 from planaria.plan.plan import WorkerId

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from planaria.data.job_data import JobData, open_data
-from planaria.data.sources import DataError
+from planaria.data.reading.sources import DataError
 from planaria.job.errors import UserError
 from planaria.job.settings import Device
 from planaria.job.users_code import look_in

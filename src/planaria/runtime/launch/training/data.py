@@ -57,10 +57,8 @@ def prepared(request: TrainRequest, resumption: Resumption | None) -> RunData:
     now = JobInterval(since=checkpoint.step if checkpoint else 0, steps=job.train.steps, data=identity)
     history = continued(resumption.history if resumption is not None else (), now)
     notes = () if resumption is None else tuple(_notes(resumption, now))
-    num_bad, first_bad = (0, "") if data is None else data.bad_rows
-    if num_bad:
-        text = f"data.on_bad_row: {num_bad} rows are left out; the first is {first_bad}"
-        notes = (*notes, Note(level="warning", text=text))
+    if data is not None:
+        notes = (*notes, *(Note(level="warning", text=text) for text in data.notes))
     hashed = "" if data is None else data.quick_hash()
     return RunData(checkpoint=checkpoint, history=history, data_hash=hashed, notes=notes)
 

@@ -108,7 +108,7 @@ def resumed(request: TrainRequest) -> Resumption | None:
 def _first_history(folder: RunFolder, earlier: Job) -> History:
     """Returns the history of a checkpoint of the first format: trained on the tokens in its run folder."""
     about = None if is_emulated(earlier) else read_about(folder.data)
-    data = None if about is None else token_identity(earlier, about)
+    data = None if about is None else token_identity(earlier, [about])
     return (JobInterval(since=0, steps=earlier.train.steps, data=data),)
 
 

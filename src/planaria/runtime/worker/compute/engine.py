@@ -57,7 +57,7 @@ def real_engine(job: Job, data: JobData, worker: int) -> Engine:
     model = load_model(job.model, job.train, vocab_size=data.vocab_size, example=data.example)
     return Engine(
         model=model,
-        batches=data.sampler(masked_lm=model.masked_lm),
+        batches=data.sampler(masked_lm=model.masked_lm, has_encoder="labels" in model.inputs),
         device=device,
         pace=OwnPace(stopwatch(device, job.cluster.nodes * job.cluster.devices_per_node)),
     )

@@ -73,6 +73,7 @@ class ProfileCache:
             f"{train.microbatch}/{train.sequence_length}/{train.numerics.value}",
             f"{train.dtype.value}/{train.boundary_dtype.value}",
             _stamp(job.data.tokenizer),
+            job.data.windows.value,
         ]
         return self._folder / f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:32]}.json"
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from planaria.data.sources import DataError, Kind, SourceFile
+from planaria.data.reading.sources import DataError, Kind, SourceFile
 
 PIECE_BYTES: Final = 1 << 20
 _TAIL = 1 << 16
@@ -23,6 +23,8 @@ _SPACE = re.compile(rb".*\S(?=\s)", re.DOTALL)
 _ROWS_AT_ONCE = 256
 
 Record = dict[str, Any]
+Columns = Mapping[str, str]
+"""The columns to read, and the field of the job that names each."""
 
 
 class BadRow(ValueError):
@@ -36,10 +38,12 @@ class Piece:
     Attributes:
         text: UTF-8, or what a file of text has in its place.
         is_last: whether the document ends with it.
+        answers: where those parts of it begin and end that are learned, of an example, which is one piece.
     """
 
     text: bytes
     is_last: bool = True
+    answers: tuple[tuple[int, int], ...] = ()
 
 
 def open_file(file: SourceFile) -> BinaryIO:
@@ -64,14 +68,19 @@ def text_pieces(file: SourceFile) -> Iterator[Piece]:
 
 def column_pieces(record: Record, column: str) -> Iterator[Piece]:
     """Returns the document in a row's column. Raises BadRow: there is none."""
+    text = encoded(record, column)
+    return _pieces(text) if text else iter(())
+
+
+def encoded(record: Record, column: str) -> bytes:
+    """Returns the text in a row's column. Raises BadRow: there is none."""
     text = value_of(record, column)
     if not isinstance(text, str):
         raise BadRow(f"{column!r} is {type(text).__name__}, not a text" if text is not None else f"{column!r} is null")
     try:
-        encoded = text.encode()
+        return text.encode()
     except UnicodeEncodeError as error:
         raise BadRow(f"{column!r} is no valid text ({error.reason})") from None
-    return _pieces(encoded) if encoded else iter(())
 
 
 def value_of(record: Record, column: str) -> Any:
@@ -84,7 +93,7 @@ def value_of(record: Record, column: str) -> Any:
     return value
 
 
-def records(file: SourceFile, columns: tuple[str, ...], named: str) -> Iterator[Record | BadRow]:
+def records(file: SourceFile, columns: Columns, named: str) -> Iterator[Record | BadRow]:
     """Reads the rows of a file; one that is broken comes as its error.
 
     Raises:
@@ -97,17 +106,17 @@ def records(file: SourceFile, columns: tuple[str, ...], named: str) -> Iterator[
             is_first = False
             for column in columns:
                 if column.partition(".")[0] not in record:
-                    raise _no_column(file, column, list(record), named)
+                    raise _no_column(file, column, columns[column], list(record), named)
         yield record
 
 
-def _no_column(file: SourceFile, column: str, there: list[str], named: str) -> DataError:
+def _no_column(file: SourceFile, column: str, field: str, there: list[str], named: str) -> DataError:
     return DataError(
-        f"{named}: {file.path} has no column {column!r}. Set data.column to one of {', '.join(there) or '(none)'}."
+        f"{named}: {file.path} has no column {column!r}. Set {field} to one of {', '.join(there) or '(none)'}."
     )
 
 
-def _json_lines(file: SourceFile, columns: tuple[str, ...], named: str) -> Iterator[Record | BadRow]:
+def _json_lines(file: SourceFile, columns: Columns, named: str) -> Iterator[Record | BadRow]:
     decoder = msgspec.json.Decoder()
     with open_file(file) as opened:
         for number, line in enumerate(opened):
@@ -122,7 +131,7 @@ def _json_lines(file: SourceFile, columns: tuple[str, ...], named: str) -> Itera
             yield record if isinstance(record, dict) else BadRow("is not a JSON object")
 
 
-def _parquet(file: SourceFile, columns: tuple[str, ...], named: str) -> Iterator[Record | BadRow]:
+def _parquet(file: SourceFile, columns: Columns, named: str) -> Iterator[Record | BadRow]:
     import pyarrow
     import pyarrow.parquet
 
@@ -135,7 +144,7 @@ def _parquet(file: SourceFile, columns: tuple[str, ...], named: str) -> Iterator
         raise _damaged(file, named, error) from error
 
 
-def _arrow(file: SourceFile, columns: tuple[str, ...], named: str) -> Iterator[Record | BadRow]:
+def _arrow(file: SourceFile, columns: Columns, named: str) -> Iterator[Record | BadRow]:
     import pyarrow
     import pyarrow.ipc
 
@@ -156,10 +165,10 @@ def _arrow(file: SourceFile, columns: tuple[str, ...], named: str) -> Iterator[R
         raise _damaged(file, named, error) from error
 
 
-def _wanted(file: SourceFile, columns: tuple[str, ...], there: list[str], named: str) -> list[str]:
+def _wanted(file: SourceFile, columns: Columns, there: list[str], named: str) -> list[str]:
     for column in columns:
         if column.partition(".")[0] not in there:
-            raise _no_column(file, column, there, named)
+            raise _no_column(file, column, columns[column], there, named)
     return list(dict.fromkeys(column.partition(".")[0] for column in columns))
 
 

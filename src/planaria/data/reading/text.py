@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from planaria.data.rows import open_file
-from planaria.data.sources import DataError, Kind, SourceFile
+from planaria.data.reading.rows import open_file
+from planaria.data.reading.sources import DataError, Kind, SourceFile
 
 _UNREAD = {
     ".json": "JSON",

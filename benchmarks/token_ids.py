@@ -1,0 +1,151 @@
+"""How fast texts become token ids, beside `datasets.map` with the same tokenizer, in turns; and in how much memory.
+
+    python benchmarks/token_ids.py [--megabytes 150] [--turns 2]
+
+Texts are Python's standard library, over and over in another order, as rows of JSON; the tokenizer has byte pairs
+learned from them. `datasets` is timed for its map alone, not for reading the rows into its own tables; Planaria for all
+that it does. Memory is the most that the processes of a side have at a time (PSS). Needs `pip install datasets`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from figures import SCRATCH
+
+from planaria.data.tokens import prepare_tokens
+from planaria.job.data_settings import DataSection
+
+PROCESSES = 2
+VOCABULARY = 8000
+ROW_BYTES = 2000
+LOOKED_EVERY_S = 0.05
+
+
+def texts(num_bytes: int) -> Iterator[str]:
+    """Yields rows of text."""
+    from planaria.data.reading.python_stdlib import source_files
+
+    wholes = [file.read_text(errors="replace") for file in sorted(source_files())]
+    chance = random.Random(0)
+    while num_bytes > 0:
+        chance.shuffle(wholes)
+        for whole in wholes:
+            for start in range(0, len(whole), ROW_BYTES):
+                yield whole[start : start + ROW_BYTES]
+                num_bytes -= ROW_BYTES
+                if num_bytes <= 0:
+                    return
+
+
+def make(source: Path, tokenizer: Path, num_bytes: int) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    source.parent.mkdir(parents=True, exist_ok=True)
+    with source.open("w") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in texts(num_bytes))
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        texts(10_000_000), trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
+    )
+    made.save(str(tokenizer))
+
+
+def ours(source: Path, tokenizer: Path, folder: Path) -> float:
+    """Returns the seconds that Planaria takes."""
+    began = time.perf_counter()
+    prepare_tokens(DataSection(source=str(source), tokenizer=str(tokenizer), eos=False), folder)
+    return time.perf_counter() - began
+
+
+def theirs(source: Path, tokenizer: Path, folder: Path) -> float:
+    """Returns the seconds that the map of `datasets` takes."""
+    from datasets import load_dataset
+    from transformers import PreTrainedTokenizerFast
+
+    rows = load_dataset("json", data_files=str(source), split="train", cache_dir=str(folder))
+    encode = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer))
+    began = time.perf_counter()
+    rows.map(
+        lambda batch: {"input_ids": encode(batch["text"])["input_ids"]},
+        batched=True,
+        num_proc=PROCESSES,
+        remove_columns=["text"],
+    )
+    return time.perf_counter() - began
+
+
+SIDES = {"planaria": ours, "datasets.map": theirs}
+
+
+def memory_bytes(root: int) -> int:
+    """Returns the memory of a process and all below it, what they share counted once."""
+    total, waiting = 0, [root]
+    while waiting:
+        pid = waiting.pop()
+        try:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            total += 1024 * sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+        except OSError:
+            continue  # it has ended
+    return total
+
+
+def measured(side: str, source: Path, tokenizer: Path) -> tuple[float, int]:
+    """Runs a side in a process of its own; returns its seconds, and its memory at most."""
+    folder = SCRATCH / "token_ids" / "out"
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [sys.executable, __file__, "--side", side, str(source), str(tokenizer), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        most = 0
+        while process.poll() is None:
+            most = max(most, memory_bytes(process.pid))
+            time.sleep(LOOKED_EVERY_S)
+        assert process.stdout is not None
+        said = process.stdout.read().split()
+    assert process.returncode == 0, f"{side} failed"
+    return float(said[-1]), most
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=150, help="of text (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=2, help="of each side (default: %(default)s)")
+    parser.add_argument("--side", nargs=4, metavar=("SIDE", "SOURCE", "TOKENIZER", "FOLDER"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.side:
+        side, *paths = given.side
+        print(SIDES[side](*map(Path, paths)))
+        return
+    source, tokenizer = SCRATCH / "token_ids" / "rows.jsonl", SCRATCH / "token_ids" / "tokenizer.json"
+    make(source, tokenizer, given.megabytes * 1_000_000)
+    took: dict[str, list[float]] = {side: [] for side in SIDES}
+    most = dict.fromkeys(SIDES, 0)
+    for _ in range(given.turns):
+        for side in SIDES:
+            seconds, memory = measured(side, source, tokenizer)
+            took[side].append(seconds)
+            most[side] = max(most[side], memory)
+    for side, seconds_of in took.items():
+        rate = given.megabytes / statistics.median(seconds_of)
+        print(f"{side:13} {rate:6.2f} MB/s, {most[side] / 1e6:6.0f} MB of memory at most")
+    ratios = [theirs_s / ours_s for ours_s, theirs_s in zip(*took.values(), strict=True)]
+    print("planaria is so many times as fast, turn by turn:", ", ".join(f"{ratio:.2f}" for ratio in ratios))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""A dataset of the images in a folder, which has a folder for each class: `source = "planaria.data.images:folder"`.
+
+Needs Pillow (`pip install pillow`, or in a clone `pip install -e ".[images]"`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from planaria.data.reading.sources import DataError
+from planaria.job.data_settings import OnBadRow
+
+_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+
+
+class ImageFolder:
+    """Images by number, with the numbers of their classes; a map-style dataset.
+
+    An item has `pixel_values`, float32 of shape (3, size, size), and `labels`. Classes are numbered in the order of
+    their names, and images come in the order of theirs.
+
+    Args:
+        path: the folder; each folder in it is a class, with all images below it.
+        size: pixels of a side: images are scaled until the shorter side has so many, and cut to the middle square.
+        mean: of each channel of red, green and blue, between 0 and 1; it is subtracted.
+        std: of each channel; what is left is divided by it.
+        flip: whether half of the images are mirrored, by chance, each time.
+        on_bad_row: what to do about an image that cannot be read.
+
+    Attributes:
+        classes: their names.
+        bad_rows: how many images were left out, and the first of them, with the reason.
+
+    Raises:
+        DataError: there are no images, or one cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        size: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        flip: bool,
+        on_bad_row: OnBadRow,
+    ) -> None:
+        self.classes = sorted(one.name for one in path.iterdir() if one.is_dir()) if path.is_dir() else []
+        found = [
+            (file, number)
+            for number, name in enumerate(self.classes)
+            for file in sorted((path / name).rglob("*"))
+            if file.suffix.lower() in _SUFFIXES
+        ]
+        if not found:
+            kinds = ", ".join(sorted(_SUFFIXES))
+            raise DataError(f"data.config.path = {str(path)!r} has no folders of images ({kinds}), one for each class.")
+        self._size, self._flip = size, flip
+        self._mean, self._std = (torch.tensor(one).view(3, 1, 1) for one in (mean, std))
+        with ThreadPoolExecutor() as pool:
+            reasons = list(pool.map(lambda one: _reason(one[0]), found))
+        bad = [(file, reason) for (file, _), reason in zip(found, reasons, strict=True) if reason]
+        if bad and on_bad_row is OnBadRow.REFUSE:
+            raise _cannot_read(*bad[0])
+        self._images = [one for one, reason in zip(found, reasons, strict=True) if not reason]
+        self.bad_rows = (len(bad), f"{bad[0][0]}: {bad[0][1]}" if bad else "")
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        path, label = self._images[number]
+        try:
+            with _image().open(path) as opened:
+                pixels = self._square(opened.convert("RGB"))
+        except OSError as error:
+            raise _cannot_read(path, _line(error)) from error
+        values = (torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 - self._mean) / self._std
+        if self._flip and torch.rand(()) < 0.5:
+            values = values.flip(-1)
+        return {"pixel_values": values.contiguous(), "labels": torch.tensor(label)}
+
+    def _square(self, image: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        ratio = self._size / min(image.size)
+        width, height = (max(self._size, round(side * ratio)) for side in image.size)
+        left, top = (width - self._size) // 2, (height - self._size) // 2
+        scaled = image.resize((width, height), _image().Resampling.BILINEAR)
+        return np.array(scaled.crop((left, top, left + self._size, top + self._size)))
+
+
+def folder(
+    path: str,
+    size: int = 224,
+    mean: Sequence[float] = (0.5, 0.5, 0.5),
+    std: Sequence[float] = (0.5, 0.5, 0.5),
+    flip: bool = False,
+    on_bad_row: str = OnBadRow.REFUSE.value,
+) -> ImageFolder:
+    """Returns the images of a folder; see `ImageFolder`. What the job file has in [data.config] are its arguments."""
+    return ImageFolder(Path(path), size, mean, std, flip, OnBadRow(on_bad_row))
+
+
+def _image() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError("Images are read by Pillow, which is not installed: pip install pillow.") from error
+    return Image
+
+
+def _reason(path: Path) -> str:
+    """Returns why an image cannot be read, by its beginning; "": it may be."""
+    try:
+        with _image().open(path) as opened:
+            opened.verify()
+    except (OSError, SyntaxError, ValueError) as error:
+        return _line(error)
+    return ""
+
+
+def _cannot_read(path: Path, reason: str) -> DataError:
+    return DataError(
+        f"image {path} cannot be read ({reason}). Make it again, or set data.config.on_bad_row = "
+        f'"{OnBadRow.SKIP.value}", which leaves out and counts those that can be told by their beginnings.'
+    )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
