@@ -149,6 +149,16 @@ class FunctionModel:
                 raise ModelError("cut into layers, it gives other outputs than whole. Give it as a list of layers.")
         _try_loss(self, values, self._example)
 
+    def check_rows(self, vocab_size: int | None) -> None:
+        """Refuses a model none of whose embeddings has a row for each token. Raises ModelError."""
+        modules = [module for layer in self._layers for module in layer.modules()]
+        most = max((module.num_embeddings for module in modules if isinstance(module, nn.Embedding)), default=None)
+        if most is not None and vocab_size is not None and most < vocab_size:
+            raise ModelError(
+                f"its largest embedding has {most} rows, and the tokenizer {vocab_size} tokens. Give it {vocab_size} "
+                "rows or more."
+            )
+
     def _make_layers(self, seed: int) -> tuple[nn.Module | None, list[nn.Module]]:
         """Returns the module that was cut, if it was one, and the layers."""
         with seeded(derive_seed("initial weights", seed)):
@@ -198,6 +208,7 @@ def load_function_model(
     batch = _highest_tokens(train, vocab_size) if example is None else example
     try:
         model = FunctionModel(lambda: function(**section.config), train.seed, loss, batch, section.split_at, is_frozen)
+        model.check_rows(vocab_size)
         model.try_out()
     except ModelRaised as error:
         raise ModelRaised(f"{field}: {error}", error.trace) from error
