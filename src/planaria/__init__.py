@@ -16,24 +16,41 @@ from typing import TYPE_CHECKING, Any
 from planaria.job.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    import planaria.protocol.messages.records as records
     from planaria.api import Job as Job
+    from planaria.api import LiveRun as LiveRun
     from planaria.api import PlanReport as PlanReport
     from planaria.api import TrainResult as TrainResult
     from planaria.api import UserError as UserError
+    from planaria.api import export as export
     from planaria.api import load_job as load_job
     from planaria.api import plan as plan
     from planaria.api import reference as reference
     from planaria.api import train as train
 
-_FROM_API = ("Job", "PlanReport", "TrainResult", "UserError", "load_job", "plan", "reference", "train")
+_FROM_API = (
+    "Job",
+    "LiveRun",
+    "PlanReport",
+    "TrainResult",
+    "UserError",
+    "export",
+    "load_job",
+    "plan",
+    "reference",
+    "train",
+)
 __all__ = [
     "Job",
+    "LiveRun",
     "PlanReport",
     "TrainResult",
     "UserError",
     "__version__",
+    "export",
     "load_job",
     "plan",
+    "records",
     "reference",
     "train",
 ]
@@ -41,6 +58,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Public names are imported when they are first used: `import planaria` costs nothing."""
+    if name == "records":
+        return import_module("planaria.protocol.messages.records")
     if name not in _FROM_API:
         raise AttributeError(f"module 'planaria' has no attribute {name!r}")
     if name == "plan":  # a package too, made callable below

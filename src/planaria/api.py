@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from planaria.estimate.restore_time import Storage
 from planaria.job.errors import UserError as UserError
 from planaria.job.faults import Fault, check_faults, parse_fault
-from planaria.job.parse import load_job, validated
+from planaria.job.parse import job_from_table, load_job, validated
 from planaria.job.registry import PolicyName
 from planaria.job.settings import Job as Job
 from planaria.plan.costs.model_profile import ModelProfile
@@ -26,6 +26,9 @@ from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.thresholds import MEAN_TIME_BETWEEN_FAILURES_S
 from planaria.policy.forecast import FailureForecast
 from planaria.protocol.messages.records import AnyRecord
+from planaria.runtime.launch.callbacks import Callback as Callback
+from planaria.runtime.launch.callbacks import LiveRun as LiveRun
+from planaria.runtime.launch.callbacks import named
 from planaria.runtime.launch.training.folder import JobFolder, job_folder
 from planaria.runtime.launch.training.result import TrainResult
 from planaria.runtime.progress.progress import ProgressDisplay
@@ -39,11 +42,14 @@ if TYPE_CHECKING:
     from planaria.policy.interface import Candidate, Policy
 
 __all__ = [
+    "Callback",
     "Job",
+    "LiveRun",
     "Observer",
     "PlanReport",
     "TrainResult",
     "UserError",
+    "export",
     "load_job",
     "plan",
     "plan_for",
@@ -89,12 +95,13 @@ class PlanReport:
 
 
 def train(
-    job: Job,
+    job: Job | Mapping[str, Any],
     *,
     name: str | None = None,
     resume: bool = False,
     faults: Sequence[Fault | str] = (),
     observers: Sequence[Observer] = (),
+    callbacks: Sequence[Callback] = (),
     progress: bool = False,
     import_path: Path | None = None,
     token: str = "",
@@ -105,13 +112,14 @@ def train(
     Losses of nodes are survived.
 
     Args:
-        job: what to train.
+        job: what to train: a `Job`, or a job file's sections as dicts.
         name: of the run; default: the job's, or "run".
         resume: go on from the last checkpoint of the run of this name.
         faults: nodes to kill, as `Fault` or "kill:node=2,step=20,at=backward".
-        observers: called with each record of the run.
+        observers: called with each record of the run, by what supervises it: they are to return at once.
+        callbacks: called with each record of the run and a `LiveRun`, in a thread of their own; beside run.callbacks.
         progress: show the run's progress on standard error.
-        import_path: folder in which a model given as "module:function" is looked for.
+        import_path: folder in which functions given as "module:function" are looked for.
         token: that agents must show; "": a new one, which lies in the run folder.
         accept_changed_data: with `resume`, go on even where the data are not those of before.
 
@@ -125,7 +133,7 @@ def train(
     from planaria.runtime.launch.session import train_job
     from planaria.runtime.launch.training.request import TrainRequest
 
-    job = validated(job)
+    job = _checked(job)
     parsed = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
     check_faults(parsed, job)
     with (
@@ -140,6 +148,7 @@ def train(
                 faults=parsed,
                 resume=resume,
                 observers=shown,
+                callbacks=named(callbacks),
                 import_path=import_path,
                 token=token,
                 earlier=own.earlier,
@@ -149,7 +158,7 @@ def train(
 
 
 def reference(
-    job: Job,
+    job: Job | Mapping[str, Any],
     *,
     name: str | None = None,
     observers: Sequence[Observer] = (),
@@ -160,7 +169,7 @@ def reference(
     """Trains a job in this process alone, without any of the machinery: the oracle for `train`.
 
     Args:
-        job: what to train.
+        job: what to train: a `Job`, or a job file's sections as dicts.
         name: of the run; default: the job's (or "run") with "-reference", or the first free of "-reference-2", ...
         observers: called with each record of the run.
         progress: show the run's progress on standard error.
@@ -175,7 +184,7 @@ def reference(
     from planaria.runtime.launch.training.resumption import history_of
     from planaria.runtime.run_folder.recorder import read_drops
 
-    job = validated(job)
+    job = _checked(job)
     run = None if replay is None else RunFolder.open(replay)
     drops = {} if run is None else read_drops(run.events)
     history = () if run is None else history_of(run, job)
@@ -190,7 +199,7 @@ def reference(
 
 
 def plan(
-    job: Job,
+    job: Job | Mapping[str, Any],
     profile: ModelProfile | None = None,
     *,
     import_path: Path | None = None,
@@ -200,7 +209,7 @@ def plan(
     """Returns the plan that a job would start with, or have after losses of nodes; nothing is trained.
 
     Args:
-        job: what to plan.
+        job: what to plan: a `Job`, or a job file's sections as dicts.
         profile: costs of the model's layers; measured here when absent (which needs torch and some seconds).
         import_path: folder in which a model given as "module:function" is looked for.
         search: fields of `PlannerSettings` that the job file does not have, for instance {"thorough": True}.
@@ -214,7 +223,7 @@ def plan(
     from planaria.runtime.launch.expected_losses import expected_losses
     from planaria.runtime.machine_limits import shared_cores
 
-    job = validated(job)
+    job = _checked(job)
     check_size(job)
     expected = expected_losses(job)
     if profile is None:
@@ -332,6 +341,22 @@ def _after_losses(policy: Policy, first: Candidate, losses: Sequence[Collection[
     return tuple(proposals)
 
 
+def export(run: str | Path, target: str | Path, *, step: int | None = None) -> None:
+    """Writes a checkpoint of a run and its tokenizer as a Hugging Face folder, from which `from_pretrained` loads.
+
+    Args:
+        run: the run's folder.
+        target: the folder to write; it is empty, or not there.
+        step: of the checkpoint; None: the newest that is whole.
+
+    Raises:
+        UserError: there is no such run or checkpoint, the model is not Hugging Face's, or nothing can be written there.
+    """
+    from planaria.runtime.launch.export import export_run
+
+    export_run(Path(run), Path(target), step)
+
+
 def read_profile(path: Path) -> ModelProfile:
     """Reads a `ModelProfile` from its JSON file; see docs/reference/profile-format.md.
 
@@ -344,6 +369,10 @@ def read_profile(path: Path) -> ModelProfile:
         raise UserError(f"profile {path} cannot be read: {error.strerror}. Make it by planaria profile.") from None
     except PlanError as error:
         raise UserError(f"profile {path}: {error}") from None
+
+
+def _checked(job: Job | Mapping[str, Any]) -> Job:
+    return validated(job) if isinstance(job, Job) else job_from_table(job)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from planaria.job.parse import load_job
 from planaria.job.settings import Job
 from planaria.runtime.launch.export import export_run
 from tests.e2e.conftest import EXAMPLES, Run
-from tests.e2e.jobs import Outcome
+from tests.e2e.jobs import Outcome, make_job
 
 
 def test_a_model_is_pretrained_on_parquet_files(
@@ -67,3 +67,21 @@ def test_a_model_and_a_dataset_of_ones_own(
     outcome.assert_same_bits(reference(job))
     assert sorted(outcome.evaluated) == [2, 3]
     assert len(outcome.events("node_lost")) == 1
+
+
+def test_callbacks_write_samples_and_stop_early(text: Path, run: Run) -> None:
+    evaluated = {"eval__every": 1, "eval__share": 0.1, "eval__microbatches": 1, "eval__keep_best": False}
+    job = make_job(
+        text,
+        train__steps=40,
+        train__learning_rate=1e-30,
+        **evaluated,
+        run__checkpoint_every=0,
+        run__callbacks=["callbacks:sample", "callbacks:stop_when_it_stays"],
+    )
+    outcome = run(job, "kill:node=1,step=2,at=backward")
+    assert outcome.result.message.startswith("stopped by a callback: the last 3 evaluations were no better")
+    assert not [note for note in outcome.events("note") if "callback" in note["text"]]
+    samples = (outcome.result.folder / "samples.txt").read_text().splitlines()
+    assert samples
+    assert all(sample.startswith("step ") and "'def " in sample for sample in samples)

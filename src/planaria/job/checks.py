@@ -402,6 +402,8 @@ def _check_run(run: RunSection) -> None:
     if run.checkpoint_every_s is not None:
         _at_least("run.checkpoint_every_s", run.checkpoint_every_s, 0)
     _at_least("run.keep_checkpoints", run.keep_checkpoints, 1)
+    for callback in run.callbacks:
+        _function("run.callbacks", callback)
 
 
 def _check_morph(job: Job) -> None:

@@ -399,6 +399,8 @@ class RunSection(Section, frozen=True):
             seldom that checkpoints take 1% of the time by what they cost as measured, at least every 15 minutes.
         checkpoint_every_s: seconds between checkpoints; 0: as checkpoint_every = 0. With both set, whichever is first.
         keep_checkpoints: how many of the newest stay.
+        callbacks: functions, each "module:function" (record, run), that are called with each record of the run; see
+            docs/howto/callbacks.md.
     """
 
     folder: str = "runs"
@@ -406,6 +408,7 @@ class RunSection(Section, frozen=True):
     checkpoint_every: int | None = None
     checkpoint_every_s: float | None = None
     keep_checkpoints: int = 2
+    callbacks: tuple[str, ...] = ()
 
     @property
     def writes_checkpoints(self) -> bool:

@@ -36,6 +36,7 @@ class RunOutcome:
         num_skipped: steps that were not applied.
         checkpoint: the last that is whole.
         signal: that asked for the end; None: none did.
+        stopped_because: why a callback stopped the run; "": none did.
     """
 
     folder: RunFolder
@@ -47,6 +48,7 @@ class RunOutcome:
     num_skipped: int
     checkpoint: CheckpointRef | None
     signal: Signals | None
+    stopped_because: str = ""
 
 
 def result_of(outcome: RunOutcome) -> TrainResult:
@@ -59,7 +61,10 @@ def result_of(outcome: RunOutcome) -> TrainResult:
         duplicated_microbatches=0,
         skipped_steps=outcome.num_skipped,
     )
-    if outcome.signal is not None and ended.status is RunStatus.STOPPED:
+    if outcome.stopped_because and ended.status is RunStatus.STOPPED:
+        message = ended.message.replace(STOPPED_BY_USER, f"stopped by a callback: {outcome.stopped_because}")
+        ended = msgspec.structs.replace(ended, message=message)
+    elif outcome.signal is not None and ended.status is RunStatus.STOPPED:
         message = ended.message.replace(STOPPED_BY_USER, _interruption(outcome.signal))
         ended = msgspec.structs.replace(ended, status=RunStatus.INTERRUPTED, message=message)
     saved, digest = outcome.checkpoint, None

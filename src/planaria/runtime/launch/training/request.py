@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from planaria.job.users_code import look_in
 from planaria.protocol.planning.failure_rate import Watched
 from planaria.runtime.component_settings import check_size
 from planaria.runtime.coordinator.executor import Observer
+from planaria.runtime.launch.callbacks import Callback, imported
 from planaria.runtime.launch.expected_losses import losses_of_trace
 from planaria.runtime.machine_limits import check_machine_limits
 from planaria.runtime.run_folder.run_folder import RunFolder
@@ -28,6 +30,7 @@ class TrainRequest:
         faults: nodes to kill on order.
         resume: go on from the last checkpoint in the folder.
         observers: called with each record.
+        callbacks: by name; called with each record and the run. Once it is checked, those that the job names as well.
         import_path: where a model given as "module:function" is looked for.
         metadata_url: of the metadata server that resilience.preemption asks; "": the cloud's own.
         token: of the job; "": a new one.
@@ -43,6 +46,7 @@ class TrainRequest:
     faults: tuple[Fault, ...] = ()
     resume: bool = False
     observers: tuple[Observer, ...] = ()
+    callbacks: Mapping[str, Callback] = field(default_factory=dict)
     import_path: Path | None = None
     metadata_url: str = ""
     token: str = ""
@@ -65,7 +69,13 @@ def checked(request: TrainRequest) -> TrainRequest:
     if request.job.cluster.launcher is not Launcher.LOCAL:
         folder = RunFolder(folder.path.resolve())  # nodes have another working folder
     factors = _rate_factors(request) if is_function(request.job.train.lr_schedule) else ()
-    return replace(request, folder=folder, watched=losses_of_trace(request.job), rate_factors=factors)
+    return replace(
+        request,
+        folder=folder,
+        watched=losses_of_trace(request.job),
+        rate_factors=factors,
+        callbacks={**imported(request.job.run.callbacks, request.import_path), **request.callbacks},
+    )
 
 
 def _rate_factors(request: TrainRequest) -> tuple[float, ...]:

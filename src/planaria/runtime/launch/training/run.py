@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from signal import Signals
 
 from planaria.checkpoint.manifest import whole_steps
@@ -21,6 +21,7 @@ from planaria.runtime.coordinator.executor import Observer
 from planaria.runtime.coordinator.remote_nodes import call_agents, reachable, share
 from planaria.runtime.coordinator.settings import CoordinatorSettings
 from planaria.runtime.interrupts import interrupts
+from planaria.runtime.launch.callbacks import Callbacks, LiveRun
 from planaria.runtime.launch.supervisor import Supervisor
 from planaria.runtime.launch.training.data import RunData
 from planaria.runtime.launch.training.ending import RunOutcome
@@ -46,8 +47,13 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes) -> Iterator[Run
     token, mark = request.token or secrets.token_hex(16), secrets.token_hex(8)
     recorder = Recorder(folder, job)
     watched = _watched(request, recorder)
-    told = _Told((recorder, *request.observers), data.checkpoint.step if data.checkpoint else 0)
-    with recorder, ExitStack() as heeding, listen(job.cluster.host, job.cluster.port) as listener:
+    told = _Told(request, recorder, data.checkpoint.step if data.checkpoint else 0)
+    with (
+        recorder,
+        closing(told.callbacks),
+        ExitStack() as heeding,
+        listen(job.cluster.host, job.cluster.port) as listener,
+    ):
         address = f"{job.cluster.host}:{listener.getsockname()[1]}"
         contact = Contact(address=reachable(address), token=token)
         supervisor = told.supervisor = Supervisor(
@@ -76,6 +82,7 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes) -> Iterator[Run
             folder.contact.unlink(missing_ok=True)
             supervisor.close()
             nodes.release()
+        told.catch_up()
         yield RunOutcome(
             folder=folder,
             recorder=recorder,
@@ -86,6 +93,7 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes) -> Iterator[Run
             num_skipped=len(told.skipped_steps),
             checkpoint=finished.checkpoint if finished is not None else None,
             signal=told.signal,
+            stopped_because=told.stopped_because,
         )
 
 
@@ -93,23 +101,29 @@ class _Told:
     """Collects what records and signals say while the run goes on.
 
     Attributes:
-        observers: each is told of every record.
+        callbacks: the user's.
+        observers: each is told of every record; callbacks are among them.
         supervisor: of the run, once there is one.
         last: the last step that was applied.
         last_number: of the last step, or of the checkpoint that the run goes on from.
         skipped_steps: that were not applied.
         ended: the last record. The observers get it once the weights' hash is known.
         signal: the first one that asked for the end.
+        stopped_because: why a callback stopped the run; "": none did.
     """
 
-    def __init__(self, observers: tuple[Observer, ...], last_number: int) -> None:
-        self.observers = observers
+    def __init__(self, request: TrainRequest, recorder: Recorder, last_number: int) -> None:
+        live = LiveRun(job=request.job, folder=request.folder.path, stop=self.stop)
+        self.callbacks = Callbacks(request.callbacks, live, lambda: self._is_hurried)
+        self.observers: tuple[Observer, ...] = (recorder, *request.observers, self.callbacks)
         self.supervisor: Supervisor | None = None
         self.last: StepCommitted | None = None
         self.last_number = last_number
         self.skipped_steps: set[int] = set()
         self.ended: RunEnded | None = None
         self.signal: Signals | None = None
+        self.stopped_because = ""
+        self._is_hurried = False
 
     def record(self, record: AnyRecord, time_s: float) -> None:
         match record:
@@ -130,10 +144,27 @@ class _Told:
                 observer(record, time_s)
             except OutputClosed:
                 self.heed(Signals.SIGPIPE, insists=False)
+        self._tell_of_callbacks()
+
+    def catch_up(self) -> None:
+        """Waits until callbacks have seen every record up to the last but one."""
+        self.callbacks.catch_up()
+        self._tell_of_callbacks()
+
+    def _tell_of_callbacks(self) -> None:
+        for note in self.callbacks.notes():
+            self.record(note, time.time())
+
+    def stop(self, reason: str) -> None:
+        """Has the run finish its step, save and end. Safe from any thread."""
+        self.stopped_because = self.stopped_because or reason
+        if self.supervisor is not None:
+            self.supervisor.request_stop()
 
     def heed(self, number: Signals, insists: bool) -> None:
         """Has the run finish its step, save and end; ends it at once if the signal insists."""
         self.signal = self.signal or number
+        self._is_hurried = self._is_hurried or insists
         if self.supervisor is None:
             return
         if insists:
