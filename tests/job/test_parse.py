@@ -164,6 +164,9 @@ REFUSED = [
     ("train.parameters=[3]", ["train.parameters[0] = 3"]),
     ("train.parameters=[{}]", ["train.parameters[0].match is missing"]),
     ("train.parameters=[{match='*', decay=1}]", ["train.parameters[0].decay = 1", "no such field"]),
+    ("model.lora={r=0}", ["model.lora.r = 0", "below 1"]),
+    ("model.lora={rank=8}", ["model.lora.rank = 8", "no such field"]),
+    ("model.lora={lora_dropout=1.0}", ["model.lora.lora_dropout = 1.0", "[0, 1)"]),
     ("train.parameters=[{match='*', weight_decay=-1}]", ["train.parameters[0].weight_decay = -1"]),
     (
         "train.parameters=[{match='*', trainable=false, learning_rate_factor=0.1}]",

@@ -21,6 +21,7 @@ from planaria.job.settings import (
     ClusterSection,
     Device,
     Job,
+    LoraSection,
     LrSchedule,
     ModelSection,
     ParameterRule,
@@ -118,6 +119,11 @@ def _check_model(model: ModelSection) -> None:
                 "model.weights", model.weights, "goes with a Hugging Face model type only",
                 "Leave it out, and load the weights in the function.",
             )  # fmt: skip
+        if model.lora is not None:
+            _refuse(
+                "model.type", model.type, "is a function, and model.lora goes with a Hugging Face model type only",
+                "Leave [model.lora] out, and put adapters into the layers there.",
+            )  # fmt: skip
     elif model.loss is not None:
         _refuse(
             "model.loss", model.loss,
@@ -128,6 +134,17 @@ def _check_model(model: ModelSection) -> None:
         _path("model.weights", model.weights)
     if model.loss is not None:
         _function("model.loss", model.loss)
+    if model.lora is not None:
+        _check_lora(model.lora)
+
+
+def _check_lora(lora: LoraSection) -> None:
+    _at_least("model.lora.r", lora.r, 1)
+    _at_least("model.lora.lora_alpha", lora.lora_alpha, 1)
+    if not 0 <= lora.lora_dropout < 1:
+        _refuse("model.lora.lora_dropout", lora.lora_dropout, "is not within [0, 1)", "Set for instance 0.05.")
+    for name in lora.target_modules:
+        _text("model.lora.target_modules", name)
 
 
 def _check_data(data: DataSection) -> None:

@@ -117,6 +117,27 @@ AUTO_MODEL = "auto"
 """`model.type` of a job that leaves it to the folder of weights."""
 
 
+ALL_LINEAR = "all-linear"
+"""In `model.lora.target_modules`: every linear module but the head, as peft means it."""
+
+
+class LoraSection(Section, frozen=True):
+    """[model.lora]
+
+    Attributes:
+        r: rank of the adapters.
+        lora_alpha: what an adapter gives is scaled by lora_alpha / r.
+        lora_dropout: dropout of what an adapter is given.
+        target_modules: last names of the modules that get adapters, or ["all-linear"]; left out: peft's own choice for
+            the type of model.
+    """
+
+    r: int = 8
+    lora_alpha: int = 8
+    lora_dropout: float = 0.0
+    target_modules: tuple[str, ...] = ()
+
+
 class ModelSection(Section, frozen=True):
     """[model]
 
@@ -131,6 +152,8 @@ class ModelSection(Section, frozen=True):
             "encoder.layers.*"; by default the members of the model's own lists of blocks.
         loss: "module:function" (outputs, batch) -> scalar; only for a model that is a function.
             Default: cross entropy of the labels, of tokens the next ones.
+        lora: adapters (LoRA, by peft) that are trained in place of the model's own parameters; see
+            docs/howto/fine-tuning.md.
     """
 
     type: str
@@ -138,6 +161,7 @@ class ModelSection(Section, frozen=True):
     weights: str | None = None
     split_at: tuple[str, ...] = ()
     loss: str | None = None
+    lora: LoraSection | None = None
 
 
 class ParameterRule(Section, frozen=True):

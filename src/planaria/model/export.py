@@ -12,6 +12,7 @@ from planaria.job.settings import Job
 from planaria.model.huggingface import HuggingFaceModel
 from planaria.model.load import load_huggingface_model
 from planaria.model.model import ModelError
+from planaria.model.tensors.lora import write_adapters
 
 
 def export(
@@ -57,7 +58,23 @@ def export(
         config.bos_token_id = config.eos_token_id = eos_token_id
         # Some models cannot do without the one that they were made with.
         config.pad_token_id = getattr(config, "pad_token_id", None) if pad_token_id is None else pad_token_id
-    model.whole({**tensors, **model.frozen_state()}).save_pretrained(folder)
+    model.to_export(tensors).save_pretrained(folder)
+
+
+def export_adapters(job: Job, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Writes adapters alone, as peft loads them.
+
+    Args:
+        job: what they were trained for.
+        tensors: by `ParameterSpec.name`.
+        folder: made if absent.
+
+    Raises:
+        ModelError: the job has none.
+    """
+    if job.model.lora is None:
+        raise ModelError("--adapters: the run's job has no [model.lora]. Leave it out.")
+    write_adapters(folder, job.model.lora, job.model.weights, tensors)
 
 
 def _model_of(job: Job, tensors: Mapping[str, torch.Tensor], vocab_size: int | None) -> HuggingFaceModel:

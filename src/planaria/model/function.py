@@ -21,11 +21,11 @@ from planaria.job.errors import UserCodeError
 from planaria.job.settings import ModelSection, TrainSection
 from planaria.job.users_code import import_function, users_trace
 from planaria.model.cutting import Piece, cut_module
-from planaria.model.grouping import LayerParameter, group_parameters, parameter_specs
 from planaria.model.initial import derive_seed, seeded
 from planaria.model.loss import token_cross_entropy
 from planaria.model.model import Batch, GroupSpec, ModelError, ParameterSpec, Tensors
 from planaria.model.recording import CannotCut
+from planaria.model.tensors.grouping import LayerParameter, group_parameters, parameter_specs
 
 _CHECKED_PRODUCTS = 2_000_000_000
 """Parameters times tokens, or rows, up to which a model is tried on a microbatch: that takes about a second at most."""

@@ -18,12 +18,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from transformers import PreTrainedModel
 
 from planaria.job.data_settings import DOCUMENT_POSITIONS, SOURCE_MASK
+from planaria.job.settings import LoraSection
 from planaria.model.cutting import Layer, Piece, cut, find_blocks
-from planaria.model.grouping import LayerParameter, group_parameters, parameter_specs
 from planaria.model.initial import SkipRandomFill, derive_seed, seeded
 from planaria.model.loss import token_cross_entropy
 from planaria.model.model import Batch, GroupSpec, ModelError, ParameterSpec, Tensors
 from planaria.model.recording import Call, CannotCut, Recording, is_whole, record
+from planaria.model.tensors.grouping import LayerParameter, group_parameters, parameter_specs
+from planaria.model.tensors.lora import add_adapters, base_name, initial_values, is_adapters, merged
 from planaria.model.weights import WeightsFolder
 
 
@@ -37,6 +39,7 @@ class HuggingFaceModel:
         masked_lm: whether hidden tokens are predicted, rather than next ones.
         split_at: patterns of the blocks' paths; none: the model's own lists of blocks.
         weights: where initial weights come from; random ones when None.
+        lora: adapters that are put into it; None: there are none.
         is_frozen: whether the parameter of a name is not trained; nor is what the family itself freezes.
         seed: of what is frozen and random.
 
@@ -53,6 +56,7 @@ class HuggingFaceModel:
         masked_lm: bool = False,
         split_at: Sequence[str] = (),
         weights: WeightsFolder | None = None,
+        lora: LoraSection | None = None,
         is_frozen: Callable[[str], bool] = lambda name: False,
         seed: int = 0,
     ) -> None:
@@ -62,7 +66,13 @@ class HuggingFaceModel:
         self._masked_lm = masked_lm
         self._weights = weights
         self._seed = seed
-        self._whole = _on_meta(model_class, config)
+        self._lora = lora
+        self._plain: HuggingFaceModel | None = None
+        if lora is not None:
+            self._plain = HuggingFaceModel(
+                model_class, config, example, masked_lm=masked_lm, split_at=split_at, weights=weights
+            )
+        self._whole = _on_meta(model_class, config, lora)
         self._paths = {id(module): path for path, module in self._whole.named_modules()}
         self._names = {id(parameter): name for name, parameter in self._whole.named_parameters()}
         self._aliases: dict[str, list[str]] = {}
@@ -77,7 +87,7 @@ class HuggingFaceModel:
         except CannotCut as error:
             raise ModelError(f"a {config.model_type} model cannot be cut into layers: {error}.") from error
         self._in_evaluation: tuple[Call, ...] | None = None
-        specs = parameter_specs([self._parameters_of(layer) for layer in self._layers])
+        specs = self._specs = parameter_specs([self._parameters_of(layer) for layer in self._layers])
         frozen = {name for name, one in self._whole.named_parameters() if not one.requires_grad or is_frozen(name)}
         self._frozen = tuple(spec for spec in specs if spec.name in frozen)
         self._groups = group_parameters(spec for spec in specs if spec.name not in frozen)
@@ -144,13 +154,18 @@ class HuggingFaceModel:
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> PreTrainedModel:
         """Returns the whole model on the CPU. What has no tensor (untied BERT has a bias that is never read) is 0."""
-        model = _on_meta(self.model_class, self.config)
+        model = _on_meta(self.model_class, self.config, self._lora)
         self._make_buffers(model)
         for name, parameter in list(model.named_parameters()):
             filled = nn.Parameter(torch.zeros_like(parameter, device="cpu") if name not in tensors else tensors[name])
             for alias in self._aliases[name]:
                 _set(model, alias, filled)
         return model.eval()
+
+    def to_export(self, trained: Mapping[str, torch.Tensor]) -> PreTrainedModel:
+        """Returns the whole model with what was trained and what is frozen, adapters merged into the weights."""
+        whole = self.whole({**trained, **self.frozen_state()})
+        return whole if self._plain is None else self._plain.whole(merged(whole))
 
     def _make_buffers(self, module: nn.Module, path: str = "", inside: Iterable[nn.Module] = ()) -> None:
         """Makes the buffers of a module of the whole model, or of a copy of one, as the family does.
@@ -178,8 +193,10 @@ class HuggingFaceModel:
         assert self._weights is not None
         buffer = part._buffers[local]
         assert buffer is not None
-        if self._weights.has(self._whole, name):
-            part._buffers[local] = self._weights.tensor(self._whole, (name,), tuple(buffer.shape)).to(buffer.dtype)
+        whole = self._whole if self._plain is None else self._plain._whole
+        if self._weights.has(whole, base_name(name)):
+            found = self._weights.tensor(whole, (base_name(name),), tuple(buffer.shape))
+            part._buffers[local] = found.to(buffer.dtype)
 
     def _owner(self, path: str) -> Any:
         """Returns the nearest enclosing model, whose rules initialise the module at `path`."""
@@ -206,6 +223,11 @@ class HuggingFaceModel:
         return self._values(self._frozen, self._seed)
 
     def _values(self, specs: Iterable[ParameterSpec], seed: int) -> dict[str, torch.Tensor]:
+        if self._plain is not None:
+            values = {spec.name: initial_values(spec, seed) for spec in specs if is_adapters(spec.name)}
+            names = {base_name(spec.name): spec.name for spec in specs if spec.name not in values}
+            own = self._plain._values([spec for spec in self._plain._specs if spec.name in names], seed)
+            return values | {names[name]: value for name, value in own.items()}
         if (weights := self._weights) is not None:
             return {
                 spec.name: weights.tensor(self._whole, tuple(self._aliases[spec.name]), spec.shape) for spec in specs
@@ -213,13 +235,13 @@ class HuggingFaceModel:
         drawn_with: dict[int, list[ParameterSpec]] = {}
         for spec in specs:
             drawn_with.setdefault(spec.uses[0][0], []).append(spec)
-        values: dict[str, torch.Tensor] = {}
-        for at, own in drawn_with.items():
+        values = {}
+        for at, own_specs in drawn_with.items():
             layer = self._layers[at]
             with self._real_parameters(layer) as parameters:
                 with torch.no_grad(), seeded(derive_seed("initial weights", seed, at)):
                     self._initialise(layer)
-                values |= {spec.name: parameters[spec.name].detach() for spec in own}
+                values |= {spec.name: parameters[spec.name].detach() for spec in own_specs}
         return values
 
     def _initialise(self, layer: Layer) -> None:
@@ -340,12 +362,14 @@ def _mask(is_seen: torch.Tensor, *, adds: bool) -> torch.Tensor:
     return torch.zeros(()).masked_fill(~is_seen, torch.finfo(torch.float32).min)
 
 
-def _on_meta(model_class: type[PreTrainedModel], config: Any) -> PreTrainedModel:
+def _on_meta(model_class: type[PreTrainedModel], config: Any, lora: LoraSection | None) -> PreTrainedModel:
     try:
         with torch.device("meta"), SkipRandomFill():
             whole = model_class(config)
     except Exception as error:  # whatever the family's own checks raise
         raise ModelError(f"[model.config]: a {config.model_type} model cannot be built: {_line(error)}") from error
+    if lora is not None:
+        add_adapters(whole, lora)
     for module in whole.modules():
         if isinstance(module, PreTrainedModel):
             # It asks for values only to warn.

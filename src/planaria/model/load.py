@@ -97,6 +97,10 @@ def preload_model(section: ModelSection, train: TrainSection, *, vocab_size: int
         ModelError: as `load_model`.
     """
     _preloaded.clear()
+    if section.lora is not None:
+        from planaria.model.tensors.lora import import_peft
+
+        import_peft()
     if ":" not in section.type and section.weights is None:
         model = load_huggingface_model(section, train, vocab_size=vocab_size)
         _preloaded[_all_of(section, train, vocab_size)] = model
@@ -155,6 +159,7 @@ def load_huggingface_model(
         masked_lm=masked_lm,
         split_at=section.split_at,
         weights=weights,
+        lora=section.lora,
         is_frozen=partial(is_frozen, train=train),
         seed=train.seed,
     )

@@ -14,7 +14,7 @@ from planaria.job.checks import is_dataset
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
 from planaria.job.settings import Job
-from planaria.model.export import export
+from planaria.model.export import export, export_adapters
 from planaria.runtime.component_settings import is_emulated
 from planaria.runtime.run_folder.run_folder import RunFolder
 
@@ -29,17 +29,18 @@ def _tokenizer(job: Job, folder: RunFolder) -> tuple[Path | None, Tokenizer]:
     return path / TOKENIZER if path.is_dir() else path, tokenizer
 
 
-def export_run(run: Path, target: Path, step: int | None = None) -> None:
+def export_run(run: Path, target: Path, step: int | None = None, *, adapters: bool = False) -> None:
     """Writes the weights of a checkpoint of `run`, and its tokenizer if it has one, into the folder `target`.
 
     Args:
         run: the run's folder.
         target: where; made if absent.
         step: of the checkpoint; None: the newest that is whole.
+        adapters: write adapters alone, not the model into which they are merged.
 
     Raises:
-        UserError: no such run, no checkpoint, a model that is not Hugging Face's, or a target that exists or cannot
-            be written.
+        UserError: no such run, no checkpoint, or a target that exists or cannot be written.
+        ModelError: a model that is not Hugging Face's, or without adapters.
     """
     folder = RunFolder.open(run)
     job = job_from_json(folder.job.read_bytes())
@@ -58,7 +59,9 @@ def export_run(run: Path, target: Path, step: int | None = None) -> None:
     try:
         if target.exists() and any(target.iterdir()):
             raise UserError(f"--to {target}: the folder is not empty. Choose another.")
-        if tokenizer is None:
+        if adapters:
+            export_adapters(job, parameters, target)
+        elif tokenizer is None:
             export(job, parameters, target, vocab_size=None)
         else:
             export(

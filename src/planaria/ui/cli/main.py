@@ -226,17 +226,19 @@ def train(
 @click.argument("run", type=RUN_FOLDER)
 @click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 @click.option("--step", type=click.IntRange(min=0), help="Step of the checkpoint.  [default: the last one]")
-def export(run: Path, target: Path, step: int | None) -> int:
+@click.option("--adapters", is_flag=True, help="Write the adapters of [model.lora] alone, for peft.")
+def export(run: Path, target: Path, step: int | None, adapters: bool) -> int:
     """Write a checkpoint of RUN, the last one by default, and its tokenizer as a Hugging Face folder.
 
-    RUN is a run folder, for instance runs/demo. `from_pretrained` of transformers loads what is written.
+    RUN is a run folder, for instance runs/demo. `from_pretrained` of transformers loads what is written. Adapters are
+    merged into the weights.
     """
     from planaria.runtime.run_folder.run_folder import RunFolder
 
     RunFolder.open(run)
     from planaria.runtime.launch.export import export_run
 
-    export_run(run, target, step)
+    export_run(run, target, step, adapters=adapters)
     click.echo(f"exported {run} to {target}")
     return 0
 
