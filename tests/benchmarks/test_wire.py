@@ -11,8 +11,6 @@ from figures import Figures
 from hosts import NoNamespaces
 from wire_cases import GBIT, NUMERICS, Size, replicas
 
-from tests.proof import rest_in_proof
-
 SIZE = Size(replicas=(4,), gbits=(1.0,), delays_ms=(0.0,), turns=1, steps=1, bytes_steps=3)
 NUM_PARAMETERS = 3_300_000
 """The model has a few more."""
@@ -21,7 +19,8 @@ RING_BYTES = 6.0
 """That each of four owners in a ring sends for a parameter in float32."""
 
 
-@pytest.mark.parametrize("numerics", rest_in_proof(NUMERICS))
+@pytest.mark.proof
+@pytest.mark.parametrize("numerics", NUMERICS)
 def test_sockets_send_what_the_sums_have(numerics: str) -> None:
     """As much as a ring's float32, in exact numerics too."""
     try:

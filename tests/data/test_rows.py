@@ -191,10 +191,13 @@ def byte_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_long_document_has_the_ids_of_the_whole(byte_pairs: Path, tmp_path: Path) -> None:
+def test_a_long_document_has_the_ids_of_the_whole(
+    byte_pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tokenizers import Tokenizer
 
-    text = words(int(2.5 * PIECE_BYTES))
+    monkeypatch.setattr("planaria.data.rows.PIECE_BYTES", 1 << 16)
+    text = words(5 << 15)
     (tmp_path / "long.txt").write_text(text)
     json_lines(tmp_path / "long.jsonl", [{"text": text}])
     tokenizer = Tokenizer.from_file(str(byte_pairs))

@@ -32,6 +32,14 @@ profile = "profile.json"
 [resilience]
 min_nodes_per_pipeline = 1
 """
+ASK = """
+import json, sys
+from click.testing import CliRunner
+from planaria.ui.cli.main import cli
+print(json.dumps([CliRunner().invoke(cli, arguments).output for arguments in json.loads(sys.argv[1])]))
+"""
+"""What one process that is given several commands says to each."""
+
 TRAIN = [sys.executable, "-m", "planaria.ui.cli.main"]
 
 
@@ -54,7 +62,7 @@ def apply(block: str, root: Path) -> None:
 def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a copy of the code, extended, and a job."""
     root = tmp_path_factory.mktemp("extended")
-    shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src", root / "src")  # with what is compiled of it
     for path, text in re.findall(r"`(src/[\w/]+\.py)`:\n\n```python\n(.*?)```", PAGE, re.DOTALL):
         (root / path).write_text(text)
     for block in blocks("diff"):
@@ -120,22 +128,25 @@ def test_a_launcher_of_ones_own_starts_nodes(extended: Path) -> None:
 
 def test_the_names_are_known_to_whoever_lists_them(extended: Path) -> None:
     """In the options of `planaria plan`, and in what refuses another name."""
-
-    def said(*arguments: str) -> str:
-        done = subprocess.run(
-            [*TRAIN, *arguments], cwd=extended, env=environment(extended), capture_output=True, text=True, check=False
-        )
-        return done.stdout + done.stderr
-
-    options = said("plan", "--help")
+    names = {
+        "resilience.policy": "patient",
+        "cluster.schedule": "eager-3",
+        "cluster.launcher": "slurm",
+        "model.type": "mistral",
+    }
+    given = [["plan", "--help"]]
+    given += [["train", "extended.toml", "--name", "refused", "--set", f"{field}=other"] for field in names]
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, json.dumps(given)],
+        cwd=extended,
+        env=environment(extended),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    options, *refused = json.loads(done.stdout)
     assert "adaptive|patient" in options
     assert "gpipe|eager-3" in options
-    for field, known in (
-        ("resilience.policy", "patient"),
-        ("cluster.schedule", "eager-3"),
-        ("cluster.launcher", "slurm"),
-        ("model.type", "mistral"),
-    ):
-        refused = said("train", "extended.toml", "--name", "refused", "--set", f"{field}=other")
-        assert f"{field} = 'other'" in refused
-        assert known in refused
+    for said, (field, known) in zip(refused, names.items(), strict=True):
+        assert f"{field} = 'other'" in said
+        assert known in said

@@ -82,10 +82,16 @@ def test_a_node_is_drained(folder: Path, slow_layers: Path, run: Run, reference:
     outcome.assert_same_bits(reference(job))
 
 
-def test_a_run_is_stopped(folder: Path, text: Path, run: Run) -> None:
-    user = User(folder, StepCommitted, live.stop)
+def test_a_run_is_stopped_by_its_user_who_alone_can_read_how_it_is_reached(folder: Path, text: Path, run: Run) -> None:
+    def act(run_folder: Path) -> tuple[int, str]:
+        mode = (run_folder / "coordinator.json").stat().st_mode & 0o777
+        return mode, live.stop(run_folder)
+
+    user = User(folder, StepCommitted, act)
     outcome = run(make_job(text, train__steps=5000), observers=[user])
-    assert "is finished and saved" in str(user.answer)
+    mode, said = user.answer  # type: ignore[misc]
+    assert "is finished and saved" in said
+    assert mode == 0o600
     assert outcome.result.status is RunStatus.STOPPED
     assert outcome.result.weights_sha256 is not None
 
@@ -99,9 +105,3 @@ def test_what_cannot_be_done_is_said(folder: Path, slow_layers: Path, run: Run) 
         live.drain(folder, 1, 0.0)
     assert live.status(folder, as_json=False).startswith(f"{folder}: completed: 4 of 4 steps, loss ")
     assert msgspec.json.decode(live.status(folder, as_json=True))["phase"] == "ended"
-
-
-def test_only_the_user_can_read_how_the_job_is_reached(folder: Path, text: Path, run: Run) -> None:
-    user = User(folder, StepCommitted, lambda run_folder: (run_folder / "coordinator.json").stat().st_mode & 0o777)
-    run(make_job(text), observers=[user])
-    assert user.answer == 0o600

@@ -35,7 +35,8 @@ def assert_went_back(outcome: Outcome, times: int) -> None:
         assert len(cuts) == 1
 
 
-@pytest.mark.parametrize("at", rest_in_proof(["backward", "apply"]))
+@pytest.mark.proof
+@pytest.mark.parametrize("at", ["backward", "apply"])
 def test_a_kill_at_each_kind_of_instruction_changes_no_bit(at: str, text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text, resilience__policy="morph", run__checkpoint_every=2, train__steps=8)
     outcome = run(job, f"kill:node=1,step=6,at={at}")
