@@ -196,7 +196,7 @@ def test_a_long_document_has_the_ids_of_the_whole(
 ) -> None:
     from tokenizers import Tokenizer
 
-    monkeypatch.setattr("planaria.data.rows.PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr("planaria.data.reading.rows.PIECE_BYTES", 1 << 16)
     text = words(5 << 15)
     (tmp_path / "long.txt").write_text(text)
     json_lines(tmp_path / "long.jsonl", [{"text": text}])
