@@ -43,6 +43,32 @@ def test_two_runs_at_once_make_them_once(section: DataSection, tmp_path: Path, m
     assert len(found[0].documents) == 200
 
 
+def test_what_was_interrupted_goes_on_with_documents_and_answers(
+    section: DataSection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = prepare_tokens(section, tmp_path / "alone")
+    encoded: list[bytes] = []
+    encode, write_note = ByteTokenizer.encode, encoding._write_note
+    monkeypatch.setattr(ByteTokenizer, "encode", lambda self, texts: encoded.extend(texts) or encode(self, texts))
+    monkeypatch.setattr(encoding, "_NOTED_BYTES", 100)
+    monkeypatch.setattr(encoding, "_BATCH_BYTES", 50)
+
+    def write_and_stop(note: Path, done: encoding.Progress) -> None:
+        write_note(note, done)
+        if done.pieces > 100:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(encoding, "_write_note", write_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_tokens(section, tmp_path / "run", cache=tmp_path / "cache")
+    found = prepare_tokens(section, tmp_path / "run", cache=tmp_path / "cache")
+    assert 200 <= len(encoded) < 250
+    assert found.fingerprint == alone.fingerprint
+    for name in ("tokens.bin", "documents.bin", "answers.bin"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+
+
 def test_without_locks_each_run_makes_its_own(
     section: DataSection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,4 +144,4 @@ def hub_hint(path: str, *wanted: str) -> str:
     if not _HUB_NAME.fullmatch(path):
         return ""
     what = " ".join([path, *wanted])
-    return f" Nothing is fetched from the Hugging Face hub: hf download {what} --local-dir {path.rpartition('/')[2]}"
+    return f" A name on the Hugging Face hub is no path: hf download {what} --local-dir {path.rpartition('/')[2]}"
