@@ -48,6 +48,7 @@ from planaria.protocol.messages.events import Event, NodeGone, Received
 from planaria.protocol.messages.plan_delta import UpdateError, decode_order
 from planaria.protocol.messages.records import AnyRecord, NodeLost, StepCommitted
 from planaria.protocol.messages.worker import (
+    BEAT_S,
     PROTOCOL_VERSION,
     Activity,
     Alive,
@@ -71,7 +72,6 @@ from planaria.runtime.run_folder.recorder import Recorder
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.wire.control_frames import control_frame
 from planaria.runtime.wire.socket_server import listen
-from planaria.runtime.worker.heartbeat import INTERVAL_S
 
 JOB = """
 [model]
@@ -381,7 +381,7 @@ class Agents:
             self._close_one() if agent is None else self._vote(agent)
         if now >= self._next_beat:
             self._heartbeat(self._slots[self._beat % 20])
-            self._next_beat += INTERVAL_S / 20
+            self._next_beat += BEAT_S / 20
         return min(self._next_beat, self._due[0][0]) if self._due else self._next_beat
 
     def _connect(self) -> None:
@@ -407,7 +407,7 @@ class Agents:
         beats.join()
 
     def _beat_until(self, connected: threading.Event) -> None:
-        while not connected.wait(INTERVAL_S):
+        while not connected.wait(BEAT_S):
             self._heartbeat(list(self._agents.values()))
 
     def _heartbeat(self, agents: list[_Agent]) -> None:
