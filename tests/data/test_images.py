@@ -28,9 +28,9 @@ def images(tmp_path: Path) -> Path:
 def test_classes_are_folders_and_pixels_are_normalised(images: Path) -> None:
     found = folder(str(images), size=16)
     assert (len(found), found.classes) == (6, ["blue", "red"])
-    assert [int(found[number]["labels"]) for number in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert [int(found[number]["labels"]) for number in range(6)] == [0, 1, 0, 1, 0, 1]
     blue, red, white = (-1.0, -1.0, 1.0), (1.0, -1.0, -1.0), (1.0, 1.0, 1.0)
-    for number, colour in ((0, blue), (2, blue), (3, red), (1, white)):
+    for number, colour in ((0, blue), (4, blue), (1, red), (2, white)):
         values = found[number]["pixel_values"]
         assert (values.shape, values.dtype) == ((3, 16, 16), torch.float32)
         assert torch.allclose(values.mean((1, 2)), torch.tensor(colour), atol=0.02)
@@ -71,7 +71,7 @@ def test_an_image_that_cannot_be_read_is_refused_or_counted(images: Path) -> Non
     whole = (images / "blue" / "deep" / "a.jpg").read_bytes()
     (images / "blue" / "deep" / "a.jpg").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"a\.jpg cannot be read \(image file is truncated"):
-        folder(str(images), size=16, on_bad_row="skip")[2]
+        folder(str(images), size=16, on_bad_row="skip")[3]
     (images / "empty").mkdir()
     with pytest.raises(DataError, match=r"has no folders of images"):
         folder(str(images / "empty"))

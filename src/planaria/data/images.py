@@ -23,7 +23,7 @@ class ImageFolder:
     """Images by number, with the numbers of their classes; a map-style dataset.
 
     An item has `pixel_values`, float32 of shape (3, size, size), and `labels`. Classes are numbered in the order of
-    their names, and images come in the order of theirs.
+    their names; they come in turn, and the images of each in the order of theirs.
 
     Args:
         path: the folder; each folder in it is a class, with all images below it.
@@ -52,10 +52,9 @@ class ImageFolder:
     ) -> None:
         self.classes = sorted(one.name for one in path.iterdir() if one.is_dir()) if path.is_dir() else []
         found = [
-            (file, number)
+            (at, number, file)
             for number, name in enumerate(self.classes)
-            for file in sorted((path / name).rglob("*"))
-            if file.suffix.lower() in _SUFFIXES
+            for at, file in enumerate(sorted(one for one in (path / name).rglob("*") if _is_image(one)))
         ]
         if not found:
             kinds = ", ".join(sorted(_SUFFIXES))
@@ -63,18 +62,18 @@ class ImageFolder:
         self._size, self._flip = size, flip
         self._mean, self._std = (torch.tensor(one).view(3, 1, 1) for one in (mean, std))
         with ThreadPoolExecutor() as pool:
-            reasons = list(pool.map(lambda one: _reason(one[0]), found))
-        bad = [(file, reason) for (file, _), reason in zip(found, reasons, strict=True) if reason]
+            reasons = list(pool.map(lambda one: _reason(one[-1]), found))
+        bad = [(file, reason) for (*_, file), reason in zip(found, reasons, strict=True) if reason]
         if bad and on_bad_row is OnBadRow.REFUSE:
             raise _cannot_read(*bad[0])
-        self._images = [one for one, reason in zip(found, reasons, strict=True) if not reason]
+        self._images = sorted(one for one, reason in zip(found, reasons, strict=True) if not reason)
         self.bad_rows = (len(bad), f"{bad[0][0]}: {bad[0][1]}" if bad else "")
 
     def __len__(self) -> int:
         return len(self._images)
 
     def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        path, label = self._images[number]
+        _, label, path = self._images[number]
         try:
             with _image().open(path) as opened:
                 pixels = self._square(opened.convert("RGB"))
@@ -113,6 +112,10 @@ def _image() -> Any:
     return Image
 
 
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in _SUFFIXES and path.is_file()
+
+
 def _reason(path: Path) -> str:
     """Returns why an image cannot be read, by its beginning; "": it may be."""
     try:
@@ -126,7 +129,7 @@ def _reason(path: Path) -> str:
 def _cannot_read(path: Path, reason: str) -> DataError:
     return DataError(
         f"image {path} cannot be read ({reason}). Make it again, or set data.config.on_bad_row = "
-        f'"{OnBadRow.SKIP.value}", which leaves out and counts those that can be told by their beginnings.'
+        f'"{OnBadRow.SKIP.value}", which leaves out and counts what is broken at its beginning.'
     )
 
 

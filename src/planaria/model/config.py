@@ -64,7 +64,7 @@ def make_config(
     made_by = config_class(model_type)
     defaults = made_by()
     aliases: Mapping[str, str] = made_by.attribute_map
-    known = (set(defaults.to_dict()) | set(aliases)) - _ABOUT_THE_FILE
+    known = (set(defaults.to_dict()) | set(aliases) | {"num_labels"}) - _ABOUT_THE_FILE
     for key in overrides:
         if key not in known:
             close = get_close_matches(key, known, n=1)

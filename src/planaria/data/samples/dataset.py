@@ -197,6 +197,8 @@ def load_items(source: str, config: Mapping[str, Any], field: str) -> Items:
         with _drawing_aside():
             _seed(_SEED)
             dataset = function(**config)
+    except DataError:  # of a dataset of ours, such as `planaria.data.images`
+        raise
     except Exception as error:  # the user's function may raise anything
         section = field.partition(".")[0]
         raise DataRaised(
