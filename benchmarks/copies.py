@@ -50,7 +50,7 @@ class Stage:
     """The middle layers of the model, and one microbatch's activations that all are given."""
 
     def __init__(self, model: Model, job: Job, width: int) -> None:
-        self._compute = Compute(model, job.train, CPU, lambda layer, gradients: None)
+        self._compute = Compute(model, job.train, CPU, lambda layer, gradients: None, lambda: 1.0)
         for layer in STAGE:
             module = model.build_layer(layer)
             values = {name: value.detach() for name, value in module.named_parameters(remove_duplicate=False)}

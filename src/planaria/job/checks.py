@@ -20,6 +20,7 @@ from planaria.job.settings import (
     PREEMPTION_SOURCES,
     ClusterSection,
     Device,
+    DType,
     Job,
     LoraSection,
     LrSchedule,
@@ -51,6 +52,7 @@ def check_job(job: Job) -> None:
     _check_train(job.train)
     _check_sequence(job)
     _check_cluster(job.cluster)
+    _check_precision(job)
     _check_resilience(job.resilience)
     _check_run(job.run)
     _check_morph(job)
@@ -329,6 +331,19 @@ def _nearest_batches(global_batch: int, microbatch: int) -> str:
     nearest = [batch for batch in (below, below + microbatch) if batch > 0]
     divisors = [d for d in range(min(microbatch, 1 << 16), 0, -1) if global_batch % d == 0]
     return f"Set global_batch to {' or '.join(map(str, nearest))}, or microbatch to {divisors[0]}."
+
+
+def _check_precision(job: Job) -> None:
+    if job.train.dtype is DType.TF32 and job.cluster.device is not Device.CUDA:
+        _refuse(
+            "train.dtype", DType.TF32.value, f'is for CUDA devices, not for cluster.device = "{job.cluster.device}"',
+            'Set dtype = "float32" or "bfloat16".',
+        )  # fmt: skip
+    if job.train.boundary_dtype not in (DType.FLOAT32, DType.BFLOAT16):
+        _refuse(
+            "train.boundary_dtype", job.train.boundary_dtype.value, "is no dtype of messages",
+            'Set it to "float32" or "bfloat16".',
+        )  # fmt: skip
 
 
 def _check_cluster(cluster: ClusterSection) -> None:

@@ -38,10 +38,16 @@ class Device(enum.StrEnum):
 
 
 class DType(enum.StrEnum):
-    """Dtype of what is computed, or passed on, in forwards and backwards. Parameters and their state are float32."""
+    """Dtype of what is computed, or passed on, in forwards and backwards. Parameters and their state are float32.
+
+    `tf32`: products of float32 values rounded to 10 bits, on CUDA devices. `float16`: as `bfloat16` under autocast, and
+    the loss is scaled so that small gradients do not vanish.
+    """
 
     FLOAT32 = "float32"
+    TF32 = "tf32"
     BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
 
 
 class RedundancyMode(enum.StrEnum):
@@ -218,7 +224,8 @@ class TrainSection(Section, frozen=True):
         parameters: rules for some of the parameters.
         clip_norm: global gradient norm limit; 0 turns clipping off.
         seed: of initial weights, sampling, masking and dropout.
-        dtype: compute dtype.
+        dtype: compute dtype: float32, tf32 (CUDA alone), bfloat16 or float16 (with dynamic loss scaling); see
+            docs/howto/precision.md.
         boundary_dtype: what activations and their gradients are rounded to between any two layers, whether or not the
             plan cuts there. Messages of bfloat16 have half the bytes of float32. An emulated device's messages have the
             bytes that its profile gives them.

@@ -83,7 +83,8 @@ def commit(run: Run) -> list[Command]:
     run.shortages.committed(run.plan)
     train = run.settings.train
     found = outcome(tally.norms, tally.losses, run.exponents, train.clip_norm, train.num_microbatches)
-    if not found.is_applied and train.when_not_finite is not WhenNotFinite.SKIP:
+    may_skip = found.overflowed or train.when_not_finite is WhenNotFinite.SKIP
+    if not found.is_applied and not may_skip:
         return boundary.save_then_end(run, RunStatus.FAILED, not_finite(run.step, found.loss, found.norm))
     if not found.is_applied:
         run.skipped_steps.add(run.step)

@@ -158,7 +158,7 @@ class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):
     """One optimizer step is durable. `step` counts from 1; `loss` is the mean over the microbatches that counted.
 
     `dropped` are those that were left out for good, `num_dropped` how many were so far; `scale` is the effective batch
-    over the global one, by which `learning_rate` is multiplied already.
+    over the global one, by which `learning_rate` is multiplied already. `loss_scale`: of the next step (float16).
     """
 
     step: int
@@ -171,12 +171,16 @@ class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):
     duration_s: float
     tokens_per_s: float
     scale: float = 1.0
+    loss_scale: float = 1.0
     dropped: tuple[int, ...] = ()
     num_dropped: int = 0
 
 
 class StepSkipped(Record, frozen=True, kw_only=True, tag="step_skipped"):
-    """A step is durable but was not applied: the loss or gradient given as None is not finite."""
+    """A step is durable but was not applied: the loss or gradient given as None is not finite.
+
+    `loss_scale`: of the next step (float16).
+    """
 
     step: int
     loss: float | None
@@ -186,6 +190,7 @@ class StepSkipped(Record, frozen=True, kw_only=True, tag="step_skipped"):
     live_nodes: int
     duration_s: float
     tokens_per_s: float
+    loss_scale: float = 1.0
     dropped: tuple[int, ...] = ()
     num_dropped: int = 0
 

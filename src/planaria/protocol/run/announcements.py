@@ -11,7 +11,7 @@ from planaria.planner.reroute.plans import shares
 from planaria.policy.interface import Candidate
 from planaria.protocol.messages.records import Note, PlanTaken, StepCommitted, StepSkipped
 from planaria.protocol.messages.worker import Commit
-from planaria.protocol.step.commit import NOT_APPLIED
+from planaria.protocol.step.commit import NOT_APPLIED, loss_scale
 
 
 def shapes(plan: Plan) -> tuple[tuple[tuple[int, int, int], ...], ...]:
@@ -72,6 +72,7 @@ def step_committed(
             live_nodes=live_nodes,
             duration_s=duration_s,
             tokens_per_s=tokens_per_s,
+            loss_scale=loss_scale(commit.exponents, train.dtype),
             dropped=commit.dropped,
             num_dropped=commit.num_dropped,
         )
@@ -86,6 +87,7 @@ def step_committed(
         duration_s=duration_s,
         tokens_per_s=tokens_per_s,
         scale=commit.scale,
+        loss_scale=loss_scale(commit.exponents, train.dtype),
         dropped=commit.dropped,
         num_dropped=commit.num_dropped,
     )

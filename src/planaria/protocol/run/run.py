@@ -36,7 +36,7 @@ from planaria.protocol.run.settings import RunSettings
 from planaria.protocol.step.ballot import Ballot
 from planaria.protocol.step.cadence import Cadence
 from planaria.protocol.step.checkpoint import Checkpoints
-from planaria.protocol.step.commit import FIRST_EXPONENT
+from planaria.protocol.step.commit import first_exponents
 from planaria.protocol.step.damage import Damages
 from planaria.protocol.step.evaluation import Evaluations
 from planaria.protocol.step.halt_reports import Salvage
@@ -262,8 +262,9 @@ class Run:
         return self.intent.failure or self.shortages.fatal
 
     def exponents_of(self, checkpoint: CheckpointRef | None) -> tuple[int, ...]:
-        """Returns the grid exponents with which a run begins at a checkpoint, or at its start."""
-        return checkpoint.exponents if checkpoint else (FIRST_EXPONENT,) * self.settings.num_groups
+        """Returns the exponents with which a run begins at a checkpoint, or at its start."""
+        dtype = self.settings.train.dtype
+        return checkpoint.exponents if checkpoint else first_exponents(self.settings.num_groups, dtype)
 
     # Who holds what
 

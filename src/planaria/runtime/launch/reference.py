@@ -28,7 +28,7 @@ from planaria.model.training.schedule_function import rate_factors
 from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, RunEnded, RunStatus, StepCommitted
 from planaria.protocol.messages.worker import Commit, Score
 from planaria.protocol.run.announcements import not_finite, step_committed
-from planaria.protocol.step.commit import FIRST_EXPONENT, outcome
+from planaria.protocol.step.commit import first_exponents, loss_scale, outcome
 from planaria.protocol.step.evaluation import Evaluations, evaluated
 from planaria.protocol.step.schedule import learning_rate
 from planaria.runtime.component_settings import is_emulated, named_profile
@@ -43,7 +43,7 @@ from planaria.runtime.worker.compute.accumulator import add_up, squared_norm
 from planaria.runtime.worker.compute.device_clock import OwnPace
 from planaria.runtime.worker.compute.engine import Engine, real_engine
 from planaria.runtime.worker.compute.holdings import Holdings
-from planaria.runtime.worker.compute.layers import autocast, bind, rounded, widened
+from planaria.runtime.worker.compute.layers import autocast, bind, rounded, unscaled, widened
 from planaria.runtime.worker.compute.seeds import seed_layer
 from planaria.runtime.worker.emulated.numbers import EmulatedModel, EmulatedNumbers, emulated_engine, parameter_bytes
 
@@ -114,7 +114,7 @@ class _Reference:
             observer(record, time.time())
 
     def train(self) -> TrainResult:
-        exponents = (FIRST_EXPONENT,) * len(self._model.groups)
+        exponents = first_exponents(len(self._model.groups), self._train.dtype)
         last: StepCommitted | None = None
         status, message = RunStatus.COMPLETED, ""
         steps = skipped = num_dropped = 0
@@ -125,7 +125,8 @@ class _Reference:
             losses = {m: self._microbatch(step, m) for m in range(self._train.num_microbatches) if m not in dropped}
             found = outcome(self._sum(), losses, exponents, self._train.clip_norm, self._train.num_microbatches)
             exponents = found.exponents
-            if not found.is_applied and self._train.when_not_finite is not WhenNotFinite.SKIP:
+            may_skip = found.overflowed or self._train.when_not_finite is WhenNotFinite.SKIP
+            if not found.is_applied and not may_skip:
                 status, message = RunStatus.FAILED, not_finite(step, found.loss, found.norm)
                 break
             skipped += not found.is_applied
@@ -169,7 +170,8 @@ class _Reference:
 
     def _microbatch(self, step: int, microbatch: int) -> float:
         batch = self._alone.engine.batches.microbatch(step, microbatch)
-        loss, gradients = self._alone.run(step, microbatch, batch)
+        scale = loss_scale(self._holdings.exponents, self._train.dtype)
+        loss, gradients = self._alone.run(step, microbatch, batch, scale)
         for layer, of_layer in enumerate(gradients):
             self._holdings.count(layer, of_layer)
         return loss
@@ -227,8 +229,8 @@ class _Alone(Protocol):
         """Uses the parameters that these replicas hold."""
         ...
 
-    def run(self, step: int, microbatch: int, batch: Batch) -> tuple[float, LayerGradients]:
-        """Returns one microbatch's loss, and the gradients of its share of the step's loss."""
+    def run(self, step: int, microbatch: int, batch: Batch, loss_scale: float) -> tuple[float, LayerGradients]:
+        """Returns one microbatch's loss, and the gradients of its share of the step's loss; scaled on the way."""
         ...
 
     def evaluate(self, microbatch: int, batch: Batch) -> Score:
@@ -259,7 +261,7 @@ class _TorchAlone:
             self._parameters.append(bind(module, holdings.views(layer)))
             self._modules.append(module)
 
-    def run(self, step: int, microbatch: int, batch: Batch) -> tuple[float, LayerGradients]:
+    def run(self, step: int, microbatch: int, batch: Batch, loss_scale: float) -> tuple[float, LayerGradients]:
         device, model = self.engine.device, self.engine.model
         batch = {k: v.to(device) for k, v in batch.items()}
         tensors: Tensors = tuple(batch[name] for name in model.inputs)
@@ -273,8 +275,9 @@ class _TorchAlone:
                 if layer == len(self._modules) - 1:
                     loss = model.loss(tensors, batch)
             tensors = widened(rounded(tensors, self._train), self._train)
-        (loss * (1.0 / self._train.num_microbatches)).backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach()), [self._taken(parameters) for parameters in self._parameters]
+        (loss * (1.0 / self._train.num_microbatches * loss_scale)).backward()  # type: ignore[no-untyped-call]
+        gradients = [self._taken(parameters) for parameters in self._parameters]
+        return float(loss.detach()), [unscaled(of_layer, loss_scale) for of_layer in gradients]
 
     def evaluate(self, microbatch: int, batch: Batch) -> Score:
         device, model = self.engine.device, self.engine.model
@@ -310,7 +313,7 @@ class _EmulatedAlone:
     def bind(self, holdings: Holdings) -> None:
         self._parameters = [holdings.views(layer) for layer in range(len(self.engine.model.layer_names))]
 
-    def run(self, step: int, microbatch: int, batch: Batch) -> tuple[float, LayerGradients]:
+    def run(self, step: int, microbatch: int, batch: Batch, loss_scale: float) -> tuple[float, LayerGradients]:
         numbers = self._numbers
         contents = [parameter_bytes(parameters) for parameters in self._parameters]
         seen = [int(batch[name]) for name in self.engine.model.inputs]

@@ -267,6 +267,8 @@ def _metrics_line(step: StepCommitted | StepSkipped) -> bytes:
         "live_nodes": step.live_nodes,
         "generation": step.generation,
     }
+    if step.loss_scale != 1.0:
+        line["loss_scale"] = step.loss_scale
     if step.dropped:
         line["dropped"] = len(step.dropped)
     if isinstance(step, StepCommitted) and step.dropped:

@@ -198,7 +198,8 @@ def rate(tokens_per_s: float, unit: str = "tok") -> str:
 
 def _not_finite(record: StepSkipped) -> str:
     what = [name for name, value in (("loss", record.loss), ("gradient norm", record.grad_norm)) if value is None]
-    return f"its {' and '.join(what)} {'is' if len(what) == 1 else 'are'} not finite"
+    scaled = f"; the loss is scaled by {record.loss_scale:g} from now on" if record.loss_scale > 1.0 else ""
+    return f"its {' and '.join(what)} {'is' if len(what) == 1 else 'are'} not finite{scaled}"
 
 
 def _cause(cause: str, detect_ms: float | None) -> str:

@@ -57,7 +57,7 @@ class Rig:
         self.model = model
         self.counted: Counted = {}
         self.calls: list[int] = []
-        self.compute = Compute(model, train, CPU, self._count)
+        self.compute = Compute(model, train, CPU, self._count, lambda: 1.0)
         state = whole_state(model, seed=train.seed)
         for layer in range(len(model.layer_names)):
             uses = {

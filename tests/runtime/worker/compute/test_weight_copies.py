@@ -30,7 +30,7 @@ def test_the_numbers_are_autocasts(name: str, recomputes: bool, monkeypatch: pyt
     tokens = torch.randint(VOCAB_SIZE, (2, 16), generator=torch.Generator().manual_seed(1))
     batch = {"input_ids": tokens, "labels": tokens.roll(-1, 1)}
     copying = Rig(model, train)
-    monkeypatch.setattr(layers, "parameter", nn.Parameter)
+    monkeypatch.setattr(layers, "parameter", lambda values, dtype: nn.Parameter(values))
     plain = Rig(model, train)
     made = 0
     for _ in range(2):

@@ -1,7 +1,7 @@
 """What a worker computes with, and what it holds.
 
 - `engine`: model, data and device; `layers`: forwards and backwards; `split_backward`: in two passes.
-- `weight_copies`: bfloat16 copies of weights, made once a step.
+- `weight_copies`: copies of weights in bfloat16 or float16, made once a step.
 - `accumulator`: sums of gradients, exact or fast; `replica`: parameters and optimizer state; `holdings`: all.
 - `device`: which one, and settings that give the same bits; `device_clock`, `stopwatch`: its time, how it is measured.
 - `shared_memory`: vectors that others of the host read in place; `seeds`: functions of what is computed.

@@ -14,7 +14,7 @@ from typing import IO
 
 import torch
 
-from planaria.job.settings import Device, Job, Numerics
+from planaria.job.settings import Device, DType, Job, Numerics
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 def open_device(job: Job, worker: int) -> torch.device:
     """Opens the worker's device: of the host's GPUs the one with fewest processes, for as long as this one lives.
 
-    With exact numerics on CUDA, kernels that add in no fixed order are replaced by deterministic ones. CPU kernels
-    are deterministic on one thread.
+    On CUDA, products of float32 values are rounded to TF32 if train.dtype says so, and not otherwise; with exact
+    numerics, kernels that add in no fixed order are replaced by deterministic ones. CPU kernels are deterministic on
+    one thread.
 
     Raises:
         ValueError: cluster.device is "cuda" and there is none.
@@ -33,10 +34,10 @@ def open_device(job: Job, worker: int) -> torch.device:
     count = torch.cuda.device_count()
     if count == 0:
         raise NoDevice('cluster.device = "cuda", but torch sees no CUDA device here. Set cluster.device = "cpu".')
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job.train.dtype is DType.TF32
     if job.train.numerics is Numerics.EXACT:
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.benchmark = False
-        torch.backends.cuda.matmul.allow_tf32 = False
     return torch.device("cuda", _claimed(count, worker % count))
 
 

@@ -8,7 +8,7 @@ import torch
 
 from planaria.job.settings import Numerics, TrainSection
 from planaria.model.model import Model
-from planaria.protocol.step.commit import NOT_APPLIED
+from planaria.protocol.step.commit import NOT_APPLIED, loss_scale
 from planaria.protocol.worker.holdings import HeldState
 from planaria.runtime.worker.compute.accumulator import Accumulator, Rounding
 from planaria.runtime.worker.compute.layers import Compute, Count, LayerCompute, LayerFailed
@@ -38,7 +38,9 @@ class Holdings(HeldState[Replica, Accumulator]):
         self._device = device
         self._rounding = Rounding(device)
         self.compute: LayerCompute = (
-            Compute(model, train, device, self.count) if make_compute is None else make_compute(self.count)
+            Compute(model, train, device, self.count, lambda: loss_scale(self.exponents, train.dtype))
+            if make_compute is None
+            else make_compute(self.count)
         )
         self._where: dict[tuple[int, str], tuple[int, str]] = {
             use: (group, parameter.name)

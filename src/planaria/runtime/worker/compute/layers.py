@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -59,10 +60,20 @@ class _Kept:
     batch: Batch | None
 
 
+_AUTOCAST = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
+
+
 def autocast(train: TrainSection, device: torch.device) -> AbstractContextManager[object]:
-    if train.dtype is DType.BFLOAT16:
-        return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+    if train.dtype in _AUTOCAST:
+        return torch.autocast(device.type, dtype=_AUTOCAST[train.dtype], cache_enabled=False)
     return nullcontext()
+
+
+def unscaled(gradients: dict[str, torch.Tensor], loss_scale: float) -> dict[str, torch.Tensor]:
+    """Returns gradients of a loss, given those of the loss multiplied by a power of two."""
+    if loss_scale == 1.0:
+        return gradients
+    return {name: gradient * (1.0 / loss_scale) for name, gradient in gradients.items()}
 
 
 def rounded(tensors: Tensors, train: TrainSection) -> Tensors:
@@ -104,13 +115,25 @@ def bind(
 
 
 class Compute:
-    """Runs layers on a CPU or GPU; see `LayerCompute`."""
+    """Runs layers on a CPU or GPU; see `LayerCompute`.
 
-    def __init__(self, model: Model, train: TrainSection, device: torch.device, count: Count) -> None:
+    Args:
+        model: whose layers.
+        train: its numbers.
+        device: where tensors are.
+        count: counts gradients.
+        loss_scale: tells what the loss is multiplied by in the step in progress, so that what is computed of its
+            gradients fits the dtype; they are divided by it before they are counted.
+    """
+
+    def __init__(
+        self, model: Model, train: TrainSection, device: torch.device, count: Count, loss_scale: Callable[[], float]
+    ) -> None:
         self._model = model
         self._train = train
         self._device = device
         self._count = count
+        self._loss_scale = loss_scale
         self._last = len(model.layer_names) - 1
         self._first_trained = min((layer for group in model.groups for layer in group.layers), default=0)
         self._modules: dict[int, nn.Module] = {}
@@ -118,7 +141,8 @@ class Compute:
         self._kept: dict[tuple[Work, int], _Kept] = {}
         self._weight_passes: dict[tuple[Work, int], WeightPass] = {}
         self._scale = 1.0 / train.num_microbatches
-        self._make = parameter if train.dtype is DType.BFLOAT16 else nn.Parameter
+        dtype = _AUTOCAST.get(train.dtype)
+        self._make = nn.Parameter if dtype is None else partial(parameter, dtype=dtype)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -257,7 +281,7 @@ class Compute:
                 outputs = self._run(step, work[0], layer, kept.inputs, kept.batch)
         inputs = [tensor for tensor in kept.inputs if tensor.requires_grad]
         if layer == self._last:
-            return inputs, [outputs[0] * self._scale], [None]
+            return inputs, [outputs[0] * (self._scale * self._loss_scale())], [None]
         pairs = [
             (output, gradient)
             for output, gradient in zip(_floating(outputs), gradients, strict=True)
@@ -267,7 +291,8 @@ class Compute:
 
     def _count_all(self, layer: int, found: Gradients) -> None:
         named = zip(self._parameters[layer], found, strict=True)
-        self._count(layer, {name: gradient for name, gradient in named if gradient is not None})
+        gradients = {name: gradient for name, gradient in named if gradient is not None}
+        self._count(layer, unscaled(gradients, self._loss_scale()))
 
 
 def _filled(inputs: list[torch.Tensor], gradients: Gradients) -> Tensors:

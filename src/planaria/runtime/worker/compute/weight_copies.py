@@ -1,4 +1,4 @@
-"""Weights whose bfloat16 copies are made once a step, for all its microbatches, where autocast makes one at each use.
+"""Weights whose copies in autocast's dtype are made once a step, for all its microbatches, not at each use.
 
 Each use of a weight within a run of its layer has a cast of its own in autograd's graph: then gradients of two uses are
 added in float32. So a copy serves one use in each run; further ones, and products other than those below, are left to
@@ -27,7 +27,7 @@ _PRODUCTS = frozenset(
         torch.Tensor.__matmul__,
     }
 )
-"""What autocast computes in bfloat16 on every kind of device, given weights as arguments."""
+"""What autocast computes in its dtype on every kind of device, given weights as arguments."""
 
 
 class CopiedWeight(nn.Parameter):
@@ -36,6 +36,7 @@ class CopiedWeight(nn.Parameter):
     Whoever changes the weight drops the copy: not every operation that changes a tensor can be told by its version.
     """
 
+    dtype_of_copy = torch.bfloat16
     _copy: torch.Tensor | None = None
     _is_used = False
 
@@ -51,18 +52,23 @@ class CopiedWeight(nn.Parameter):
     def _given(self) -> torch.Tensor:
         """Returns what a product is given."""
         kind = self.device.type
-        if self._is_used or not torch.is_autocast_enabled(kind) or torch.get_autocast_dtype(kind) != torch.bfloat16:
+        dtype = self.dtype_of_copy
+        if self._is_used or not torch.is_autocast_enabled(kind) or torch.get_autocast_dtype(kind) != dtype:
             return self
         self._is_used = True
         if self._copy is None:
             with torch.enable_grad():  # it serves runs with and without
-                self._copy = self.to(torch.bfloat16)
+                self._copy = self.to(dtype)
         return self._copy
 
 
-def parameter(values: torch.Tensor) -> nn.Parameter:
+def parameter(values: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> nn.Parameter:
     """Returns a module's parameter with these values, copied if it is a matrix: vectors are hardly worth it."""
-    return CopiedWeight(values) if values.dim() > 1 else nn.Parameter(values)
+    if values.dim() < 2:
+        return nn.Parameter(values)
+    weight = CopiedWeight(values)
+    weight.dtype_of_copy = dtype
+    return weight
 
 
 def begin_run(parameters: Iterable[torch.Tensor]) -> None:
