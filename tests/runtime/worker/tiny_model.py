@@ -60,6 +60,22 @@ class Head(nn.Module):
         return self.logits(hidden + embedding)
 
 
+class Recurrent(nn.LSTM):
+    """Keeps a list of its weights, and computes other bits on a CPU where autograd does not follow."""
+
+    def forward(self, hidden: torch.Tensor, embedding: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        return super().forward(hidden)[0], embedding
+
+
+def recurrent() -> list[nn.Module]:
+    embedding = Embedding(0.1)
+    return [
+        embedding,
+        *(Recurrent(WIDTH, WIDTH, batch_first=True) for _ in range(2)),
+        Head(embedding.token, tied=True),
+    ]
+
+
 def layers(
     depth: int = 2, dropout: float = 0.1, tied: bool = True, skip: float = 0.0, bad: float = 0.0
 ) -> list[nn.Module]:

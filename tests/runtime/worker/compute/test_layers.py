@@ -47,6 +47,7 @@ def sections() -> dict[str, ModelSection]:
     named["skipped blocks"] = ModelSection(
         type="tests.runtime.worker.tiny_model:layers", config={"depth": 4, "skip": 0.5}
     )
+    named["recurrent"] = ModelSection(type="tests.runtime.worker.tiny_model:recurrent")
     return named
 
 
@@ -115,6 +116,21 @@ def test_two_passes_give_the_bits_of_one(name: str, mode: str) -> None:
     assert split.counted.keys() == whole.counted.keys()
     assert all(torch.equal(split.counted[key], whole.counted[key]) for key in whole.counted)
     assert whole.counted, "a test that compares nothing"
+
+
+def test_a_forward_has_the_same_bits_whatever_follows() -> None:
+    """A backward, one that runs the forward again, or none; and whoever has the weights runs with them."""
+    train = msgspec.structs.replace(TRAIN, activation_checkpointing=True)
+    model = load_model(sections()["recurrent"], TRAIN, vocab_size=VOCAB_SIZE)
+    tokens = torch.randint(VOCAB_SIZE, (2, 16), generator=torch.Generator().manual_seed(1))
+    found = []
+    for settings, keep in ((TRAIN, True), (TRAIN, False), (train, True)):
+        rig, tensors = Rig(model, settings), (tokens,)
+        for layer in range(len(model.layer_names) - 1):
+            tensors, _ = rig.compute.forward(1, MICROBATCHES[0], layer, tensors, None, keep=keep)
+        found.append(tensors[0])
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("dtype", DType)

@@ -188,7 +188,8 @@ class Compute:
         )
         staying = list(self._modules[layer].parameters())
         saving = kept_on_host([*staying, *copies_of(staying)]) if moves else nullcontext()
-        with torch.set_grad_enabled(keep and not recompute), saving:
+        # With gradients even where none will be asked for: without them torch's LSTM computes other bits on a CPU.
+        with torch.enable_grad(), saving:
             outputs = self._run(step, work[0], layer, leaves, batch)
         if keep:
             held = batch if layer == self._last else None
