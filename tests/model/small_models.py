@@ -11,6 +11,7 @@ from torch import nn
 from planaria.job.settings import ModelSection, TrainSection
 from planaria.model.load import load_huggingface_model
 from planaria.model.model import Model, Tensors
+from planaria.model.tensors.batch_norms import COUNT
 
 VOCAB_SIZE = 259
 TRAIN = TrainSection(steps=1, global_batch=4, microbatch=2, sequence_length=16, seed=7)
@@ -79,8 +80,8 @@ def shaken(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Moves every parameter a little, so that none is at a value of its own."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for value in state.values():
-            value += 0.05 * torch.randn(value.shape, generator=generator)
+        for name, value in state.items():
+            value += 3.0 if name.endswith(COUNT) else 0.05 * torch.randn(value.shape, generator=generator)
     return state
 
 
@@ -89,8 +90,10 @@ def filled_layers(model: Model, state: Mapping[str, torch.Tensor]) -> list[nn.Mo
     with torch.no_grad():
         for group in model.groups:
             for spec in group.parameters:
-                for layer, local in spec.uses:
-                    layers[layer].get_parameter(local).copy_(state[spec.name])
+                for at, local in spec.uses if spec.name in state or not spec.is_statistic else ():
+                    layer = layers[at]
+                    own = layer.get_buffer(local) if spec.is_statistic else layer.get_parameter(local)
+                    own.copy_(state[spec.name])
     return layers
 
 

@@ -198,8 +198,17 @@ def few_rows() -> list[nn.Module]:
     return [nn.Embedding(10, 4), nn.Linear(4, 259)]
 
 
-def batch_norm() -> list[nn.Module]:
-    return [nn.Embedding(259, 4), nn.BatchNorm1d(4)]
+def all_steps() -> list[nn.Module]:
+    return [nn.Embedding(259, 4), nn.BatchNorm1d(4, momentum=None)]
+
+
+def instances() -> list[nn.Module]:
+    return [nn.Embedding(259, 4), nn.InstanceNorm1d(4, track_running_stats=True)]
+
+
+def one_norm() -> list[nn.Module]:
+    norm = nn.BatchNorm1d(16)
+    return [nn.Embedding(259, 4), norm, norm, nn.Linear(4, 259)]
 
 
 def frozen() -> list[nn.Module]:
@@ -254,8 +263,10 @@ REFUSED = [
     (section("needs_a_mask"), ("layer 1.Picky", "1 tensor(s) of shape (2, 16, 4)", "mask")),
     (section("returns_a_list"), ("layer 1.Listing returns a list",)),
     (section("few_rows"), ("its largest embedding has 10 rows, and the tokenizer 259 tokens",)),
-    (section("batch_norm"), ("BatchNorm1d", "LayerNorm")),
     (section("frozen"), ("none of its 3 parameters is trainable", "'layers.1.weight'")),
+    (section("all_steps"), ("layer 1: of BatchNorm1d momentum is None", "0.1")),
+    (section("instances"), ("layer 1: of InstanceNorm1d", "track_running_stats=False")),
+    (section("one_norm"), ("layers 1 and 2 share a batch norm", "its own")),
     (section("double"), ("float64", "float32")),
     (section("raises"), ("RuntimeError: no luck",)),
     (ModelSection(type=SMALL.type, weights="/tmp"), ("model.weights = '/tmp'",)),

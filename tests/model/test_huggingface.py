@@ -24,6 +24,7 @@ from planaria.model.comparison import compare
 from planaria.model.huggingface import logits
 from planaria.model.load import load_model
 from planaria.model.model import GroupSpec, ModelError
+from planaria.model.tensors.batch_norms import statistics
 
 OLDEST = ("gpt2", "bert", "llama")
 
@@ -46,7 +47,7 @@ def test_layers_give_the_whole_models_numbers(model_type: str, overrides: dict[s
     assert loss.dtype == torch.float32
     assert torch.equal(loss, other)
     for group in model.groups:
-        for spec in group.parameters:
+        for spec in group.parameters if not group.is_statistics else ():
             parts = [layers[layer].get_parameter(local).grad for layer, local in spec.uses]
             gradient = whole.get_parameter(spec.name).grad
             given = [part for part in parts if part is not None]
@@ -105,10 +106,11 @@ def test_untied_models_have_own_groups_only() -> None:
 def test_groups_cover_each_parameter_of_each_layer_once(model_type: str) -> None:
     model = load_small(model_type)
     uses = [use for group in model.groups for spec in group.parameters for use in spec.uses]
+    layers = [model.build_layer(index) for index in range(len(model.layer_names))]
     held = [
         (index, name)
-        for index in range(len(model.layer_names))
-        for name, _ in model.build_layer(index).named_parameters(remove_duplicate=False)
+        for index, layer in enumerate(layers)
+        for name, _ in (*layer.named_parameters(remove_duplicate=False), *statistics(layer))
     ]
     assert sorted(uses) == sorted(held)
     assert all(sorted_by_name(group) for group in model.groups)

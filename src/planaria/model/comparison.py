@@ -122,7 +122,7 @@ def _difference(model: HuggingFaceModel, batch: Batch) -> str | None:
         weights = torch.randn(expected.shape)
         torch.autograd.backward((expected * weights).sum())
         torch.autograd.backward((values[0] * weights).sum())
-    for group in model.groups:
+    for group in (group for group in model.groups if not group.is_statistics):
         for spec in group.parameters:
             parts = [layers[at].get_parameter(local).grad for at, local in spec.uses]
             found = sum((part for part in parts if part is not None), torch.zeros(spec.shape))
@@ -160,6 +160,6 @@ def _filled(model: HuggingFaceModel, state: dict[str, torch.Tensor]) -> list[nn.
     layers = [model.build_layer(index) for index in range(len(model.layer_names))]
     with torch.no_grad():
         for spec in (*(spec for group in model.groups for spec in group.parameters), *model.frozen):
-            for at, local in spec.uses:
+            for at, local in spec.uses if not spec.is_statistic else ():
                 layers[at].get_parameter(local).copy_(state[spec.name])
     return layers

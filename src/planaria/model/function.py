@@ -9,12 +9,11 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
 from planaria.job.errors import UserCodeError
@@ -25,6 +24,7 @@ from planaria.model.initial import derive_seed, seeded
 from planaria.model.loss import token_cross_entropy
 from planaria.model.model import Batch, GroupSpec, ModelError, ParameterSpec, Tensors
 from planaria.model.recording import CannotCut
+from planaria.model.tensors.batch_norms import refusal, statistics
 from planaria.model.tensors.grouping import LayerParameter, group_parameters, parameter_specs
 
 _CHECKED_PRODUCTS = 2_000_000_000
@@ -74,11 +74,12 @@ class FunctionModel:
         self._inputs = _taken(self._layers[0] if self._whole is None else self._whole, self._example)
         self._parameters = _name_parameters(self._layers)
         specs = parameter_specs(self._parameters)
+        _check_norms(specs)
         for spec in specs:
-            if is_frozen(spec.name):
+            if is_frozen(spec.name) and not spec.is_statistic:
                 self._made(spec).requires_grad_(False)
-        self._frozen = tuple(spec for spec in specs if not self._made(spec).requires_grad)
-        self._groups = group_parameters(spec for spec in specs if self._made(spec).requires_grad)
+        self._frozen = tuple(spec for spec in specs if not spec.is_statistic and not self._made(spec).requires_grad)
+        self._groups = group_parameters(spec for spec in specs if spec not in self._frozen)
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -116,11 +117,10 @@ class FunctionModel:
             raise ModelError("the model's function gives other layers under another seed. Fix its structure.")
         specs = self._groups[group].parameters
         first = layers[self._groups[group].layers[0]]
-        return {spec.name: first.get_parameter(spec.uses[0][1]).detach().to(torch.float32, copy=True) for spec in specs}
+        return {spec.name: _tensor(first, spec).detach().to(torch.float32, copy=True) for spec in specs}
 
-    def _made(self, spec: ParameterSpec) -> nn.Parameter:
-        layer, local = spec.uses[0]
-        return self._layers[layer].get_parameter(local)
+    def _made(self, spec: ParameterSpec) -> torch.Tensor:
+        return _tensor(self._layers[spec.uses[0][0]], spec)
 
     def loss(self, outputs: Tensors, batch: Batch) -> torch.Tensor:
         return self._loss(outputs, batch)
@@ -223,19 +223,30 @@ def load_function_model(
     return model
 
 
+def _check_norms(specs: Iterable[ParameterSpec]) -> None:
+    """Refuses a batch norm that two layers share: its statistics would depend on which of them runs first."""
+    for spec in specs:
+        layers = sorted({at for at, _ in spec.uses})
+        if spec.is_statistic and len(layers) > 1:
+            raise ModelError(
+                f"layers {layers[0]} and {layers[1]} share a batch norm, with its {spec.name!r}. Give each its own."
+            )
+
+
 def _checked(called: str, layer: object) -> nn.Module:
     if not isinstance(layer, nn.Module):
         raise ModelError(f"{called} is a {type(layer).__name__}, not a torch.nn.Module. Wrap it in one.")
-    for module in layer.modules():
-        if isinstance(module, _NormBase) and module.track_running_stats:
-            raise ModelError(
-                f"{called} has a {type(module).__name__}, whose running statistics depend on the order "
-                "of microbatches. Use LayerNorm or GroupNorm, or track_running_stats=False."
-            )
+    if (refused := refusal(layer)) is not None:
+        raise ModelError(f"{called}: {refused}.")
     for name, parameter in layer.named_parameters():
         if parameter.dtype != torch.float32:
             raise ModelError(f"{called}: parameter {name!r} is {parameter.dtype}. Make it float32.")
     return layer
+
+
+def _tensor(layer: nn.Module, spec: ParameterSpec) -> torch.Tensor:
+    local = spec.uses[0][1]
+    return layer.get_buffer(local) if spec.is_statistic else layer.get_parameter(local)
 
 
 def _name_parameters(layers: Sequence[nn.Module]) -> tuple[tuple[LayerParameter, ...], ...]:
@@ -247,11 +258,12 @@ def _name_parameters(layers: Sequence[nn.Module]) -> tuple[tuple[LayerParameter,
     return tuple(
         tuple(
             LayerParameter(
-                name=names.setdefault(id(parameter), local if isinstance(layer, Piece) else f"layers.{index}.{local}"),
+                name=names.setdefault(id(tensor), local if isinstance(layer, Piece) else f"layers.{index}.{local}"),
                 local=local,
-                shape=tuple(parameter.shape),
+                shape=tuple(tensor.shape),
+                is_statistic=not isinstance(tensor, nn.Parameter),
             )
-            for local, parameter in layer.named_parameters()
+            for local, tensor in (*layer.named_parameters(), *statistics(layer))
         )
         for index, layer in enumerate(layers)
     )

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from transformers import PreTrainedModel
 
 from planaria.job.data_settings import DOCUMENT_POSITIONS, SOURCE_MASK
@@ -24,6 +23,7 @@ from planaria.model.initial import SkipRandomFill, derive_seed, seeded
 from planaria.model.loss import token_cross_entropy
 from planaria.model.model import Batch, GroupSpec, ModelError, ParameterSpec, Tensors
 from planaria.model.recording import Call, CannotCut, Recording, is_whole, record
+from planaria.model.tensors.batch_norms import first_values, refusal, statistics
 from planaria.model.tensors.grouping import LayerParameter, group_parameters, parameter_specs
 from planaria.model.tensors.lora import add_adapters, base_name, initial_values, is_adapters, merged
 from planaria.model.weights import WeightsFolder
@@ -113,8 +113,9 @@ class HuggingFaceModel:
         return tuple(self.example)
 
     @property
-    def has_running_statistics(self) -> bool:
-        return any(isinstance(module, _NormBase) and module.track_running_stats for module in self._whole.modules())
+    def refused_statistics(self) -> str | None:
+        """Returns what is wrong with the model's running statistics; None: nothing."""
+        return refusal(self._whole)
 
     @property
     def embedding(self) -> str | None:
@@ -160,6 +161,10 @@ class HuggingFaceModel:
             filled = nn.Parameter(torch.zeros_like(parameter, device="cpu") if name not in tensors else tensors[name])
             for alias in self._aliases[name]:
                 _set(model, alias, filled)
+        for name, buffer in statistics(model):
+            if name in tensors:
+                path, _, last = name.rpartition(".")
+                model.get_submodule(path)._buffers[last] = tensors[name].to(buffer.dtype)
         return model.eval()
 
     def to_export(self, trained: Mapping[str, torch.Tensor]) -> PreTrainedModel:
@@ -228,14 +233,13 @@ class HuggingFaceModel:
             names = {base_name(spec.name): spec.name for spec in specs if spec.name not in values}
             own = self._plain._values([spec for spec in self._plain._specs if spec.name in names], seed)
             return values | {names[name]: value for name, value in own.items()}
-        if (weights := self._weights) is not None:
-            return {
-                spec.name: weights.tensor(self._whole, tuple(self._aliases[spec.name]), spec.shape) for spec in specs
-            }
+        if self._weights is not None:
+            return {spec.name: self._loaded(spec) for spec in specs}
+        values = {spec.name: first_values(spec.name, spec.shape) for spec in specs if spec.is_statistic}
         drawn_with: dict[int, list[ParameterSpec]] = {}
         for spec in specs:
-            drawn_with.setdefault(spec.uses[0][0], []).append(spec)
-        values = {}
+            if not spec.is_statistic:
+                drawn_with.setdefault(spec.uses[0][0], []).append(spec)
         for at, own_specs in drawn_with.items():
             layer = self._layers[at]
             with self._real_parameters(layer) as parameters:
@@ -243,6 +247,12 @@ class HuggingFaceModel:
                     self._initialise(layer)
                 values |= {spec.name: parameters[spec.name].detach() for spec in own_specs}
         return values
+
+    def _loaded(self, spec: ParameterSpec) -> torch.Tensor:
+        assert self._weights is not None
+        if spec.is_statistic and not self._weights.has(self._whole, spec.name):
+            return first_values(spec.name, spec.shape)
+        return self._weights.tensor(self._whole, tuple(self._aliases.get(spec.name, (spec.name,))), spec.shape)
 
     def _initialise(self, layer: Layer) -> None:
         """Initialises a layer's modules in the order of the whole model, then those around them, innermost first."""
@@ -285,9 +295,14 @@ class HuggingFaceModel:
             for name, parameter in self._whole.get_submodule(path).named_parameters(remove_duplicate=False)
         ]
         named += [(path, self._whole.get_parameter(path)) for path in layer.holds]
+        kept = [
+            (f"{path}.{name}", tuple(buffer.shape))
+            for path in layer.modules
+            for name, buffer in statistics(self._whole.get_submodule(path))
+        ]
         return [
-            LayerParameter(name=self._names[id(parameter)], local=local, shape=tuple(parameter.shape))
-            for local, parameter in named
+            *(LayerParameter(name=self._names[id(one)], local=local, shape=tuple(one.shape)) for local, one in named),
+            *(LayerParameter(name=name, local=name, shape=shape, is_statistic=True) for name, shape in kept),
         ]
 
     def loss(self, outputs: Tensors, batch: Batch) -> torch.Tensor:

@@ -48,18 +48,15 @@ def load_model(
             )
         return _checked(own, section, train)
     model = load_huggingface_model(section, train, vocab_size=vocab_size, example=example)
-    if model.has_running_statistics:
-        raise ModelError(
-            f"model.type = {section.type!r}: it has batch norms, whose running statistics depend on the order of "
-            "microbatches. Choose a model without."
-        )
+    if model.refused_statistics is not None:
+        raise ModelError(f"model.type = {section.type!r}: {model.refused_statistics}, or choose another model.")
     return _checked(model, section, train)
 
 
 def _checked(model: Model, section: ModelSection, train: TrainSection) -> Model:
     """Refuses rules that hold for nothing, and a model of which nothing is trained."""
     check_rules(model, train)
-    if model.frozen and not model.groups:
+    if model.frozen and all(group.is_statistics for group in model.groups):
         raise ModelError(
             f"model.type = {section.type!r}: none of its {len(model.frozen)} parameters is trainable, by "
             f"train.parameters and requires_grad. Let some be trained, for instance {model.frozen[-1].name!r}."

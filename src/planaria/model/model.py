@@ -27,20 +27,27 @@ class ParameterSpec:
         shape: the tensor's shape.
         decays: whether weight decay applies (two or more dimensions).
         uses: (layer, name within that layer's module), ascending; more than one when it is tied.
+        is_statistic: it is no parameter but a running statistic (a buffer), moved on by what microbatches are like.
     """
 
     name: str
     shape: tuple[int, ...]
     decays: bool
     uses: tuple[tuple[int, str], ...]
+    is_statistic: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """A parameter group (see `planaria.plan.plan.Group`) with its parameters in name order."""
+    """A parameter group (see `planaria.plan.plan.Group`) with its parameters, or running statistics, in name order."""
 
     layers: tuple[int, ...]
     parameters: tuple[ParameterSpec, ...]
+
+    @property
+    def is_statistics(self) -> bool:
+        """Whether it is of running statistics, which no optimizer moves. A layer's are a group of their own."""
+        return self.parameters[0].is_statistic
 
 
 class Model(Protocol):
@@ -52,7 +59,7 @@ class Model(Protocol):
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
         """Returns the groups of the parameters that are trained: own ones of layers, in layer order; then tied ones, by
-        first layer and name.
+        first layer and name. Running statistics are groups too.
 
         Parameters that the same set of layers shares are one tied group.
         """

@@ -52,7 +52,8 @@ def check_rules(model: Model, train: TrainSection) -> None:
     Raises:
         ModelError: names the rule.
     """
-    parameters = [*(parameter for group in model.groups for parameter in group.parameters), *model.frozen]
+    trained = [parameter for group in model.groups if not group.is_statistics for parameter in group.parameters]
+    parameters = [*trained, *model.frozen]
     used = {rule_of(parameter.name, train) for parameter in parameters}
     for number, rule in enumerate(train.parameters):
         if number not in used:

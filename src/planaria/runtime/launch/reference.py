@@ -39,12 +39,13 @@ from planaria.runtime.launch.training.resumption import order_of
 from planaria.runtime.run_folder.claim import say
 from planaria.runtime.run_folder.recorder import Recorder
 from planaria.runtime.run_folder.run_folder import RunFolder
-from planaria.runtime.worker.compute.accumulator import add_up, squared_norm
+from planaria.runtime.worker.compute.accumulator import add_up
 from planaria.runtime.worker.compute.device_clock import OwnPace
 from planaria.runtime.worker.compute.engine import Engine, real_engine
 from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.compute.layers import autocast, bind, rounded, unscaled, widened
 from planaria.runtime.worker.compute.seeds import seed_layer
+from planaria.runtime.worker.compute.statistics import RunningStatistics
 from planaria.runtime.worker.emulated.numbers import EmulatedModel, EmulatedNumbers, emulated_engine, parameter_bytes
 
 Drops = Mapping[int, Collection[int]]
@@ -192,7 +193,7 @@ class _Reference:
             counted = self._holdings.accumulator(group)
             parts = [] if counted.is_empty else [counted.total]
             add_up(parts, replica.gradient)
-            norms[group] = squared_norm(replica.gradient)
+            norms[group] = self._holdings.squared_norm(group)
         return norms
 
     def _save(self, step: int, exponents: tuple[int, ...]) -> str:
@@ -230,7 +231,8 @@ class _Alone(Protocol):
         ...
 
     def run(self, step: int, microbatch: int, batch: Batch, loss_scale: float) -> tuple[float, LayerGradients]:
-        """Returns one microbatch's loss, and the gradients of its share of the step's loss; scaled on the way."""
+        """Returns one microbatch's loss, and the gradients of its share of the step's loss, scaled on the way; with
+        what norms tell."""
         ...
 
     def evaluate(self, microbatch: int, batch: Batch) -> Score:
@@ -254,11 +256,14 @@ class _TorchAlone:
         self._train = train
         self._modules: list[nn.Module] = []
         self._parameters: list[dict[str, nn.Parameter]] = []
+        self._statistics: list[RunningStatistics] = []
 
     def bind(self, holdings: Holdings) -> None:
         for layer in range(len(self.engine.model.layer_names)):
             module = self.engine.model.build_layer(layer).to(self.engine.device)
-            self._parameters.append(bind(module, holdings.views(layer)))
+            views = holdings.views(layer)
+            self._parameters.append(bind(module, views))
+            self._statistics.append(RunningStatistics(module, views, self._train.num_microbatches))
             self._modules.append(module)
 
     def run(self, step: int, microbatch: int, batch: Batch, loss_scale: float) -> tuple[float, LayerGradients]:
@@ -276,8 +281,9 @@ class _TorchAlone:
                     loss = model.loss(tensors, batch)
             tensors = widened(rounded(tensors, self._train), self._train)
         (loss * (1.0 / self._train.num_microbatches * loss_scale)).backward()  # type: ignore[no-untyped-call]
-        gradients = [self._taken(parameters) for parameters in self._parameters]
-        return float(loss.detach()), [unscaled(of_layer, loss_scale) for of_layer in gradients]
+        told = [statistics.take(microbatch) for statistics in self._statistics]
+        gradients = [unscaled(self._taken(parameters), loss_scale) for parameters in self._parameters]
+        return float(loss.detach()), [{**of_layer, **norms} for of_layer, norms in zip(gradients, told, strict=True)]
 
     def evaluate(self, microbatch: int, batch: Batch) -> Score:
         device, model = self.engine.device, self.engine.model
@@ -288,7 +294,7 @@ class _TorchAlone:
                 seed_layer(self._train.seed, 0, microbatch, layer, device)
                 given = widened(rounded(tensors, self._train), self._train) if layer > 0 else tensors
                 module.eval()
-                with autocast(self._train, device):
+                with autocast(self._train, device), self._statistics[layer].in_use():
                     outputs = module(*given)
                 module.train()
                 tensors = outputs if isinstance(outputs, tuple) else (outputs,)

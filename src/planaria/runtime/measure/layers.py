@@ -158,13 +158,14 @@ class _Meter:
         measured = self._seen[kind]
         self._kinds.append(measured)
         values = value_bytes(self._train)
-        num_parameters = sum(parameter.numel() for parameter in parameters)
+        num_trained = sum(parameter.numel() for parameter in parameters)
+        num_parameters = sum(view.numel() for view in self._holdings.views(layer).values())
         cost = LayerCost(
             name=name,
             times=(measured.times,),
             parameter_bytes=values.parameter * num_parameters,
             gradient_bytes=values.gradient * num_parameters,
-            optimizer_bytes=values.optimizer * num_parameters,
+            optimizer_bytes=values.optimizer * num_trained,
             activation_bytes=measured.activation_bytes,
             recompute_activation_bytes=sum(tensor.nbytes for tensor in inputs),
             output_bytes=sum(tensor.nbytes for tensor in outputs),
@@ -205,7 +206,7 @@ class _Meter:
             statistics.median(backwards),
             statistics.median(halves) if halves else 0.0,
             statistics.median(splits),
-            has_parameters=bool(compute.parameters_of(layer)),
+            has_parameters=bool(self._holdings.views(layer)),
         )
         return _Measured(
             layer=layer,

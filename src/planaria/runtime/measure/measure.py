@@ -131,7 +131,11 @@ def _groups(model: Model, train: TrainSection) -> tuple[Group, ...]:
     values = value_bytes(train)
     sizes = [sum(math.prod(parameter.shape) for parameter in spec.parameters) for spec in model.groups]
     return tuple(
-        Group(layers=spec.layers, size_bytes=values.parameter * size, optimizer_bytes=values.optimizer * size)
+        Group(
+            layers=spec.layers,
+            size_bytes=values.parameter * size,
+            optimizer_bytes=0 if spec.is_statistics else values.optimizer * size,
+        )
         for spec, size in zip(model.groups, sizes, strict=True)
     )
 

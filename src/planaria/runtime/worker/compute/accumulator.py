@@ -181,6 +181,11 @@ class Accumulator:
             self._add(begin, gathered, first)
         self.is_empty = False
 
+    def add_flat(self, values: torch.Tensor) -> None:
+        """Counts what one microbatch gives for the whole vector."""
+        self._add(0, values, self.is_empty)
+        self.is_empty = False
+
     def add_all(self, other: Accumulator) -> None:
         """Counts what another accumulator has counted."""
         if other.is_empty:

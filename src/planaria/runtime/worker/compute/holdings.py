@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -10,9 +10,10 @@ from planaria.job.settings import Numerics, TrainSection
 from planaria.model.model import Model
 from planaria.protocol.step.commit import NOT_APPLIED, loss_scale
 from planaria.protocol.worker.holdings import HeldState
-from planaria.runtime.worker.compute.accumulator import Accumulator, Rounding
+from planaria.runtime.worker.compute.accumulator import Accumulator, Rounding, squared_norm
 from planaria.runtime.worker.compute.layers import Compute, Count, LayerCompute, LayerFailed
 from planaria.runtime.worker.compute.replica import Replica, apply_optimizer
+from planaria.runtime.worker.compute.statistics import GRID_EXPONENT, encoded, update
 
 
 class Holdings(HeldState[Replica, Accumulator]):
@@ -82,19 +83,36 @@ class Holdings(HeldState[Replica, Accumulator]):
                 views[name] = replica.layout.views(replica.parameters)[parameter]
         return views
 
+    def begin_step(self, exponents: Sequence[int]) -> None:
+        own = {number for number, group in enumerate(self._model.groups) if group.is_statistics}
+        super().begin_step([GRID_EXPONENT if at in own else exponent for at, exponent in enumerate(exponents)])
+
     def count(self, layer: int, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Adds one microbatch's gradients of a layer, by parameter name within the layer."""
+        """Adds one microbatch's gradients of a layer, and what its norms tell, by name within the layer."""
         by_group: dict[int, dict[str, torch.Tensor]] = {}
         for name, gradient in gradients.items():
             group, parameter = self._where[layer, name]
             by_group.setdefault(group, {})[parameter] = gradient
         for group, parts in by_group.items():
-            self._in_use(group).add(parts)
+            if self._model.groups[group].is_statistics:
+                self._in_use(group).add_flat(encoded(self.replicas[group].layout, parts))
+            else:
+                self._in_use(group).add(parts)
+
+    def squared_norm(self, group: int) -> float:
+        """Returns the squared norm of the group's summed gradient; of running statistics 0, or NaN if they are none."""
+        norm = squared_norm(self.replicas[group].gradient)
+        return 0.0 * norm if self._model.groups[group].is_statistics else norm
 
     def apply(self, groups: Iterable[int], step: int, clip_factor: float, learning_rate: float) -> None:
         """Makes one optimizer step of these groups, or (`NOT_APPLIED`) none: they count as of `step` all the same."""
-        replicas = [self.replicas[group] for group in groups]
+        numbers = list(groups)
         if clip_factor != NOT_APPLIED:
-            apply_optimizer(replicas, self._train, step, clip_factor, learning_rate)
-        for replica in replicas:
-            replica.step = step
+            trained = [self.replicas[group] for group in numbers if not self._model.groups[group].is_statistics]
+            apply_optimizer(trained, self._train, step, clip_factor, learning_rate)
+            for group in numbers:
+                replica = self.replicas[group]
+                if self._model.groups[group].is_statistics:
+                    update(replica.layout, replica.parameters, replica.gradient)
+        for group in numbers:
+            self.replicas[group].step = step

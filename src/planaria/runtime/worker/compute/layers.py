@@ -27,10 +27,11 @@ from planaria.protocol.worker.progress import Work
 from planaria.protocol.worker.step_work import LayerRunner
 from planaria.runtime.worker.compute.seeds import seed_layer
 from planaria.runtime.worker.compute.split_backward import Gradients, WeightPass, backward_in_two
+from planaria.runtime.worker.compute.statistics import RunningStatistics
 from planaria.runtime.worker.compute.weight_copies import begin_run, copies_of, drop_copies, parameter
 
 Count = Callable[[int, Mapping[str, torch.Tensor]], None]
-"""Called with (layer, gradients by parameter name in the layer) for each counted layer of a backward."""
+"""Called with (layer, gradients and what norms tell, by name in the layer) for each counted layer of a backward."""
 
 
 class LayerCompute(LayerRunner[Batch, Tensors], Protocol):
@@ -53,11 +54,12 @@ class LayerFailed(Exception):
 
 @dataclass(slots=True)
 class _Kept:
-    """What a layer's backward needs: its inputs, and (without recomputation) its outputs."""
+    """What a layer's backward needs: its inputs, and (without recomputation) its outputs and what its norms tell."""
 
     inputs: Tensors
     outputs: Tensors | None
     batch: Batch | None
+    told: Mapping[str, torch.Tensor]
 
 
 _AUTOCAST = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
@@ -135,10 +137,13 @@ class Compute:
         self._count = count
         self._loss_scale = loss_scale
         self._last = len(model.layer_names) - 1
-        self._first_trained = min((layer for group in model.groups for layer in group.layers), default=0)
+        trained = [group for group in model.groups if not group.is_statistics]
+        self._first_trained = min((layer for group in trained for layer in group.layers), default=0)
         self._modules: dict[int, nn.Module] = {}
         self._parameters: dict[int, dict[str, nn.Parameter]] = {}
+        self._statistics: dict[int, RunningStatistics] = {}
         self._kept: dict[tuple[Work, int], _Kept] = {}
+        self._told: dict[tuple[Work, int], Mapping[str, torch.Tensor]] = {}
         self._weight_passes: dict[tuple[Work, int], WeightPass] = {}
         self._scale = 1.0 / train.num_microbatches
         dtype = _AUTOCAST.get(train.dtype)
@@ -150,6 +155,7 @@ class Compute:
 
     def add_layer(self, layer: int, module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
         self._parameters[layer] = bind(module.to(self._device), parameters, self._make)
+        self._statistics[layer] = RunningStatistics(module, parameters, self._train.num_microbatches)
         self._modules[layer] = module
 
     def parameters_of(self, layer: int) -> tuple[torch.Tensor, ...]:
@@ -157,14 +163,15 @@ class Compute:
 
     def drop_layer(self, layer: int) -> None:
         drop_copies(self._modules[layer].parameters())
-        del self._modules[layer], self._parameters[layer]
+        del self._modules[layer], self._parameters[layer], self._statistics[layer]
 
     def forget(self, keep: Callable[[Work], bool]) -> None:
         """Drops what is kept for microbatches that nobody will finish here. With all of them, copies of weights go."""
         for entry in [entry for entry in self._kept if not keep(entry[0])]:
             del self._kept[entry]
-        for entry in [entry for entry in self._weight_passes if not keep(entry[0])]:
-            del self._weight_passes[entry]
+        for entry in [entry for entry in self._told if not keep(entry[0])]:
+            del self._told[entry]
+            self._weight_passes.pop(entry, None)
         if not self._kept:
             for module in self._modules.values():
                 drop_copies(module.parameters())
@@ -190,11 +197,11 @@ class Compute:
         saving = kept_on_host([*staying, *copies_of(staying)]) if moves else nullcontext()
         # With gradients even where none will be asked for: without them torch's LSTM computes other bits on a CPU.
         with torch.enable_grad(), saving:
-            outputs = self._run(step, work[0], layer, leaves, batch)
+            outputs, told = self._run(step, work[0], layer, leaves, batch)
         if keep:
             held = batch if layer == self._last else None
             gone = recompute or layer < self._first_trained  # the latter has no backward
-            self._kept[work, layer] = _Kept(leaves, None if gone else outputs, held)
+            self._kept[work, layer] = _Kept(leaves, None if gone else outputs, held, told)
         loss = float(outputs[0].detach()) if layer == self._last else None
         return tuple(tensor.detach() for tensor in outputs), loss
 
@@ -203,7 +210,7 @@ class Compute:
     ) -> tuple[Tensors, Score | None]:
         module = self._modules[layer].eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._statistics[layer].in_use():
                 outputs = self._outputs(0, work[0], layer, inputs)
                 if layer < self._last:
                     return rounded(outputs, self._train), None
@@ -213,13 +220,17 @@ class Compute:
         finally:
             module.train()
 
-    def _run(self, step: int, microbatch: int, layer: int, inputs: Tensors, batch: Batch | None) -> Tensors:
+    def _run(
+        self, step: int, microbatch: int, layer: int, inputs: Tensors, batch: Batch | None
+    ) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
+        """Returns what comes out, and what the layer's norms tell of the microbatch."""
         result = self._outputs(step, microbatch, layer, inputs)
-        if layer < self._last:
-            return rounded(result, self._train)
-        assert batch is not None
         with self._naming(layer):
-            return (self._model.loss(result, batch),)
+            told = self._statistics[layer].take(microbatch)
+            if layer < self._last:
+                return rounded(result, self._train), told
+            assert batch is not None
+            return (self._model.loss(result, batch),), told
 
     def _outputs(self, step: int, microbatch: int, layer: int, inputs: Tensors) -> Tensors:
         """Runs the layer's module on what has come over a boundary."""
@@ -240,18 +251,19 @@ class Compute:
             raise LayerFailed(self._model.layer_names[layer], error) from error
 
     def backward(self, step: int, work: Work, layer: int, gradients: Tensors, *, counted: bool) -> Tensors:
-        inputs, roots, given = self._graph(step, work, layer, gradients)
+        inputs, roots, given, told = self._graph(step, work, layer, gradients)
         parameters: list[torch.Tensor] = list(self._parameters[layer].values()) if counted else []
-        if not roots or not (inputs or parameters):
-            return _filled(inputs, [None] * len(inputs))
-        with self._naming(layer):
-            found = torch.autograd.grad(roots, inputs + parameters, given, allow_unused=True)
+        wanted = inputs + parameters
+        found: Gradients = [None] * len(wanted)
+        if roots and wanted:
+            with self._naming(layer):
+                found = torch.autograd.grad(roots, wanted, given, allow_unused=True)
         if counted:
-            self._count_all(layer, found[len(inputs) :])
+            self._count_all(layer, found[len(inputs) :], told)
         return _filled(inputs, found[: len(inputs)])
 
     def backward_input(self, step: int, work: Work, layer: int, gradients: Tensors) -> Tensors:
-        inputs, roots, given = self._graph(step, work, layer, gradients)
+        inputs, roots, given, self._told[work, layer] = self._graph(step, work, layer, gradients)
         parameters = list(self._parameters[layer].values())
         if not roots:
             return _filled(inputs, [None] * len(inputs))
@@ -260,40 +272,41 @@ class Compute:
         return _filled(inputs, found)
 
     def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:
+        told = self._told.pop((work, layer))
         weight_pass = self._weight_passes.pop((work, layer), None)
         if counted:
             with self._naming(layer):
                 found = () if weight_pass is None else weight_pass.gradients()
-            self._count_all(layer, found or [None] * len(self._parameters[layer]))
+            self._count_all(layer, found or [None] * len(self._parameters[layer]), told)
 
     def _graph(
         self, step: int, work: Work, layer: int, gradients: Tensors
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor | None]]:
-        """Takes the layer's graph for the last time: inputs, and roots with their gradients.
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor | None], Mapping[str, torch.Tensor]]:
+        """Takes the layer's graph for the last time: inputs, roots with their gradients, and what its norms tell.
 
         There is none where this layer and all before it are frozen; nor came gradients.
         """
         kept = self._kept.pop((work, layer))
         if layer < self._first_trained:
-            return [], [], []
+            return [], [], [], kept.told
         outputs = kept.outputs
         if outputs is None:
             with torch.enable_grad():
-                outputs = self._run(step, work[0], layer, kept.inputs, kept.batch)
+                outputs, _ = self._run(step, work[0], layer, kept.inputs, kept.batch)
         inputs = [tensor for tensor in kept.inputs if tensor.requires_grad]
         if layer == self._last:
-            return inputs, [outputs[0] * (self._scale * self._loss_scale())], [None]
+            return inputs, [outputs[0] * (self._scale * self._loss_scale())], [None], kept.told
         pairs = [
             (output, gradient)
             for output, gradient in zip(_floating(outputs), gradients, strict=True)
             if output.requires_grad
         ]
-        return inputs, [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        return inputs, [pair[0] for pair in pairs], [pair[1] for pair in pairs], kept.told
 
-    def _count_all(self, layer: int, found: Gradients) -> None:
+    def _count_all(self, layer: int, found: Gradients, told: Mapping[str, torch.Tensor]) -> None:
         named = zip(self._parameters[layer], found, strict=True)
         gradients = {name: gradient for name, gradient in named if gradient is not None}
-        self._count(layer, unscaled(gradients, self._loss_scale()))
+        self._count(layer, {**unscaled(gradients, self._loss_scale()), **told})
 
 
 def _filled(inputs: list[torch.Tensor], gradients: Gradients) -> Tensors:

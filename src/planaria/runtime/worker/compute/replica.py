@@ -22,7 +22,7 @@ NamedState = Mapping[str, Mapping[str, torch.Tensor]]
 
 
 class Replica:
-    """Parameters and optimizer state of a group, as flat float32 vectors.
+    """Parameters and optimizer state of a group, or running statistics, as flat float32 vectors.
 
     Attributes:
         states: the optimizer's, by their names; each as long as what is trained of the parameters.
@@ -34,7 +34,8 @@ class Replica:
     def __init__(self, spec: GroupSpec, train: TrainSection, device: torch.device) -> None:
         self.layout = Layout.of(spec, train)
         self.parameters = zeros(self.layout.size, device)
-        self.states = {name: zeros(self.layout.size, device) for name in optimizer_of(train).states(train)}
+        names = () if spec.is_statistics else optimizer_of(train).states(train)
+        self.states = {name: zeros(self.layout.size, device) for name in names}
         self.shared_gradient = SharedVector(self.layout.size, torch.float32) if device.type == "cpu" else None
         self.gradient = (
             torch.zeros(self.layout.size, device=device)
@@ -159,7 +160,7 @@ class Layout:
     Attributes:
         slots: every parameter of the group.
         size: floats in all, padding included.
-        spans: what is treated alike, in memory order.
+        spans: what is treated alike, in memory order; nothing, of running statistics.
     """
 
     slots: tuple[Slot, ...]
@@ -168,6 +169,8 @@ class Layout:
 
     @classmethod
     def of(cls, spec: GroupSpec, train: TrainSection) -> Layout:
+        if spec.is_statistics:
+            return cls._of_statistics(spec)
         treatments = [treatment_of(parameter, train) for parameter in spec.parameters]
 
         def rank(index: int) -> tuple[int, bool, bool, int]:
@@ -186,6 +189,17 @@ class Layout:
             spans.append(Span(begin=begin, end=end, treatment=treatment))
             offset = end
         return cls(slots=tuple(slots), size=offset, spans=tuple(spans))
+
+    @classmethod
+    def _of_statistics(cls, spec: GroupSpec) -> Layout:
+        """Returns a layout with a float for a weight after each slot, all of it a second time for sums; see
+        `planaria.runtime.worker.compute.statistics`."""
+        slots = []
+        offset = 0
+        for one in spec.parameters:
+            slots.append(Slot(name=one.name, shape=one.shape, offset=offset, count=_count(one.shape)))
+            offset += -(-(slots[-1].count + 1) // ALIGNMENT) * ALIGNMENT
+        return cls(slots=tuple(slots), size=2 * offset, spans=())
 
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns every parameter as a view of `flat`, by name."""

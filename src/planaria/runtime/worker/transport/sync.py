@@ -14,7 +14,7 @@ import torch
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.sum_slices import Slices
 from planaria.protocol.worker.sums import Piece, Sums
-from planaria.runtime.worker.compute.accumulator import Accumulator, add_up, grid_step, squared_norm
+from planaria.runtime.worker.compute.accumulator import Accumulator, add_up, grid_step
 from planaria.runtime.worker.compute.device_clock import DeviceClock
 from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.compute.shared_memory import SharedReader, SharedVector
@@ -130,7 +130,7 @@ class Sync(Sums[Accumulator, Tensors, Tensors]):
         return True
 
     def _norm(self, group: int) -> float:
-        return squared_norm(self._gradient(group))
+        return self._holdings.squared_norm(group)
 
 
 def _address(shared: SharedVector | None) -> Tensors:
