@@ -17,9 +17,9 @@ from planaria.data.job_data import open_data, prepare
 from planaria.data.reading.sources import DataError
 from planaria.data.sampler import Sampler
 from planaria.data.samples.dataset import DataRaised, Items, load_items
-from planaria.job.data_settings import DataSection
+from planaria.job.data_settings import DataSection, EvalSection
 from planaria.job.errors import UserError
-from planaria.job.settings import ClusterSection, EvalSection, Job, ModelSection
+from planaria.job.settings import ClusterSection, Job, ModelSection
 
 HERE = __name__
 

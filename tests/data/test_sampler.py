@@ -19,8 +19,8 @@ from planaria.data.sampler import Sampler
 from planaria.data.samples.windows import Windows
 from planaria.data.tokenizer import MASK_ID
 from planaria.data.tokens import TokenSet
-from planaria.job.data_settings import DataSection
-from planaria.job.settings import ClusterSection, EvalSection, Job, ModelSection, TrainSection
+from planaria.job.data_settings import DataSection, EvalSection
+from planaria.job.settings import ClusterSection, Job, ModelSection, TrainSection
 
 TEXT = bytes(random.Random(0).randrange(32, 127) for _ in range(1000))
 

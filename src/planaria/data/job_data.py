@@ -18,10 +18,10 @@ import numpy as np
 from planaria.data.encoding import Tell
 from planaria.data.reading.sources import DataError
 from planaria.data.tokens import TokensAbout, TokenSet, open_tokens, prepare_tokens
-from planaria.job.checks import is_dataset
 from planaria.job.data_settings import DataSection, Packing
 from planaria.job.history import KEYED, DataIdentity
 from planaria.job.settings import Job
+from planaria.job.values import is_dataset
 
 if TYPE_CHECKING:
     from planaria.data.mixture import Mixture

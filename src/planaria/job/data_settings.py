@@ -1,4 +1,4 @@
-"""The section [data] of the job file, as `planaria.job.settings` has the others."""
+"""The sections [data] and [eval] of the job file, as `planaria.job.settings` has the others."""
 
 from __future__ import annotations
 
@@ -146,3 +146,60 @@ class DataSection(Section, frozen=True):
     def has_examples(self) -> bool:
         """Whether each window holds whole documents."""
         return self.has_answers or self.windows is Packing.PAD
+
+
+class EvalMetric(enum.StrEnum):
+    """What an evaluation tells. `accuracy`: share of the labels that the model thinks the likeliest."""
+
+    LOSS = "loss"
+    PERPLEXITY = "perplexity"
+    ACCURACY = "accuracy"
+
+    @property
+    def rises(self) -> bool:
+        """Whether a higher value is better."""
+        return self is EvalMetric.ACCURACY
+
+
+class EvalTarget(Section, frozen=True):
+    """[eval.stop_at]
+
+    Attributes:
+        metric: loss, perplexity or accuracy.
+        value: the run ends at a loss or a perplexity of at most this, or at an accuracy of at least this.
+    """
+
+    metric: EvalMetric
+    value: float
+
+
+class EvalSection(Section, frozen=True):
+    """[eval]
+
+    How the model does on data that it is never trained on (share or source); see docs/howto/evaluation.md.
+
+    Attributes:
+        share: share of the data's windows, or samples, that are held out: the same ones whatever train.seed is,
+            scattered over all of them, rounded up to whole microbatches.
+        source: as data.source: data of their own.
+        config: keyword arguments of that function, beside those of data.config, which they replace.
+        every: steps between evaluations; the last step is evaluated too. 0: the model is not evaluated.
+        microbatches: of train.microbatch samples, that each evaluation takes; always the same ones.
+        metric: by which the best checkpoint is chosen: loss, perplexity or accuracy.
+        keep_best: a checkpoint is written at each evaluation, and the best one stays beside the newest ones.
+        stop_at: end the run as soon as an evaluation reaches this, for instance {metric = "accuracy", value = 0.9}.
+    """
+
+    share: float = 0.0
+    source: str = ""
+    config: dict[str, Any] = msgspec.field(default_factory=dict)
+    every: int = 0
+    microbatches: int = 8
+    metric: EvalMetric = EvalMetric.LOSS
+    keep_best: bool = True
+    stop_at: EvalTarget | None = None
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return self.share > 0 or self.source != ""

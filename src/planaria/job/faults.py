@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from planaria.job.checks import shown
 from planaria.job.errors import UserError
 from planaria.job.settings import Job
+from planaria.job.values import shown
 
 FAULT_POINTS = (
     "load", "forward", "backward", "weight", "shadow", "send", "recv", "sync", "vote", "apply", "transfer", "evaluate",

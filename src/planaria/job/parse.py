@@ -19,11 +19,12 @@ from typing import Any
 
 import msgspec
 
-from planaria.job.checks import check_dealing, check_job, shown
+from planaria.job.checks import check_dealing, check_job
 from planaria.job.errors import UserError
 from planaria.job.section import Section
 from planaria.job.settings import Device, Job, ModelSection, TrainSection
 from planaria.job.suggestions import did_you_mean
+from planaria.job.values import shown
 
 Table = dict[str, Any]
 

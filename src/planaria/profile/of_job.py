@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planaria.job.checks import is_function
 from planaria.job.errors import UserError
 from planaria.job.settings import Device, DType, Job
+from planaria.job.values import is_function
 from planaria.model.training.optimizer import value_bytes
 from planaria.plan.costs.byte_counts import ValueBytes
 from planaria.plan.costs.model_profile import ModelProfile

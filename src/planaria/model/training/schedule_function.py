@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from numbers import Real
 
-from planaria.job.checks import is_function
 from planaria.job.errors import UserCodeError, UserError
 from planaria.job.settings import TrainSection
 from planaria.job.users_code import import_function, users_trace
+from planaria.job.values import is_function
 
 
 def rate_factors(train: TrainSection) -> tuple[float, ...]:

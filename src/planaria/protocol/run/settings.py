@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from planaria.estimate.restore_time import Storage
-from planaria.job.settings import EvalSection, TrainSection
+from planaria.job.data_settings import EvalSection
+from planaria.job.settings import TrainSection
 from planaria.plan.thresholds import MEAN_TIME_BETWEEN_FAILURES_S
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.records import Evaluated

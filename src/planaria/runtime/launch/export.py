@@ -10,10 +10,10 @@ from planaria.data.export import export_tokenizer
 from planaria.data.job_data import token_folders
 from planaria.data.tokenizer import BYTES, Tokenizer, load_tokenizer
 from planaria.data.tokens import CHAT_TEMPLATE, TOKENIZER
-from planaria.job.checks import is_dataset
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
 from planaria.job.settings import Job
+from planaria.job.values import is_dataset
 from planaria.model.export import export, export_adapters
 from planaria.runtime.component_settings import is_emulated
 from planaria.runtime.run_folder.run_folder import RunFolder

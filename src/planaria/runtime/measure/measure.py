@@ -15,12 +15,12 @@ import msgspec
 import torch
 
 from planaria.data.job_data import JobData, open_data
-from planaria.job.checks import is_dataset
 from planaria.job.data_settings import DataSection, Packing
 from planaria.job.errors import UserCodeError, UserError
 from planaria.job.registry import OptimizerName
 from planaria.job.settings import Device, Job, TrainSection
 from planaria.job.users_code import look_in
+from planaria.job.values import is_dataset
 from planaria.job.version import __version__
 from planaria.model.load import compare_with_whole, load_model
 from planaria.model.model import Model

@@ -27,10 +27,10 @@ from pathlib import Path
 
 import msgspec
 
-from planaria.job.checks import is_dataset
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.registry import PolicyName
 from planaria.job.settings import Device, Job
+from planaria.job.values import is_dataset
 from planaria.job.version import __version__
 from planaria.runtime.coordinator.settings import CoordinatorSettings
 from planaria.runtime.interrupts import HEEDED

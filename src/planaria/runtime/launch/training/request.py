@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from planaria.job.checks import is_function
 from planaria.job.faults import Fault
 from planaria.job.registry import Launcher
 from planaria.job.settings import Job
 from planaria.job.users_code import look_in
+from planaria.job.values import is_function
 from planaria.protocol.planning.failure_rate import Watched
 from planaria.runtime.component_settings import check_size
 from planaria.runtime.coordinator.executor import Observer

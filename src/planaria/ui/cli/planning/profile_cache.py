@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from planaria.job.checks import is_dataset, is_function
 from planaria.job.settings import Job
+from planaria.job.values import is_dataset, is_function
 from planaria.job.version import __version__
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.profile_check import decode_profile

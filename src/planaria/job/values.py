@@ -1,0 +1,80 @@
+"""What single values of a job file must be, whatever their field; how a message shows them.
+
+Each check raises a `UserError` that names the field, its value and the remedy.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NoReturn
+
+from planaria.job.errors import UserError
+
+_DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+_FUNCTION = re.compile(rf"{_DOTTED}:{_DOTTED}")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_MAX_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """Returns a value as messages show it: one line, not too long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits.
+        return "a very large number"
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+
+
+def is_function(model_type: str) -> bool:
+    """Whether `model.type` means a Python function ("module:function") and not a Hugging Face model type."""
+    return ":" in model_type
+
+
+def is_reference(text: str) -> bool:
+    """Whether a text is of the form "module:function"."""
+    return _FUNCTION.fullmatch(text) is not None
+
+
+def is_dataset(source: str) -> bool:
+    """Whether `data.source` names a Python function that returns a dataset, and no file ("./a:b" is one)."""
+    return is_reference(source)
+
+
+def refuse(field: str, value: object, problem: str, remedy: str) -> NoReturn:
+    """Raises a UserError: what is wrong with a value, and the remedy."""
+    raise UserError(f"{field} = {shown(value)} {problem}. {remedy}")
+
+
+def at_least(field: str, value: float, least: float) -> None:
+    """Refuses a number below another."""
+    if not value >= least:
+        refuse(field, value, f"is below {least}", f"Set it to {least} or more.")
+
+
+def positive(field: str, value: float) -> None:
+    """Refuses what is not above 0, or not finite."""
+    if not (value > 0 and math.isfinite(value)):
+        refuse(field, value, "is not above 0", "Set a finite number above 0.")
+
+
+def text(field: str, value: str) -> None:
+    """Refuses an empty text, and one that no path can be."""
+    if not value.strip() or "\0" in value:
+        refuse(field, value, "is empty or has a NUL character", "Give a text, or leave the line out.")
+
+
+def path(field: str, value: str) -> None:
+    """Refuses a URL: what lies elsewhere is not fetched."""
+    text(field, value)
+    if _URL.match(value):
+        refuse(
+            field, value, "is a URL, and only files of this machine are read and written",
+            "Copy it here (hf download, aws s3 sync, gsutil rsync, curl -O), or mount it, and give its path.",
+        )  # fmt: skip
+
+
+def function(field: str, value: str) -> None:
+    """Refuses what is not of the form "module:function"."""
+    if not is_reference(value):
+        refuse(field, value, "is not module:function", 'Write for instance "layers:transformer".')
