@@ -30,17 +30,31 @@ def test_a_model_is_pretrained_on_parquet_files(
     assert len(outcome.events("node_lost")) == 1
 
 
-@pytest.mark.parametrize("packing", ["apart", "pad"])
+OF_TWO_SOURCES = (
+    "data.source=python-stdlib",
+    'data.messages=""',
+    'data.chat_template=""',
+    "data.packing=pad",
+    'data.sources=[{source="chats.jsonl", messages="messages", chat_template="chatml"}, {source="texts.jsonl"}]',
+)
+
+
+@pytest.mark.parametrize("changes", [(), OF_TWO_SOURCES], ids=["chats", "chats and texts"])
 def test_a_model_learns_what_is_answered_in_chats(
-    packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, reference: Callable[[Job], Outcome]
+    changes: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,
+    reference: Callable[[Job], Outcome],
 ) -> None:
     chats.write(tmp_path / "chats.jsonl", num_chats=200)
+    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "{n} worms"}}\n' for n in range(100)))
     monkeypatch.chdir(tmp_path)
     job = load_job(
         EXAMPLES / "chats.toml",
         [
             "train.steps=3", "train.warmup_steps=1", "train.global_batch=8", "eval.every=3", "eval.microbatches=1",
-            "model.config.hidden_size=16", "model.config.intermediate_size=32", f"data.packing={packing}",
+            "model.config.hidden_size=16", "model.config.intermediate_size=32", *changes,
         ],
     )  # fmt: skip
     outcome = run(job, "kill:node=1,step=2,at=backward")
