@@ -341,20 +341,21 @@ def _after_losses(policy: Policy, first: Candidate, losses: Sequence[Collection[
     return tuple(proposals)
 
 
-def export(run: str | Path, target: str | Path, *, step: int | None = None) -> None:
+def export(run: str | Path, target: str | Path, *, step: int | None = None, adapters: bool = False) -> None:
     """Writes a checkpoint of a run and its tokenizer as a Hugging Face folder, from which `from_pretrained` loads.
 
     Args:
         run: the run's folder.
         target: the folder to write; it is empty, or not there.
         step: of the checkpoint; None: the newest that is whole.
+        adapters: write the adapters of [model.lora] alone, for peft; otherwise they are merged into the weights.
 
     Raises:
         UserError: there is no such run or checkpoint, the model is not Hugging Face's, or nothing can be written there.
     """
     from planaria.runtime.launch.export import export_run
 
-    export_run(Path(run), Path(target), step)
+    export_run(Path(run), Path(target), step, adapters=adapters)
 
 
 def read_profile(path: Path) -> ModelProfile:

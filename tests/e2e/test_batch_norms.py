@@ -16,7 +16,8 @@ from planaria.data.job_data import open_data
 from planaria.job.settings import DataSection, Job, ModelSection
 from planaria.model.tensors.batch_norms import statistics
 from planaria.runtime.launch.export import export_run
-from planaria.runtime.launch.reference import train_reference
+from planaria.runtime.launch.reference import Drops, train_reference
+from planaria.runtime.run_folder.recorder import read_drops
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.worker.compute.engine import real_engine
 from tests.e2e.conftest import Run
@@ -70,8 +71,8 @@ def job_of(text: Path, **changes: Any) -> Job:
     return msgspec.structs.replace(job, model=ModelSection(type="normed:norms", config={"width": 16, "depth": 4}))
 
 
-def alone(job: Job, layers: Path) -> Outcome:
-    return Outcome(train_reference(job, RunFolder.create(layers, "alone"), import_path=layers))
+def alone(job: Job, layers: Path, drops: Drops | None = None) -> Outcome:
+    return Outcome(train_reference(job, RunFolder.create(layers, "alone"), import_path=layers, drops=drops))
 
 
 @pytest.mark.parametrize("name", rest_in_proof(list(JOBS)))
@@ -82,6 +83,14 @@ def test_kills(name: str, layers: Path, text: Path, run: Run) -> None:
     outcome.assert_same_bits(expected)
     assert expected.evaluated
     assert [recovery.lost_nodes for recovery in outcome.result.recoveries] == [(1,), (4,)]
+
+
+def test_for_a_microbatch_that_is_left_out_the_statistics_stand_in(layers: Path, text: Path, run: Run) -> None:
+    job = job_of(text, resilience__policy="drop")
+    outcome = run(job, "kill:node=2,step=3,at=backward", import_path=layers)
+    drops = read_drops(outcome.result.folder / "events.jsonl")
+    assert drops
+    outcome.assert_same_bits(alone(job, layers, drops))
 
 
 def test_a_resnet_with_kills(layers: Path, text: Path, run: Run) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from small_models import TRAIN, VOCAB_SIZE, filled_layers, load_small, run_layers, shaken, small_section, whole_state
 
-from planaria.job.settings import LoraSection, ModelSection
+from planaria.job.settings import ClusterSection, Job, LoraSection, ModelSection
+from planaria.model.export import export_adapters
 from planaria.model.huggingface import HuggingFaceModel
 from planaria.model.load import load_huggingface_model, load_model
 from planaria.model.model import ModelError
@@ -74,6 +76,12 @@ def test_what_cannot_be_adapted_is_refused(section: ModelSection, parts: tuple[s
         load_model(section, TRAIN, vocab_size=VOCAB_SIZE)
     assert "\n" not in str(caught.value)
     assert all(part in str(caught.value) for part in parts)
+
+
+def test_adapters_of_a_job_that_has_none_are_not_written(tmp_path: Path) -> None:
+    job = Job(model=small_section("gpt2"), train=TRAIN, cluster=ClusterSection(nodes=2))
+    with pytest.raises(ModelError, match=r"--adapters: the run's job has no \[model\.lora\]"):
+        export_adapters(job, {}, tmp_path)
 
 
 def test_peft_is_asked_for_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

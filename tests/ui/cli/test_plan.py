@@ -326,5 +326,8 @@ def test_costs_are_computed_for_the_device_that_is_asked_for() -> None:
     for arguments in (("--measure",), ("--profile", str(GPU_CLUSTER))):
         refused = CliRunner().invoke(cli, ["plan", str(GPU_CLUSTER), "--device", "a100", *arguments])
         assert (refused.exit_code, "--device" in refused.stderr) == (2, True)
+    frozen = 'train.parameters=[{match="*.layers.0.*", trainable=false}]'
+    whole = CliRunner().invoke(cli, ["plan", str(GPU_CLUSTER), "--device", "a100", "--set", frozen])
+    assert (whole.exit_code, "of its parameters are not trained" in " ".join(whole.stderr.split())) == (2, True)
     unknown = CliRunner().invoke(cli, ["plan", str(GPU_CLUSTER), "--device", "a10"])
     assert (unknown.exit_code, "Did you mean 'a100'?" in unknown.stderr) == (2, True)
