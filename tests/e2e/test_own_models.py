@@ -11,21 +11,21 @@ import torch
 from torch import nn
 
 from planaria.data.job_data import open_data
-from planaria.job.errors import UserError
 from planaria.job.parse import load_job, parse_job
 from planaria.job.settings import Job
 from planaria.model.initial import derive_seed, seeded
 from planaria.model.loss import token_cross_entropy
 from tests.e2e.conftest import EXAMPLES, Run
 from tests.e2e.jobs import Outcome
+from tests.proof import rest_in_proof
 
 Reference = Callable[[Job], Outcome]
 
 SHORT = ("train.steps=3", "train.warmup_steps=1", "train.global_batch=8", "train.microbatch=2", "eval.every=2")
 JOBS = {
-    "alexnet": ("vision.toml", "model.config.width=0.03125"),
-    "vgg19": ("vision.toml", "model.type=vision:vgg19", "model.config.width=0.015625"),
     "gnmt": ("translation.toml", "model.config.width=8", "model.config.depth=3", "eval.microbatches=2"),
+    "vgg19": ("vision.toml", "model.type=vision:vgg19", "model.config.width=0.015625"),
+    "alexnet": ("vision.toml", "model.config.width=0.03125"),
 }
 
 
@@ -42,7 +42,7 @@ def job_of(name: str, *changes: str) -> Job:
     return load_job(EXAMPLES / file, [*SHORT, *own, *changes])
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", rest_in_proof([*JOBS], kept=2))
 def test_the_examples_end_with_the_references_bits(name: str, run: Run, reference: Reference) -> None:
     job = job_of(name)
     outcome = run(job, "kill:node=2,step=2,at=backward")
@@ -51,14 +51,11 @@ def test_the_examples_end_with_the_references_bits(name: str, run: Run, referenc
     assert len(outcome.events("node_lost")) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "rate"),
-    [("alexnet", "train.learning_rate=0.02"), ("gnmt", "train.learning_rate=5e-3")],
-)
-def test_losses_are_those_of_a_plain_loop(name: str, rate: str, run: Run) -> None:
+@pytest.mark.parametrize("name", rest_in_proof(["gnmt", "alexnet"]))
+def test_losses_are_those_of_a_plain_loop(name: str, run: Run) -> None:
     """Twenty steps with two kills, and the module alone with torch's optimizer and clipping, on the same batches."""
     job = job_of(
-        name, rate, "model.config.dropout=0.0", "train.steps=20", "train.warmup_steps=0", "train.lr_schedule=constant",
+        name, "model.config.dropout=0.0", "train.steps=20", "train.warmup_steps=0", "train.lr_schedule=constant",
         "eval.every=0",
     )  # fmt: skip
     outcome = run(job, "kill:node=2,step=5,at=backward", "kill:node=0,step=12,at=sync")
@@ -149,7 +146,7 @@ def test_a_mistake_is_told_before_anything_starts(source: str, said: str, tmp_pa
     with pytest.raises(ValueError, match=said) as caught:
         run(own_job(tmp_path, source), import_path=tmp_path)
     sys.modules.pop("own_things", None)
-    assert isinstance(caught.value, UserError | ValueError)
+    assert "\n" not in str(caught.value)
 
 
 def test_an_item_that_fails_later_ends_the_run_and_is_named(tmp_path: Path, run: Run) -> None:

@@ -336,31 +336,23 @@ def cut_module(module: nn.Module, inputs: Batch, split_at: Sequence[str]) -> lis
 
 
 def _recorded(module: nn.Module, inputs: Batch, split_at: Sequence[str], *, training: bool) -> Recording:
-    whole = copy.deepcopy(module).train(training)
-    blocks = find_blocks(whole, split_at)
-    _empty(whole, blocks)
+    whole = _emptied(module, split_at).train(training)
 
     def run(batch: Mapping[str, torch.Tensor]) -> object:
         return whole(*batch.values())
 
     try:
-        return record(whole, blocks, inputs, run)
+        return record(whole, find_blocks(whole, split_at), inputs, run)
     except CannotCut:
         raise
     except Exception as error:  # whatever the module's own forward raises
         raise CannotCut(f"its forward fails with {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
-def _empty(whole: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
-    """Moves to the meta device all parameters, and the buffers of what is called as it is."""
-    moved: dict[int, nn.Parameter] = {}
-    for part in whole.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None:
-                emptied = nn.Parameter(parameter.detach().to(META), parameter.requires_grad)
-                setattr(part, name, moved.setdefault(id(parameter), emptied))
-    wholes = [*blocks.values(), *(one for one in whole.modules() if is_whole(one))]
-    for part in {id(part): part for one in wholes for part in one.modules()}.values():
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                part._buffers[name] = buffer.to(META)
+def _emptied(module: nn.Module, split_at: Sequence[str]) -> nn.Module:
+    """Copies a module without its parameters' values, nor those of buffers in what is called as it is."""
+    wholes = [*find_blocks(module, split_at).values(), *(one for one in module.modules() if is_whole(one))]
+    empty: dict[int, torch.Tensor] = {id(buffer): buffer.to(META) for one in wholes for buffer in one.buffers()}
+    for parameter in module.parameters():
+        empty[id(parameter)] = nn.Parameter(parameter.detach().to(META), parameter.requires_grad)
+    return copy.deepcopy(module, empty)
