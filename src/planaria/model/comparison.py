@@ -65,7 +65,7 @@ def compare(model: HuggingFaceModel, section: ModelSection, train: TrainSection,
         if DOCUMENT_POSITIONS in model.inputs and not _keeps_apart(small, shorter.sequence_length):
             raise ModelError(
                 f'data.packing = "apart": model.type = {section.type!r} gives a document other outputs where another '
-                'one is in its window. Set it to "across" or "pad".'
+                'one is in its window. Set it to "pad", or "across" where data are texts.'
             )
         if SOURCE_MASK in model.inputs and not _heeds_mask(small, shorter.sequence_length):
             raise ModelError(

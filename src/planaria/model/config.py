@@ -26,6 +26,7 @@ _CLASSES = {
 }
 """Classes with a head that there is a loss for; of two, the first counts."""
 
+_OTHERWISE = 'Set data.packing = "pad", or "across" where data are texts.'
 _NARROW = ("sliding_window", "attention_chunk_size")
 """Settings of models whose attention does not reach over all of a window."""
 _SKIPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
@@ -187,13 +188,13 @@ def check_apart(config: Any, made_by: Any, train: TrainSection, *, masked_lm: bo
     said = f'data.packing = "apart": a {config.model_type} model'
     known = inspect.signature(made_by.forward).parameters
     if masked_lm or config.is_encoder_decoder or not {"position_ids", "attention_mask"} <= set(known):
-        raise ModelError(f'{said} takes no positions, or does not predict the next token. Set data.packing = "across".')
+        raise ModelError(f"{said} takes no positions, or does not predict the next token. {_OTHERWISE}")
     for field in _NARROW:
         width = getattr(config, field, None)
         if isinstance(width, int) and width < train.sequence_length:
             raise ModelError(
                 f"{said} has a mask of its own (model.config.{field} = {width}), which would be lost. "
-                f'Set train.sequence_length to {width} or less, or data.packing = "across".'
+                f"Set train.sequence_length to {width} or less. {_OTHERWISE}"
             )
 
 
