@@ -47,6 +47,7 @@ class Owner:
             is_on_host=True,
             sum_dtype=dtype,
             exponents=(EXPONENT,),
+            squared_norm=lambda group: squared_norm(self.gradient),
         )
         transport = SimpleNamespace(send=group.send, host_of=lambda worker: group.hosts[worker])
         pace = SimpleNamespace(add_up=lambda piece: None)
