@@ -101,6 +101,7 @@ def test_a_job_trains_with_a_policy_a_model_data_and_a_schedule_of_ones_own(exte
     assert recovery["lost_nodes"] == [1]
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(180)
 def test_a_launcher_of_ones_own_starts_nodes(extended: Path) -> None:
     """`srun --nodes=N ... COMMAND` runs the command N times here."""
@@ -132,7 +133,6 @@ def test_the_names_are_known_to_whoever_lists_them(extended: Path) -> None:
         "resilience.policy": "patient",
         "cluster.schedule": "eager-3",
         "cluster.launcher": "slurm",
-        "model.type": "mistral",
     }
     given = [["plan", "--help"]]
     given += [["train", "extended.toml", "--name", "refused", "--set", f"{field}=other"] for field in names]

@@ -55,6 +55,7 @@ def test_kills_while_every_step_is_saved_change_no_bit(at: str, text: Path, run:
     outcome.assert_same_bits(reference(job))
 
 
+@pytest.mark.proof
 def test_every_replica_of_a_layer_is_lost_soon_after_a_save(text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text, train__steps=12, run__checkpoint_every=2)
     first = run(make_job(text, train__steps=1, train__warmup_steps=0)).events("plan_taken")[0]["pipelines"]

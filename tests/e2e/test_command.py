@@ -34,7 +34,7 @@ def test_every_process_writes_of_its_life(command: Command) -> None:
 
 def test_interrupt_saves_and_resume_ends_with_the_references_bits(command: Command) -> None:
     command.write_emulated_job(steps=12, layer_s=0.01)
-    process = command.start_anew("train", "job.toml")
+    process = command.start("train", "job.toml")
     command.wait_for_step(2)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=DEADLINE_S)

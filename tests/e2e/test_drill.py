@@ -129,7 +129,8 @@ def test_losses_of_a_trace_come_unannounced(job_file: Path, nodes: LocalNodes) -
     assert ended.tally.window_s == pytest.approx(4.0)
 
 
-@pytest.mark.parametrize("is_told", rest_in_proof([True, False]))
+@pytest.mark.proof
+@pytest.mark.parametrize("is_told", [True, False])
 def test_nodes_are_in_the_zones_of_the_trace(job_file: Path, nodes: LocalNodes, is_told: bool) -> None:
     """A zone goes at once. Told of zones, the job goes on from a replica elsewhere; else it begins again."""
     (job_file.parent / "profile.json").write_bytes(msgspec.json.encode(profile(layer_s=0.01)))  # time for all to go

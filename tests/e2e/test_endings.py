@@ -113,6 +113,7 @@ def test_a_pipe_that_closes_ends_the_run_with_its_state_saved(command: Command) 
     assert_saved(command)
 
 
+@pytest.mark.proof
 def test_a_run_that_was_told_to_ignore_hangups_goes_on(command: Command) -> None:
     """As nohup does."""
     command.write_emulated_job(ENDLESS)

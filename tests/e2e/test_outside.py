@@ -32,7 +32,7 @@ from planaria.runtime.worker.transport.frames import data_frame
 from planaria.runtime.worker.transport.mailbox import Key, Kind
 from tests.e2e.commands import DEADLINE_S, wait_until
 from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.jobs import Outcome, make_emulated_job, make_job
 from tests.proof import rest_in_proof
 
 Reference = Callable[[Job], Outcome]
@@ -159,9 +159,9 @@ def crowd(worker_pids: Callable[[], list[int]]) -> Iterator[Crowd]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
 
 
-def test_many_that_say_nothing_disturb_nothing(crowd: Crowd, text: Path, run: Run, reference: Reference) -> None:
+def test_many_that_say_nothing_disturb_nothing(crowd: Crowd, slow_layers: Path, run: Run, reference: Reference) -> None:
     """They are sent away but for a few hundred, which is told of in few lines, and nobody is lost."""
-    job = make_job(text, cluster__nodes=4, train__steps=100_000, train__lr_schedule="constant")
+    job = make_emulated_job(slow_layers, cluster__nodes=4, train__steps=100_000, train__lr_schedule="constant")
     seen: list[int] = []
     closed: list[int] = []
 
@@ -179,7 +179,7 @@ def test_many_that_say_nothing_disturb_nothing(crowd: Crowd, text: Path, run: Ru
     assert any("do not show the job's token" in note for note in notes)
     assert len(notes) < 10, "one line in ten seconds"
     done = outcome.summary["steps"]
-    alone = reference(make_job(text, train__steps=done, train__lr_schedule="constant"))
+    alone = reference(make_emulated_job(slow_layers, train__steps=done, train__lr_schedule="constant"))
     assert outcome.losses == alone.losses
     assert outcome.summary["weights_sha256"] == alone.summary["weights_sha256"]
 
@@ -336,17 +336,17 @@ def test_a_restore_from_a_damaged_checkpoint_is_not_trained_on(text: Path, run: 
     assert names[0] in outcome.summary["message"]
 
 
+@pytest.mark.parametrize("at", rest_in_proof([".safetensors", MANIFEST]))
 def test_a_kill_in_every_step_of_a_checkpoint_changes_no_bit(
-    text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
+    at: str, text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
 ) -> None:
     """Somebody who is to write a part of it dies as soon as the first part, or the manifest, is there."""
-    for at in (".safetensors", MANIFEST):
-        job = make_job(text, run__checkpoint_every=2)
-        watcher = Watcher(at, worker_pids)
-        outcome = run(job, observers=[watcher])
-        outcome.assert_same_bits(reference(job))
-        assert watcher.killed is not None
-        assert [event["node"] for event in outcome.events("node_lost")]
+    job = make_job(text, run__checkpoint_every=2)
+    watcher = Watcher(at, worker_pids)
+    outcome = run(job, observers=[watcher])
+    outcome.assert_same_bits(reference(job))
+    assert watcher.killed is not None
+    assert [event["node"] for event in outcome.events("node_lost")]
 
 
 class Watcher:

@@ -115,6 +115,7 @@ def test_a_kill_from_outside_changes_no_bit(
     assert recovery["detect_ms"] is None, "nobody knows when the node died"
 
 
+@pytest.mark.proof
 def test_a_kill_before_the_first_step_changes_no_bit(
     text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_kill_before_the_first_step_changes_no_bit(
     run(job, observers=[killer]).assert_same_bits(reference(job))
 
 
+@pytest.mark.proof
 def test_a_kill_while_the_last_checkpoint_is_written_changes_no_bit(
     text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
 ) -> None:

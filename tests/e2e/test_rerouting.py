@@ -41,6 +41,7 @@ def test_one_loss_after_the_other_is_rerouted(
     assert len(taken[-1]["pipelines"]) > 1
 
 
+@pytest.mark.proof
 def test_the_last_owner_is_lost_of_a_job_that_writes_no_checkpoints(text: Path, run: Run, reference: Reference) -> None:
     """Degraded from the fifth step on, which has the state saved; back to there when nobody has the first layers."""
     changes = {"resilience__policy": "reroute", "cluster__nodes": 8, "train__steps": 20, "run__checkpoint_every": 0}

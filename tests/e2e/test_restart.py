@@ -58,6 +58,7 @@ def test_a_coordinator_that_dies_at_any_point_changes_no_bit(
     assert not outcome.events("node_lost")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("at", rest_in_proof(["join", "send", "plan", "tell", "commit", "end"]))
 def test_a_death_at_the_first_moment_changes_no_bit(at: str, text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text)
@@ -88,6 +89,7 @@ def test_a_node_dies_with_the_coordinator(at: str, text: Path, run: Run, referen
     assert [event["live_nodes"] for event in outcome.events("node_lost")] == [6, 5]
 
 
+@pytest.mark.proof
 def test_a_node_without_memory_says_so_to_the_next_coordinator(text: Path, run: Run, reference: Reference) -> None:
     """Else it would do nothing for ever, and others would be blamed for it."""
     job = make_job(text)
@@ -243,6 +245,7 @@ def cut_back(entries: int) -> Callable[[Path], None]:
     return damage
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("at", rest_in_proof(["vote", "tell"]))
 @pytest.mark.parametrize("entries", rest_in_proof([3, 1]))
 def test_a_journal_that_lags_behind_its_workers_is_made_up_for(

@@ -347,6 +347,7 @@ def test_a_disk_that_is_full_for_a_while_stops_nothing_and_is_said(
     assert [entry.commit.step for entry in entries if isinstance(entry, JournalCommit)] == list(range(1, 25))
 
 
+@pytest.mark.proof
 def test_a_half_written_newest_checkpoint_is_named_and_the_one_before_is_used(
     text: Path, run: Run, reference: Reference
 ) -> None:
@@ -386,6 +387,7 @@ def test_a_kill_at_each_instruction_of_split_backwards_changes_no_bit(
     assert len(outcome.result.recoveries) == 1
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("round_", rest_in_proof([1, 0, 2]))
 def test_a_kill_in_each_round_of_sums_changes_no_bit(
     round_: int, mine: Path, text: Path, run: Run, alone: Reference
@@ -418,6 +420,7 @@ def test_all_holders_of_a_layer_but_one_die_around_the_commit(
     assert sorted(event["node"] for event in outcome.events("node_lost")) == sorted(holders[1:])
 
 
+@pytest.mark.proof
 def test_all_die_but_one_replica_of_each_layer(text: Path, run: Run, reference: Reference) -> None:
     changes = {"cluster__nodes": 8, "resilience__fault_tolerance": 0}
     job = make_job(text, **changes)

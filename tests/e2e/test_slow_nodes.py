@@ -102,6 +102,7 @@ def test_a_slow_node_is_found_among_others_that_really_compute(text: Path, run: 
     assert not outcome.events("node_lost")
 
 
+@pytest.mark.proof
 def test_an_oversubscribed_machine_makes_nobody_slow(text: Path, run: Run, reference: Reference) -> None:
     """Seven workers share its cores."""
     job = make_job(text, **COMPUTE, train__steps=8)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, StepCommitted
@@ -68,6 +69,7 @@ def test_a_coordinator_that_is_stopped_is_replaced(tmp_path: Path, text: Path, r
     assert not named(outcome.result.folder, "coordinator")
 
 
+@pytest.mark.proof
 def test_a_standby_that_is_stopped_takes_no_part(tmp_path: Path, text: Path, run: Run, reference: Reference) -> None:
     """The coordinator dies, and whoever is to follow is stopped: that one is killed too before another begins."""
     job = make_job(text, train__steps=12)

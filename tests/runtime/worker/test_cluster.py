@@ -60,7 +60,7 @@ from tests.runtime.worker.schedules import (
 )
 
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.json"))
-BATCHES = batches(range(1000, 1240), size=15, kept=4)
+BATCHES = batches(range(1000, 1124), size=15, kept=4)
 
 
 class Laboratory:
