@@ -114,6 +114,13 @@ def _check_train(train: TrainSection) -> None:
             f"is not divisible by train.microbatch = {train.microbatch}",
             _nearest_batches(train.global_batch, train.microbatch),
         )  # fmt: skip
+    if train.start_from:
+        text("train.start_from", train.start_from)
+    elif train.start_optimizer:
+        refuse(
+            "train.start_optimizer", True, "is for a start from a checkpoint, and train.start_from is missing",
+            "Name one, or leave this out.",
+        )  # fmt: skip
     if train.warmup_steps > train.steps:
         refuse(
             "train.warmup_steps", train.warmup_steps, f"is more than train.steps = {train.steps}",

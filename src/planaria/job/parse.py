@@ -174,8 +174,9 @@ def job_from_json(data: bytes) -> Job:
     return job
 
 
-_NOT_COMPARED = ("steps", "weights")
-"""train.steps may be raised; model.weights is a path to what a run began with, and a checkpoint has its own."""
+_NOT_COMPARED = ("steps", "weights", "start_from")
+"""train.steps may be raised; model.weights and train.start_from are paths to what a run began with, and a checkpoint
+has its own."""
 
 
 def job_fingerprint(job: Job) -> str:

@@ -210,6 +210,10 @@ class TrainSection(Section, frozen=True):
         nesterov: whether sgd's momentum is Nesterov's.
         parameters: rules for some of the parameters.
         clip_norm: global gradient norm limit; 0 turns clipping off.
+        start_from: run folder, checkpoint of one, or folder of torch.distributed.checkpoint, whose parameters the run
+            begins with; see docs/howto/resume-and-save.md.
+        start_optimizer: whether it begins with the optimizer's state as well.
+        start_steps: steps that the optimizer has made there, if it does; filled in when the run begins.
         seed: of initial weights, sampling, masking and dropout.
         dtype: compute dtype: float32, tf32 (CUDA alone), bfloat16 or float16 (with dynamic loss scaling); see
             docs/howto/precision.md.
@@ -240,6 +244,9 @@ class TrainSection(Section, frozen=True):
     nesterov: bool = _THE_OPTIMIZERS
     parameters: tuple[ParameterRule, ...] = ()
     clip_norm: float = 1.0
+    start_from: str = ""
+    start_optimizer: bool = False
+    start_steps: int = 0
     seed: int = 0
     dtype: DType = DType.FLOAT32
     boundary_dtype: DType = DType.FLOAT32

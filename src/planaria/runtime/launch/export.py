@@ -1,11 +1,12 @@
-"""Implements `planaria export`: writes a run's last checkpoint as a Hugging Face folder."""
+"""Implements `planaria export`: writes a run's checkpoint as a Hugging Face folder, or for torch."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
-from planaria.checkpoint.manifest import newest, read_manifest, step_folder
-from planaria.checkpoint.state import read_parameters
+from planaria.checkpoint.manifest import PARAMETER, Manifest, newest, read_manifest, step_folder
+from planaria.checkpoint.state import read_group, read_parameters
 from planaria.data.export import export_tokenizer
 from planaria.data.job_data import token_folders
 from planaria.data.tokenizer import BYTES, Tokenizer, load_tokenizer
@@ -29,6 +30,66 @@ def _tokenizer(job: Job, folder: RunFolder) -> tuple[Path | None, Tokenizer]:
     return path / TOKENIZER if path.is_dir() else path, tokenizer
 
 
+def _opened(run: Path, step: int | None) -> tuple[Job, Path, Manifest]:
+    """Returns a run's job, and a checkpoint of it with its manifest."""
+    folder = RunFolder.open(run)
+    job = job_from_json(folder.job.read_bytes())
+    if is_emulated(job):
+        raise UserError(f"run folder {run} is of an emulated device: its weights are made up. Export another run.")
+    if step is None:
+        checkpoint, manifest, _ = newest(folder.checkpoints)
+        return job, checkpoint, manifest
+    checkpoint = step_folder(folder.checkpoints, step)
+    if not checkpoint.is_dir():
+        there = ", ".join(sorted(str(int(path.name[5:])) for path in folder.checkpoints.glob("step-*"))) or "none"
+        raise UserError(f"--step {step}: run folder {run} has no checkpoint of it (there are: {there}).")
+    return job, checkpoint, read_manifest(checkpoint)
+
+
+def _refuse_full(target: Path) -> None:
+    if target.exists() and any(target.iterdir()):
+        raise UserError(f"--to {target}: the folder is not empty. Choose another.")
+
+
+def _cannot_write(target: Path, error: OSError) -> UserError:
+    return UserError(f"--to {target}: it cannot be written: {error.strerror or error}. Choose another.")
+
+
+def export_for_torch(run: Path, target: Path, step: int | None = None) -> None:
+    """Writes a checkpoint of `run` into the folder `target`, as torch.distributed.checkpoint has them.
+
+    `model` has the parameters by name, `optimizer` the optimizer's values under `state`, named as torch.optim does.
+
+    Args:
+        run: the run's folder.
+        target: where; made if absent.
+        step: of the checkpoint; None: the newest that is whole.
+
+    Raises:
+        UserError: no such run or checkpoint, or a target that is not empty or cannot be written.
+    """
+    import torch
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    job, checkpoint, manifest = _opened(run, step)
+    made = torch.tensor(float(job.train.start_steps + manifest.step))
+    parameters: dict[str, torch.Tensor] = {}
+    state: dict[str, dict[str, torch.Tensor]] = {}
+    for group in range(len(manifest.groups)):
+        for kind, values in read_group(checkpoint, manifest, group).items():
+            for name, value in values.items():
+                if kind == PARAMETER:
+                    parameters[name] = value
+                else:
+                    state.setdefault(name, {"step": made.clone()})[kind] = value
+    try:
+        _refuse_full(target)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there is one process alone
+            save({"model": parameters, "optimizer": {"state": state}}, checkpoint_id=str(target), no_dist=True)
+    except OSError as error:
+        raise _cannot_write(target, error) from None
+
+
 def export_run(run: Path, target: Path, step: int | None = None, *, adapters: bool = False) -> None:
     """Writes the weights of a checkpoint of `run`, and its tokenizer if it has one, into the folder `target`.
 
@@ -43,22 +104,11 @@ def export_run(run: Path, target: Path, step: int | None = None, *, adapters: bo
         ModelError: a model that is not Hugging Face's, or without adapters.
     """
     folder = RunFolder.open(run)
-    job = job_from_json(folder.job.read_bytes())
-    if is_emulated(job):
-        raise UserError(f"run folder {run} is of an emulated device: its weights are made up. Export another run.")
-    if step is None:
-        checkpoint, manifest, _ = newest(folder.checkpoints)
-    else:
-        checkpoint = step_folder(folder.checkpoints, step)
-        if not checkpoint.is_dir():
-            there = ", ".join(sorted(str(int(path.name[5:])) for path in folder.checkpoints.glob("step-*"))) or "none"
-            raise UserError(f"--step {step}: run folder {run} has no checkpoint of it (there are: {there}).")
-        manifest = read_manifest(checkpoint)
+    job, checkpoint, manifest = _opened(run, step)
     parameters = read_parameters(checkpoint, manifest)
     file, tokenizer = (None, None) if is_dataset(job.data.source) else _tokenizer(job, folder)
     try:
-        if target.exists() and any(target.iterdir()):
-            raise UserError(f"--to {target}: the folder is not empty. Choose another.")
+        _refuse_full(target)
         if adapters:
             export_adapters(job, parameters, target)
         elif tokenizer is None:
@@ -76,4 +126,4 @@ def export_run(run: Path, target: Path, step: int | None = None, *, adapters: bo
             template = next((place / CHAT_TEMPLATE for part, place in parts if part.messages), None)
             export_tokenizer(file, target, most_tokens=job.train.sequence_length, chat_template=template)
     except OSError as error:
-        raise UserError(f"--to {target}: it cannot be written: {error.strerror or error}. Choose another.") from None
+        raise _cannot_write(target, error) from None

@@ -106,7 +106,7 @@ class _Reference:
         self._holdings = Holdings(self._model, job.train, self._alone.engine.device)
         for group in range(len(self._model.groups)):
             replica = self._holdings.new_replica(group)
-            replica.initialise(self._model.initial_state(group, job.train.seed))
+            self._holdings.initialise(replica, group)
             self._holdings.put(group, replica)
         self._alone.bind(self._holdings)
 

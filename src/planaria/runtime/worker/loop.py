@@ -74,8 +74,6 @@ class WorkerLoop(WorkerExecutor):
         trace = None if settings.trace is None else Trace(Path(settings.trace))
         transfers = StateTransfer(
             settings.worker,
-            settings.job.train.seed,
-            engine.model,
             self._machine,
             holdings,
             transport,

@@ -226,19 +226,32 @@ def train(
 @click.argument("run", type=RUN_FOLDER)
 @click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 @click.option("--step", type=click.IntRange(min=0), help="Step of the checkpoint.  [default: the last one]")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["huggingface", "torch"]),
+    default="huggingface",
+    show_default=True,
+    help="A Hugging Face folder, or torch.distributed.checkpoint's with the optimizer's state.",
+)
 @click.option("--adapters", is_flag=True, help="Write the adapters of [model.lora] alone, for peft.")
-def export(run: Path, target: Path, step: int | None, adapters: bool) -> int:
+def export(run: Path, target: Path, step: int | None, form: str, adapters: bool) -> int:
     """Write a checkpoint of RUN, the last one by default, and its tokenizer as a Hugging Face folder.
 
     RUN is a run folder, for instance runs/demo. `from_pretrained` of transformers loads what is written. Adapters are
-    merged into the weights.
+    merged into the weights. For torch, parameters and the optimizer's state are written as they are, of any model.
     """
+    if adapters and form == "torch":
+        raise click.UsageError("--adapters goes with --format huggingface. Drop one of them.")
     from planaria.runtime.run_folder.run_folder import RunFolder
 
     RunFolder.open(run)
-    from planaria.runtime.launch.export import export_run
+    from planaria.runtime.launch.export import export_for_torch, export_run
 
-    export_run(run, target, step, adapters=adapters)
+    if form == "torch":
+        export_for_torch(run, target, step)
+    else:
+        export_run(run, target, step, adapters=adapters)
     click.echo(f"exported {run} to {target}")
     return 0
 

@@ -52,9 +52,16 @@ def job_folder(job: Job, name: str, *, resume: bool) -> Iterator[JobFolder]:
             raise UserError(f"run folder {path} does not exist. Correct the name, or train first, without --resume.")
         folder = RunFolder.reopen(path)
         earlier = job_from_json(folder.job.read_bytes())
+        job = _with_start(job, job.train.start_from, earlier.train.start_steps)
         _refuse_other_job(folder, earlier, job)
     else:
         earlier = None
+        if job.train.start_from:
+            from planaria.checkpoint.start import start_of  # and with it torch
+
+            start = start_of(job.train)
+            steps = start.steps if start is not None and job.train.start_optimizer else 0
+            job = _with_start(job, str(Path(job.train.start_from).absolute()), steps)
         folder = RunFolder.create(job.run.folder, name)
     recorded = _size(folder.events)
     with claimed(folder.claim):
@@ -68,6 +75,11 @@ def job_folder(job: Job, name: str, *, resume: bool) -> Iterator[JobFolder]:
                 elif not recorded:
                     shutil.rmtree(folder.path, ignore_errors=True)
             raise
+
+
+def _with_start(job: Job, start_from: str, start_steps: int) -> Job:
+    train = msgspec.structs.replace(job.train, start_from=start_from, start_steps=start_steps)
+    return msgspec.structs.replace(job, train=train)
 
 
 def _size(path: Path) -> int:

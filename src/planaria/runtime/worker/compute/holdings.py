@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 
 import torch
 
+from planaria.checkpoint.manifest import PARAMETER
+from planaria.checkpoint.start import Start, start_of
 from planaria.job.settings import Numerics, TrainSection
 from planaria.model.model import Model
 from planaria.protocol.step.commit import NOT_APPLIED, loss_scale
@@ -62,6 +65,23 @@ class Holdings(HeldState[Replica, Accumulator]):
 
     def new_replica(self, group: int) -> Replica:
         return Replica(self._model.groups[group], self._train, self._device)
+
+    def initialise(self, replica: Replica, group: int) -> None:
+        """Fills a replica with the state with which the job begins.
+
+        Raises:
+            UserError (or a ModelError): what it is to begin with is not there.
+        """
+        if self._start is None:
+            replica.initialise(self._model.initial_state(group, self._train.seed))
+            return
+        shapes = {spec.name: spec.shape for spec in self._model.groups[group].parameters}
+        found = dict(self._start.state(shapes, tuple(replica.states) if self._train.start_optimizer else ()))
+        replica.initialise(found.pop(PARAMETER), found)
+
+    @cached_property
+    def _start(self) -> Start | None:
+        return start_of(self._train)
 
     def _new_accumulator(self, group: int) -> Accumulator:
         contributions = self._train.num_microbatches * len(self._model.groups[group].layers)

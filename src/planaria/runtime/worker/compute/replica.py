@@ -44,10 +44,13 @@ class Replica:
         )
         self.step = 0
 
-    def initialise(self, values: Mapping[str, torch.Tensor]) -> None:
+    def initialise(self, values: Mapping[str, torch.Tensor], states: NamedState | None = None) -> None:
+        """Begins with these parameters, and these of the optimizer's values; the others are 0."""
         self.layout.fill(self.parameters, values)
         for state in self.states.values():
             state.zero_()
+        for name, given in (states or {}).items():
+            self.layout.fill(self.states[name], given)
         self.step = 0
 
     @property
@@ -102,7 +105,8 @@ def apply_optimizer(
     Args:
         replicas: those that the worker owns.
         train: the optimizer and its settings.
-        step: the committed step; the first is 1. Bias correction goes by it, whether or not all before were applied.
+        step: the committed step; the first is 1. Bias correction goes by it, whether or not all before were applied,
+            and by the steps before the run that the optimizer's state comes from.
         clip_factor: from the commit.
         learning_rate: from the commit.
     """
@@ -120,7 +124,7 @@ def apply_optimizer(
                 parameters=parameters,
                 gradients=gradients,
                 states=states,
-                step=step,
+                step=train.start_steps + step,
                 rate=learning_rate * treatment.rate,
                 weight_decay=treatment.weight_decay,
                 clip_factor=clip_factor,

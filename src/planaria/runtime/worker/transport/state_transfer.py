@@ -13,7 +13,6 @@ import torch
 
 from planaria.checkpoint.manifest import Manifest, read_manifest
 from planaria.checkpoint.state import read_group
-from planaria.model.model import Model
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.plan.program.instructions import Instruction
 from planaria.protocol.messages.worker import Activity, FromWorker, PlanMessage, StateSource
@@ -33,8 +32,6 @@ class StateTransfer(StateTransfers[Replica]):
 
     Args:
         worker: the number of this worker.
-        seed: of the job's initial state.
-        model: makes initial state.
         machine: asked for the generation and step in progress.
         holdings: where the state ends.
         transport: the data plane, to the other workers.
@@ -45,11 +42,11 @@ class StateTransfer(StateTransfers[Replica]):
         send: sends a message to the coordinator.
     """
 
+    _holdings: Holdings
+
     def __init__(
         self,
         worker: WorkerId,
-        seed: int,
-        model: Model,
         machine: WorkerMachine,
         holdings: Holdings,
         transport: Transport,
@@ -60,8 +57,6 @@ class StateTransfer(StateTransfers[Replica]):
         send: Callable[[FromWorker], None],
     ) -> None:
         super().__init__(worker, machine, holdings, mailbox, send, time.monotonic)
-        self._seed = seed
-        self._model = model
         self._transport = transport
         self._mailbox = mailbox
         self._heartbeat = heartbeat
@@ -100,7 +95,7 @@ class StateTransfer(StateTransfers[Replica]):
 
     def _load(self, replica: Replica, group: int, message: PlanMessage) -> None:
         if message.source is StateSource.INITIAL:
-            replica.initialise(self._model.initial_state(group, self._seed))
+            self._holdings.initialise(replica, group)
         else:
             assert self._manifest is not None
             replica.load_named(read_group(Path(message.folder), self._manifest, group), message.step - 1)
