@@ -14,18 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from planaria.estimate.restore_time import Storage
 from planaria.job.errors import UserError as UserError
 from planaria.job.faults import Fault, check_faults, parse_fault
-from planaria.job.parse import job_from_table, load_job, validated
-from planaria.job.registry import PolicyName
+from planaria.job.parse import job_from_table, load_job, sections, validated
+from planaria.job.registry import Launcher, PolicyName
 from planaria.job.settings import Job as Job
+from planaria.job.settings import RunSection
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.thresholds import MEAN_TIME_BETWEEN_FAILURES_S
 from planaria.policy.forecast import FailureForecast
 from planaria.protocol.messages.records import AnyRecord
+from planaria.runtime.launch import given
 from planaria.runtime.launch.callbacks import Callback as Callback
 from planaria.runtime.launch.callbacks import LiveRun as LiveRun
 from planaria.runtime.launch.callbacks import named
@@ -97,6 +101,9 @@ class PlanReport:
 def train(
     job: Job | Mapping[str, Any],
     *,
+    model: object = None,
+    dataset: object = None,
+    eval_dataset: object = None,
     name: str | None = None,
     resume: bool = False,
     faults: Sequence[Fault | str] = (),
@@ -113,6 +120,9 @@ def train(
 
     Args:
         job: what to train: a `Job`, or a job file's sections as dicts.
+        model: in place of model.type, on this machine: a list of layers, a module, or a function that returns one.
+        dataset: in place of data.source: a map-style dataset, or a function that returns one.
+        eval_dataset: in place of eval.source.
         name: of the run; default: the job's, or "run".
         resume: go on from the last checkpoint of the run of this name.
         faults: nodes to kill, as `Fault` or "kill:node=2,step=20,at=backward".
@@ -133,14 +143,18 @@ def train(
     from planaria.runtime.launch.session import train_job
     from planaria.runtime.launch.training.request import TrainRequest
 
-    job = _checked(job)
+    objects = _objects(model, dataset, eval_dataset)
+    folder, own_name = _place(job)
+    name = name or own_name or "run"
+    job = _checked(job, Path(folder) / name, objects)
     parsed = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
     check_faults(parsed, job)
     with (
         interrupts(raise_interrupted),
-        job_folder(job, name or job.run.name or "run", resume=resume) as own,
+        job_folder(job, name, resume=resume) as own,
         _shown(own, observers, progress=progress) as shown,
     ):
+        given.save(own.folder.path, objects)
         return train_job(
             TrainRequest(
                 job=own.job,
@@ -160,6 +174,9 @@ def train(
 def reference(
     job: Job | Mapping[str, Any],
     *,
+    model: object = None,
+    dataset: object = None,
+    eval_dataset: object = None,
     name: str | None = None,
     observers: Sequence[Observer] = (),
     progress: bool = False,
@@ -170,10 +187,13 @@ def reference(
 
     Args:
         job: what to train: a `Job`, or a job file's sections as dicts.
+        model: in place of model.type, see `train`.
+        dataset: in place of data.source.
+        eval_dataset: in place of eval.source.
         name: of the run; default: the job's (or "run") with "-reference", or the first free of "-reference-2", ...
         observers: called with each record of the run.
         progress: show the run's progress on standard error.
-        import_path: folder in which a model given as "module:function" is looked for.
+        import_path: folder in which functions given as "module:function" are looked for.
         replay: folder of a run; its samples come in its order, those that it left out are left out here too, and where
             it was made longer, the learning rate follows the same schedules.
 
@@ -184,15 +204,18 @@ def reference(
     from planaria.runtime.launch.training.resumption import history_of
     from planaria.runtime.run_folder.recorder import read_drops
 
-    job = _checked(job)
+    objects = _objects(model, dataset, eval_dataset)
+    folder, own_name = _place(job)
+    name = name or free_name(folder, f"{own_name or 'run'}-reference")
+    job = _checked(job, Path(folder) / name, objects)
     run = None if replay is None else RunFolder.open(replay)
     drops = {} if run is None else read_drops(run.events)
     history = () if run is None else history_of(run, job)
-    name = name or free_name(job.run.folder, f"{job.run.name or 'run'}-reference")
     with (
         job_folder(job, name, resume=False) as own,
         _shown(own, observers, progress=progress) as shown,
     ):
+        given.save(own.folder.path, objects)
         return train_reference(
             own.job, own.folder, observers=shown, import_path=import_path, drops=drops, history=history
         )
@@ -211,7 +234,7 @@ def plan(
     Args:
         job: what to plan: a `Job`, or a job file's sections as dicts.
         profile: costs of the model's layers; measured here when absent (which needs torch and some seconds).
-        import_path: folder in which a model given as "module:function" is looked for.
+        import_path: folder in which functions given as "module:function" are looked for.
         search: fields of `PlannerSettings` that the job file does not have, for instance {"thorough": True}.
         losses: nodes that are lost between two steps, at once or one after the other.
 
@@ -372,8 +395,36 @@ def read_profile(path: Path) -> ModelProfile:
         raise UserError(f"profile {path}: {error}") from None
 
 
-def _checked(job: Job | Mapping[str, Any]) -> Job:
-    return validated(job) if isinstance(job, Job) else job_from_table(job)
+def _objects(model: object, dataset: object, eval_dataset: object) -> dict[str, object]:
+    """Returns the objects that are given, by the section in which they take a name's place."""
+    found = {"model": model, "data": dataset, "eval": eval_dataset}
+    return {section: one for section, one in found.items() if one is not None}
+
+
+def _place(job: Job | Mapping[str, Any]) -> tuple[str, str | None]:
+    """Returns where the job's run folders are made, and its run's name."""
+    run = job.run if isinstance(job, Job) else sections({"run": job.get("run", {})}, _Run)["run"]
+    return run.folder, run.name
+
+
+class _Run(msgspec.Struct, frozen=True):
+    run: RunSection
+
+
+def _checked(
+    job: Job | Mapping[str, Any], folder: Path | None = None, objects: Mapping[str, object] | None = None
+) -> Job:
+    """Returns the job, checked, with what loads objects from its run's folder in their places."""
+    if not objects or folder is None:
+        return validated(job) if isinstance(job, Job) else job_from_table(job)
+    table = msgspec.to_builtins(job) if isinstance(job, Job) else job
+    checked = job_from_table(given.with_objects(table, folder, objects))
+    if checked.cluster.launcher is not Launcher.LOCAL:
+        raise UserError(
+            f"cluster.launcher = {checked.cluster.launcher.value!r}: objects are for the processes of this machine. "
+            'Name them in the job: model.type = "module:function", data.source = "module:function".'
+        )
+    return checked
 
 
 @contextlib.contextmanager
