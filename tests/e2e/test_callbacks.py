@@ -27,6 +27,9 @@ def stop_after_three(record, run):
 def broken(record, run):
     if isinstance(record, records.StepCommitted):
         raise ValueError("no such metric")
+
+def leave(record, run):
+    raise SystemExit(3)
 """
 
 
@@ -45,7 +48,7 @@ def heard(outcome: Outcome) -> list[str]:
 def test_a_callback_stops_a_run_that_goes_on_later(
     run: Run, slow_layers: Path, mine: Path, reference: Callable[[Job], Outcome]
 ) -> None:
-    names = [f"callbacks_of_mine:{name}" for name in ("broken", "listen", "stop_after_three")]
+    names = [f"callbacks_of_mine:{name}" for name in ("leave", "broken", "listen", "stop_after_three")]
     job = make_emulated_job(slow_layers, train__steps=8, run__callbacks=names)
     outcome = run(job, "kill:node=2,step=2,at=backward", import_path=mine)
     assert outcome.result.status == "stopped"
@@ -56,7 +59,8 @@ def test_a_callback_stops_a_run_that_goes_on_later(
         f"StepCommitted {step}" for step in range(1, outcome.result.steps + 1)
     ]
     assert told[-1] == "RunEnded "
-    (note,) = (note for note in outcome.events("note") if "callback" in note["text"])
+    left, note = (note for note in outcome.events("note") if "callback" in note["text"])
+    assert "callbacks_of_mine:leave failed on a " in left["text"]
     assert "callbacks_of_mine:broken failed on a StepCommitted with ValueError: no such metric in " in note["text"]
     assert "callbacks_of_mine.py, line 14" in note["text"]
     without = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, callbacks=()))

@@ -14,11 +14,12 @@ from planaria.checkpoint.manifest import newest
 from planaria.checkpoint.start import start_of
 from planaria.checkpoint.state import read_parameters
 from planaria.job.errors import UserError
-from planaria.job.settings import Job
+from planaria.job.settings import Job, ParameterRule
 from planaria.runtime.launch.export import export_for_torch
 from planaria.runtime.launch.training.folder import job_folder
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.test_optimizers import ruled
 
 
 def resolved(job: Job, tmp_path: Path) -> Job:
@@ -46,6 +47,7 @@ def test_a_run_begins_with_anothers_state(
     job = make_job(text, train__steps=2, train__start_from=str(start), train__start_optimizer=True, **same)
     job = resolved(job, tmp_path)
     assert job.train.start_steps == 3
+    assert form == "torch" or Path(job.train.start_from) == newest(first.result.folder / "checkpoints")[0]
     outcome = run(job, "kill:node=2,step=1,at=backward")
     outcome.assert_same_bits(reference(job))
     opened = start_of(job.train)
@@ -69,3 +71,7 @@ def test_what_a_job_cannot_begin_with_is_named(text: Path, run: Run, tmp_path: P
     outcome = run(other)
     assert outcome.result.status == "failed"
     assert "has no parameter 'model" in outcome.result.message
+    rule = ParameterRule(match="transformer.wpe.weight", trainable=False)
+    outcome = run(ruled(make_job(text, train__start_from=str(folder)), rule))
+    assert outcome.result.status == "failed"
+    assert "has 'transformer.wpe.weight', which is not trained here" in outcome.result.message

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,12 @@ class Start(ABC):
 
     Attributes:
         field: what messages call it.
+        folder: where it lies, whatever else is saved later on.
     """
 
-    def __init__(self, field: str) -> None:
+    def __init__(self, field: str, folder: Path) -> None:
         self.field = field
+        self.folder = folder
 
     @property
     @abstractmethod
@@ -58,6 +60,20 @@ class Start(ABC):
             for kind in (PARAMETER, *kinds)
         }
 
+    def check_frozen(self, names: Iterable[str]) -> None:
+        """Refuses a start with values of what is frozen: that begins as the model gives it, not as here.
+
+        Raises:
+            UserError: there is one.
+        """
+        found = next((name for name in names if self._read(PARAMETER, name) is not None), None)
+        if found is not None:
+            raise UserError(
+                f"{self.field} has {found!r}, which is not trained here and would begin as the model gives it. Give a "
+                "Hugging Face folder by model.weights instead, or freeze it by learning_rate_factor = 0 and "
+                "weight_decay = 0 in train.parameters."
+            )
+
     def _checked(self, kind: str, name: str, shape: Sequence[int]) -> torch.Tensor:
         found = self._read(kind, name)
         if found is None and kind == PARAMETER:
@@ -79,13 +95,12 @@ class _OfRun(Start):
     """A checkpoint of Planaria's."""
 
     def __init__(self, field: str, folder: Path) -> None:
-        super().__init__(field)
-        self._folder = folder
+        super().__init__(field, folder)
         self._manifest = read_manifest(folder, verify=False)
 
     @property
     def steps(self) -> int:
-        job = self._folder.resolve().parents[1] / "job.json"
+        job = self.folder.resolve().parents[1] / "job.json"
         before = msgspec.json.decode(job.read_bytes()) if job.is_file() else {}
         return self._manifest.step + int(before.get("train", {}).get("start_steps", 0))
 
@@ -95,7 +110,7 @@ class _OfRun(Start):
 
         found: dict[str, Path] = {}
         for entry in self._manifest.groups:
-            path = self._folder / entry.file
+            path = self.folder / entry.file
             with safe_open(path, framework="pt") as file:
                 found |= dict.fromkeys(file.keys(), path)
         return found
@@ -117,8 +132,7 @@ class _OfTorch(Start):
     def __init__(self, field: str, folder: Path) -> None:
         from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-        super().__init__(field)
-        self._folder = folder
+        super().__init__(field, folder)
         try:
             self._metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
         except Exception as error:  # it is unpickled
@@ -143,7 +157,7 @@ class _OfTorch(Start):
         about: Any = self._metadata[key]
         wanted = {key: torch.empty(about.size, dtype=about.properties.dtype)}
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there is one process alone
-            load(wanted, checkpoint_id=str(self._folder), no_dist=True)
+            load(wanted, checkpoint_id=str(self.folder), no_dist=True)
         return wanted[key]
 
 

@@ -106,7 +106,7 @@ def _check_train(train: TrainSection) -> None:
     at_least("train.sequence_length", train.sequence_length, 0)
     for name in ("learning_rate", "eps"):
         positive(f"train.{name}", getattr(train, name))
-    for name in ("warmup_steps", "decay_steps", "weight_decay", "momentum", "clip_norm", "seed"):
+    for name in ("warmup_steps", "decay_steps", "weight_decay", "momentum", "clip_norm", "seed", "start_steps"):
         at_least(f"train.{name}", getattr(train, name), 0)
     if train.global_batch % train.microbatch:
         refuse(

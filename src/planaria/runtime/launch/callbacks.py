@@ -89,7 +89,7 @@ class Callbacks:
             for name, callback in list(self._named.items()):
                 try:
                     callback(record, self._run)
-                except Exception as error:  # the user's function may raise anything
+                except BaseException as error:  # the user's function may raise anything, also SystemExit
                     del self._named[name]
                     self._notes.put(Note(level="warning", text=_raised(name, error, record)))
             with self._changed:
@@ -115,7 +115,7 @@ def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
     }
 
 
-def _raised(name: str, error: Exception, record: AnyRecord) -> str:
+def _raised(name: str, error: BaseException, record: AnyRecord) -> str:
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next

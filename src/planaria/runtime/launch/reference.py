@@ -298,7 +298,8 @@ class _TorchAlone:
                     outputs = module(*given)
                 module.train()
                 tensors = outputs if isinstance(outputs, tuple) else (outputs,)
-            return Score(*scored(model, tensors, batch))
+            with autocast(self._train, device):
+                return Score(*scored(model, tensors, batch))
 
     @staticmethod
     def _taken(parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:

@@ -52,7 +52,7 @@ def job_folder(job: Job, name: str, *, resume: bool) -> Iterator[JobFolder]:
             raise UserError(f"run folder {path} does not exist. Correct the name, or train first, without --resume.")
         folder = RunFolder.reopen(path)
         earlier = job_from_json(folder.job.read_bytes())
-        job = _with_start(job, job.train.start_from, earlier.train.start_steps)
+        job = _with_start(job, earlier.train.start_from, earlier.train.start_steps)
         _refuse_other_job(folder, earlier, job)
     else:
         earlier = None
@@ -60,8 +60,9 @@ def job_folder(job: Job, name: str, *, resume: bool) -> Iterator[JobFolder]:
             from planaria.checkpoint.start import start_of  # and with it torch
 
             start = start_of(job.train)
-            steps = start.steps if start is not None and job.train.start_optimizer else 0
-            job = _with_start(job, str(Path(job.train.start_from).absolute()), steps)
+            assert start is not None
+            # The checkpoint itself: a run that still goes on has a newer one by the time others look.
+            job = _with_start(job, str(start.folder.absolute()), start.steps if job.train.start_optimizer else 0)
         folder = RunFolder.create(job.run.folder, name)
     recorded = _size(folder.events)
     with claimed(folder.claim):

@@ -81,7 +81,10 @@ class Holdings(HeldState[Replica, Accumulator]):
 
     @cached_property
     def _start(self) -> Start | None:
-        return start_of(self._train)
+        start = start_of(self._train)
+        if start is not None:
+            start.check_frozen(spec.name for spec in self._model.frozen)
+        return start
 
     def _new_accumulator(self, group: int) -> Accumulator:
         contributions = self._train.num_microbatches * len(self._model.groups[group].layers)

@@ -215,7 +215,7 @@ class Compute:
                 if layer < self._last:
                     return rounded(outputs, self._train), None
                 assert batch is not None
-                with self._naming(layer):
+                with self._naming(layer), autocast(self._train, self._device):
                     return (), Score(*scored(self._model, outputs, batch))
         finally:
             module.train()
@@ -230,7 +230,8 @@ class Compute:
             if layer < self._last:
                 return rounded(result, self._train), told
             assert batch is not None
-            return (self._model.loss(result, batch),), told
+            with autocast(self._train, self._device):
+                return (self._model.loss(result, batch),), told
 
     def _outputs(self, step: int, microbatch: int, layer: int, inputs: Tensors) -> Tensors:
         """Runs the layer's module on what has come over a boundary."""
