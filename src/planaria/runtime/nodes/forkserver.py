@@ -166,6 +166,9 @@ def _import_what_workers_need(model_type: str) -> None:
 
     if model_type == EMULATED_MODEL:
         return
+    # Torch imports it, and sympy with it, in a process's first backward.
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
     import planaria.runtime.measure.measure  # noqa: F401
     from planaria.model.load import import_what_a_model_needs
 
