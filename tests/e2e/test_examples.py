@@ -13,6 +13,7 @@ from planaria.job.settings import Job
 from planaria.runtime.launch.export import export_run
 from tests.e2e.conftest import EXAMPLES, Run
 from tests.e2e.jobs import Outcome, make_job
+from tests.proof import rest_in_proof
 
 
 def test_a_model_is_pretrained_on_parquet_files(
@@ -39,7 +40,7 @@ OF_TWO_SOURCES = (
 )
 
 
-@pytest.mark.parametrize("changes", [(), OF_TWO_SOURCES], ids=["chats", "chats and texts"])
+@pytest.mark.parametrize("changes", rest_in_proof([OF_TWO_SOURCES, ()]), ids=["chats and texts", "chats"])
 def test_a_model_learns_what_is_answered_in_chats(
     changes: tuple[str, ...],
     tmp_path: Path,
@@ -65,7 +66,9 @@ def test_a_model_learns_what_is_answered_in_chats(
     assert "<|im_start|>" in (tmp_path / "exported" / "chat_template.jinja").read_text()
 
 
-@pytest.mark.parametrize(("model", "width"), [("alexnet", 1 / 32), ("vgg19", 1 / 64)])
+@pytest.mark.parametrize(
+    ("model", "width"), rest_in_proof([pytest.param("alexnet", 1 / 32), pytest.param("vgg19", 1 / 64)])
+)
 def test_a_model_and_a_dataset_of_ones_own(
     model: str, width: float, run: Run, reference: Callable[[Job], Outcome]
 ) -> None:
