@@ -49,3 +49,10 @@ def test_objects_are_for_this_machine() -> None:
     job = {**JOB, "cluster": {"nodes": 4, "launcher": "agents", "host": "10.0.0.1"}}
     with pytest.raises(planaria.UserError, match="objects are for the processes of this machine"):
         planaria.train(job, model=list, dataset=[])
+
+
+def test_what_cannot_be_pickled_leaves_nothing_behind(tmp_path: Path) -> None:
+    job = {**JOB, "run": {"folder": str(tmp_path / "runs")}}
+    with pytest.raises(planaria.UserError, match=r"The dataset of type generator cannot be pickled .* Give a function"):
+        planaria.train(job, model=list, dataset=(point for point in range(3)), name="never")
+    assert not (tmp_path / "runs" / "never").exists()

@@ -9,9 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from planaria.job.errors import UserError
+
 FOLDER = "given"
 LOAD = f"{__name__}:load"
 """What `model.type` and `data.source` name in place of an object."""
+
+_CALLED = {"model": "model", "data": "dataset", "eval": "eval_dataset"}
 
 
 def with_objects(table: Mapping[str, Any], folder: Path, objects: Mapping[str, object]) -> dict[str, Any]:
@@ -31,13 +35,24 @@ def with_objects(table: Mapping[str, Any], folder: Path, objects: Mapping[str, o
 
 
 def save(folder: Path, objects: Mapping[str, object]) -> None:
-    """Writes objects to where `with_objects` has them loaded from."""
+    """Writes objects to where `with_objects` has them loaded from.
+
+    Raises:
+        UserError: one cannot be pickled.
+    """
     import cloudpickle
 
     for section, given in objects.items():
+        try:
+            pickled = cloudpickle.dumps(given)
+        except Exception as error:  # the user's object may raise anything
+            raise UserError(
+                f"The {_CALLED[section]} of type {type(given).__name__} cannot be pickled for other processes "
+                f"({type(error).__name__}: {error}). Give a function that returns it."
+            ) from error
         file = _file(folder, section)
         file.parent.mkdir(exist_ok=True)
-        file.write_bytes(cloudpickle.dumps(given))
+        file.write_bytes(pickled)
 
 
 def load(file: str) -> object:
