@@ -145,7 +145,7 @@ def test_refusals_name_the_field_and_the_remedy(tmp_path: Path) -> None:
     source = json_lines(tmp_path / "chats.jsonl", CHATS)
     assert "has no chat template" in (told := refusal(source, tmp_path, messages="messages"))
     assert 'to "chatml"' in told
-    assert "Set data.messages to one of messages" in refusal(source, tmp_path, messages="chat", chat_template="chatml")
+    assert "Set data.messages to 'messages'" in refusal(source, tmp_path, messages="chat", chat_template="chatml")
     (tmp_path / "broken.jinja").write_text("{% for %}")
     told = refusal(source, tmp_path, messages="messages", chat_template=str(tmp_path / "broken.jinja"))
     assert "is no template of Jinja (line 1" in told

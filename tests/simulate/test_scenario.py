@@ -41,7 +41,7 @@ def parsed(*overrides: str) -> Scenario:
         ('job.policies=["oobleck"]', "job.policies = 'oobleck': expected policies among templates"),
         ("job.policies=[]", "job.policies = []: expected at least one policy"),
         ("job.policies=[1]", "expected a list, each a text in quotes"),
-        ("failures.kind=meteor", 'failures.kind = \'meteor\' is a text; expected "none" or "constant"'),
+        ("failures.kind=meteor", 'failures.kind = \'meteor\' is unknown; expected "none" or "constant"'),
         ("failures.hourly=-1", "failures.hourly = -1: expected a share of the nodes from 0 on"),
         ("failures.runs=0", "failures.runs = 0: expected at least 1"),
         ("failures.from_hours=1", "failures.from_hours = 1.0: expected 0 where there is no trace"),

@@ -262,9 +262,10 @@ def _convert(field: str, value: object, expected: Any) -> Any:
         return msgspec.convert(value, expected)
     except (msgspec.ValidationError, OverflowError):
         pass
+    choices = _choices(expected)
+    kind = "unknown" if choices and isinstance(value, str) else _kind(value)
     raise UserError(
-        f"{field} = {shown(value)} is {_kind(value)}; expected {_expected(expected)}."
-        f"{did_you_mean(value, _choices(expected))}"
+        f"{field} = {shown(value)} is {kind}; expected {_expected(expected)}.{did_you_mean(value, choices)}"
     )
 
 

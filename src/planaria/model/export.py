@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from planaria.job.settings import Job
 from planaria.model.huggingface import HuggingFaceModel
@@ -40,8 +42,8 @@ def export(
     """
     if ":" in job.model.type:
         raise ModelError(
-            f"model.type = {job.model.type!r}: only Hugging Face models can be exported. "
-            "Read the checkpoint's tensors instead."
+            f"model.type = {job.model.type!r}: only Hugging Face models can be exported so. "
+            "Add --format torch, which takes any model."
         )
     model = _model_of(job, tensors, vocab_size)
     shapes = {spec.name: spec.shape for group in model.groups for spec in group.parameters}
@@ -58,7 +60,20 @@ def export(
         config.bos_token_id = config.eos_token_id = eos_token_id
         # Some models cannot do without the one that they were made with.
         config.pad_token_id = getattr(config, "pad_token_id", None) if pad_token_id is None else pad_token_id
-    model.to_export(tensors).save_pretrained(folder)
+    with _without_bars():
+        model.to_export(tensors).save_pretrained(folder)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keeps transformers' progress bars off the screen: a callback may export beside a run's lines."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def export_adapters(job: Job, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:

@@ -37,11 +37,11 @@ def told(*parts: str) -> str:
 
 
 def time(seconds: float) -> str:
-    """Returns seconds in the largest unit of which there are two at least."""
+    """Returns seconds in the largest unit of which there are two at least, or one second."""
     for unit, scale in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
         if seconds >= 2 * scale:
             return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds * 1e3:.3g} ms"
 
 
 def shape(plan: Plan) -> str:

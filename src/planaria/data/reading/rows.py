@@ -111,9 +111,8 @@ def records(file: SourceFile, columns: Columns, named: str) -> Iterator[Record |
 
 
 def _no_column(file: SourceFile, column: str, field: str, there: list[str], named: str) -> DataError:
-    return DataError(
-        f"{named}: {file.path} has no column {column!r}. Set {field} to one of {', '.join(there) or '(none)'}."
-    )
+    choice = f"to {there[0]!r}" if len(there) == 1 else f"to one of {', '.join(there) or '(none)'}"
+    return DataError(f"{named}: {file.path} has no column {column!r}. Set {field} {choice}.")
 
 
 def _json_lines(file: SourceFile, columns: Columns, named: str) -> Iterator[Record | BadRow]:

@@ -367,14 +367,20 @@ class Ending:
             if self._saved_step is not None and not is_over:
                 lines.append(f"  the state after step {self._saved_step} is saved; --resume goes on from there")
         if self._evaluated is not None:
-            best = "" if self._best is None else f"; the best was step {self._best.step}: {_all_figures(self._best)}"
-            lines.append(f"  evaluated after step {self._evaluated.step}: {_all_figures(self._evaluated)}{best}")
+            lines.append(f"  {_last_and_best(self._evaluated, self._best)}")
         last = self._recoveries[-_RECOVERIES_SHOWN:] if with_recoveries else []
         if last and len(self._recoveries) > len(last):
             lines.append(f"  the last {len(last)} recoveries (summary.json has all):")
         lines.extend(f"  {recovery_sentence(recovery)}" for recovery in last)
         lines.append(f"run folder: {self._folder.path}")
         return lines
+
+
+def _last_and_best(last: Evaluated, best: Evaluated | None) -> str:
+    line = f"evaluated after step {last.step}: {_all_figures(last)}"
+    if best is None or best.step == last.step:
+        return line if best is None else f"{line}, the best"
+    return f"{line}; the best was step {best.step}: {_all_figures(best)}"
 
 
 def _rate(step: StepCommitted, train: TrainSection) -> str:
