@@ -88,7 +88,7 @@ def failed(run: Run, event: Received) -> list[Command]:
     """Ends the run because the user's own code raised and would again; the state is saved if it is held somewhere."""
     failure, node = event.message, run.members.node_of(event.worker)
     assert isinstance(failure, Failed)
-    text = f"{failure.where}: {failure.text}"
+    text = f"{failure.where.rstrip('.')}: {failure.text}"
     if run.phase not in AT_WORK:
         return end.end(run, RunStatus.FAILED, text)
     if node not in run.plan.nodes:  # the others go on

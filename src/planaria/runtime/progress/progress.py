@@ -362,10 +362,10 @@ class Ending:
             facts.append(f"{count(ended.skipped_steps, 'step')} not applied")
         lines = [f"{ended.status.value}: {', '.join(facts)}"]
         if ended.message:
-            lines.append(f"  {ended.message}")
-            is_over = ended.status in (RunStatus.COMPLETED, RunStatus.FAILED)
-            if self._saved_step is not None and not is_over:
-                lines.append(f"  the state after step {self._saved_step} is saved; --resume goes on from there")
+            lines.append(f"  {ended.message.rstrip()}")
+            if self._saved_step is not None and ended.status is not RunStatus.COMPLETED:
+                mended = "once that is mended, " if ended.status is RunStatus.FAILED else ""
+                lines.append(f"  the state after step {self._saved_step} is saved; {mended}--resume goes on from there")
         if self._evaluated is not None:
             lines.append(f"  {_last_and_best(self._evaluated, self._best)}")
         last = self._recoveries[-_RECOVERIES_SHOWN:] if with_recoveries else []

@@ -193,7 +193,7 @@ def rate(tokens_per_s: float, unit: str = "tok") -> str:
     for limit, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if tokens_per_s >= limit:
             return f"{tokens_per_s / limit:.1f}{prefix} {unit}/s"
-    return f"{tokens_per_s:.0f} {unit}/s"
+    return f"{tokens_per_s:.0f} {unit}/s" if tokens_per_s >= 9.95 else f"{tokens_per_s:.2g} {unit}/s"
 
 
 def _not_finite(record: StepSkipped) -> str:
