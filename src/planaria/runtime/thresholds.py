@@ -86,6 +86,9 @@ MAX_SOCKETS = 2
 GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed. Not measured."""
 
+OPENING_FACTOR = 10.0
+"""How much longer than the launching process a worker may take to open a dataset before it joins. Not measured."""
+
 PRECOMPUTE_REST = 1.0
 """Rest after a piece of a precomputed decision, as a multiple of its duration: workers may need the processor. None
 after a piece of a decision that is certain to be needed. Not measured."""

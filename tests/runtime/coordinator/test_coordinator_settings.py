@@ -9,8 +9,9 @@ import pytest
 from planaria import api
 from planaria.job.parse import parse_job
 from planaria.profile.presets.presets import preset
+from planaria.protocol.membership.liveness import Limits
 from planaria.runtime.component_settings import planner_settings
-from planaria.runtime.coordinator.process import run_settings
+from planaria.runtime.coordinator.process import limits_of, run_settings
 from planaria.runtime.coordinator.settings import CoordinatorSettings
 
 TEXT = (
@@ -37,6 +38,12 @@ def test_workers_share_cores_where_they_compute_on_fewer(
     settings = CoordinatorSettings(job=job, folder="runs/a", run_id="a", token="", resume=None, log="log")
     profile = preset("gpt2-345m", "a100")
     assert run_settings(settings, profile).shares_cores == shares_cores
+
+
+def test_who_opens_a_dataset_for_minutes_may_join_late() -> None:
+    job = parse_job(TEXT, overrides=('cluster.launcher="agents"',), origin="test")
+    assert limits_of(job, 0.0).join_s == Limits().join_s
+    assert limits_of(job, 300.0).join_s > 3000
 
 
 GPT3 = preset("gpt3-6.7b", "a100", numerics="mixed")

@@ -50,7 +50,7 @@ from planaria.runtime.coordinator.supervisor_link import Begin, Finished, Link, 
 from planaria.runtime.machine_limits import most_nodes, num_cores, shared_cores
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.sentences import sentence
-from planaria.runtime.thresholds import OVERSUBSCRIBED
+from planaria.runtime.thresholds import OPENING_FACTOR, OVERSUBSCRIBED
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class _Coordinating:
             nodes,
             (self._observe,),
             self._write_manifest,
-            limits=_limits(settings.job),
+            limits=limits_of(settings.job, settings.opening_s),
             agents=agents,
             patience_s=settings.job.resilience.coordinator_timeout_s,
             most_nodes=most_nodes(settings.job),
@@ -253,8 +253,13 @@ def _workers_a_core(job: Job) -> float:
     return max(1.0, job.cluster.nodes * job.cluster.devices_per_node / num_cores())
 
 
-def _limits(job: Job) -> Limits:
-    """Returns after what time a worker counts as hung: longer where this machine's workers share cores."""
+def limits_of(job: Job, opening_s: float) -> Limits:
+    """Returns after what time a worker counts as hung: longer where workers here share cores, or open large data."""
     timeout_s, share = job.resilience.heartbeat_timeout_s, _workers_a_core(job)
     plain = Limits(silence_s=timeout_s, oversubscribed_silence_s=OVERSUBSCRIBED * timeout_s)
-    return dataclasses.replace(plain, least_s=plain.least_s * share, factor=plain.factor * share)
+    return dataclasses.replace(
+        plain,
+        least_s=plain.least_s * share,
+        factor=plain.factor * share,
+        join_s=plain.join_s + OPENING_FACTOR * share * opening_s,
+    )

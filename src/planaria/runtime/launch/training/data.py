@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from planaria.data.job_data import prepare
 from planaria.job.history import KEYED, DataIdentity, History, JobInterval, continued
 from planaria.job.users_code import look_in
+from planaria.job.values import is_dataset
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.records import Note
 from planaria.runtime.component_settings import is_emulated
@@ -24,12 +26,14 @@ class RunData:
         history: of its samples and rates, with what is to come.
         data_hash: of the data, as every node must have them; "": an emulated device, which has none.
         notes: what people are to be told first.
+        opening_s: seconds that a dataset took to be opened, as it does in every worker; 0 of tokens.
     """
 
     checkpoint: CheckpointRef | None
     history: History
     data_hash: str
     notes: tuple[Note, ...]
+    opening_s: float = 0.0
 
 
 def prepared(request: TrainRequest, resumption: Resumption | None) -> RunData:
@@ -48,10 +52,11 @@ def prepared(request: TrainRequest, resumption: Resumption | None) -> RunData:
         if resumption is not None:
             resumption.check_data(identity)
 
-    data = None
+    data, began = None, time.monotonic()
     if not is_emulated(job):
         look_in(request.import_path)
         data = prepare(job, folder.data, check, KEYED if resumption is None else resumption.order, tell)
+    opening_s = time.monotonic() - began if is_dataset(job.data.source) else 0.0
     identity = None if data is None else data.identity
     checkpoint = resumption.checkpoint if resumption is not None else None
     now = JobInterval(since=checkpoint.step if checkpoint else 0, steps=job.train.steps, data=identity)
@@ -60,7 +65,7 @@ def prepared(request: TrainRequest, resumption: Resumption | None) -> RunData:
     if data is not None:
         notes = (*notes, *(Note(level="warning", text=text) for text in data.notes))
     hashed = "" if data is None else data.quick_hash()
-    return RunData(checkpoint=checkpoint, history=history, data_hash=hashed, notes=notes)
+    return RunData(checkpoint=checkpoint, history=history, data_hash=hashed, notes=notes, opening_s=opening_s)
 
 
 def _notes(resumption: Resumption, now: JobInterval) -> list[Note]:

@@ -187,6 +187,7 @@ def _settings(
         history=data.history,
         rate_factors=request.rate_factors,
         data_hash=data.data_hash,
+        opening_s=data.opening_s,
         watched=watched,
         evaluated=recorder.evaluated_up_to(data.checkpoint.step) if data.checkpoint else (),
         saved=whole_steps(request.folder.checkpoints, data.checkpoint.step) if data.checkpoint else (),
