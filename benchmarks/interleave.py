@@ -101,6 +101,10 @@ class Side:
             process.wait()
 
     @property
+    def has_ended(self) -> bool:
+        return all(process.poll() is not None for process in self._processes)
+
+    @property
     def pids(self) -> list[int]:
         return process_tree([process.pid for process in self._processes])
 

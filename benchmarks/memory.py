@@ -181,7 +181,7 @@ def measure_worker(title: str, job: Job, watch_s: float) -> None:
         side.kill()
     folder = side.log.parent
     profile = job_profile(job, msgspec.json.decode((folder / "profile.json").read_bytes(), type=ModelProfile))
-    plan = _plan(folder)
+    plan = plans_of(folder)[-1]
     shutil.rmtree(folder)
     for worker in plan.workers:
         name = f"worker-{worker}"
@@ -197,10 +197,11 @@ def measure_worker(title: str, job: Job, watch_s: float) -> None:
         note(f"{title} {name}: {parts} MB; {last[name]}")
 
 
-def _plan(folder: Path) -> Plan:
+def plans_of(folder: Path) -> list[Plan]:
+    """Returns a run's plans, in order."""
     with sqlite3.connect(folder / "journal.sqlite") as journal:
         entries = [decode_entry(body) for (body,) in journal.execute("SELECT entry FROM entries ORDER BY number")]
-    return next(entry.message.plan for entry in reversed(entries) if isinstance(entry, JournalPlan))
+    return [entry.message.plan for entry in entries if isinstance(entry, JournalPlan)]
 
 
 def compare(title: str, first: dict[str, Usage], last: dict[str, Usage]) -> None:

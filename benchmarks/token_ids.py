@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from figures import SCRATCH
@@ -47,19 +47,26 @@ def texts(num_bytes: int) -> Iterator[str]:
                     return
 
 
-def make(source: Path, tokenizer: Path, num_bytes: int) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
+def make(source: Path, num_bytes: int) -> None:
     source.parent.mkdir(parents=True, exist_ok=True)
     with source.open("w") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in texts(num_bytes))
+
+
+def train_tokenizer(tokenizer: Path, vocabulary: int, num_bytes: int, special: Sequence[str] = ()) -> None:
+    """Writes a tokenizer with byte pairs of so much text, of so many entries."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
-        texts(10_000_000), trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(special),
+        show_progress=False,
     )
+    made.train_from_iterator(texts(num_bytes), trainer)
     made.save(str(tokenizer))
 
 
@@ -132,7 +139,8 @@ def main() -> None:
         print(SIDES[side](*map(Path, paths)))
         return
     source, tokenizer = SCRATCH / "token_ids" / "rows.jsonl", SCRATCH / "token_ids" / "tokenizer.json"
-    make(source, tokenizer, given.megabytes * 1_000_000)
+    make(source, given.megabytes * 1_000_000)
+    train_tokenizer(tokenizer, VOCABULARY, 10_000_000)
     took: dict[str, list[float]] = {side: [] for side in SIDES}
     most = dict.fromkeys(SIDES, 0)
     for _ in range(given.turns):
