@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
-from planaria.plan.plan import NodeId
+from planaria.plan.plan import NodeId, PlanError
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.interface import ReplanRequest
@@ -130,6 +131,19 @@ def test_an_answer_half_found_is_gone_on_with() -> None:
     assert next(under_way, None) is None
     assert list(half) == []
     assert not first.answers.under_way
+
+
+def test_the_loss_of_all_nodes_is_thought_of_where_layers_are_frozen() -> None:
+    """A frozen layer has no group that nobody holds: the coordinator of two nodes must not end by it."""
+    profile = uniform_profile(4, tied=False)
+    frozen = msgspec.structs.replace(profile, groups=profile.groups[1:])
+    settings = PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=2, devices_per_node=1, min_nodes=1)
+    thinker = AdaptivePolicy.of(Planner(frozen, settings))
+    plan = thinker.initial([NodeId(0), NodeId(1)], 1).plan
+    asked = ReplanRequest(plan=plan, lost=[NodeId(0), NodeId(1)], holders={}, generation=2)
+    assert list(thinker.precompute(asked)) == []
+    with pytest.raises(PlanError):
+        thinker.reconfigure(asked)
 
 
 def test_nothing_is_begun_that_may_not_be_done_before_votes() -> None:

@@ -43,7 +43,8 @@ def as_placed(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> tuple
     """Returns what is left of each pipeline, whether or not its state is in place yet; layers that none of it has go to
     the worker that holds most of them.
 
-    Arguments as `left_over`. Where every group has a holder, every layer has an owner; else there is nothing.
+    Arguments as `left_over`. Where someone is left, and every group has a holder, every layer has an owner; else there
+    is nothing.
     """
     gone = set(absent)
     live = {worker: set(groups) for worker, groups in sorted(holders.items()) if plan.node_of(worker) not in gone}
@@ -53,7 +54,7 @@ def as_placed(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> tuple
     extra: dict[WorkerId, list[int]] = {}
     for layer in sorted(set(range(plan.num_layers)) - owned):
         groups = {number for number, group in enumerate(plan.groups) if layer in group.layers}
-        if not groups.issubset(held):
+        if not live or not groups.issubset(held):  # a layer that is frozen has no groups
             return ()
         owner = max(live, key=lambda worker: (len(groups & live[worker]), -worker))
         extra.setdefault(owner, []).append(layer)
