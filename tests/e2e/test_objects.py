@@ -42,7 +42,9 @@ def test_a_model_and_a_dataset_are_objects(tmp_path: Path) -> None:
     alone = planaria.reference(job, model=layers, dataset=dataset, name="alone")
     assert trained.weights_sha256 == alone.weights_sha256
     longer = {**job, "train": {**job["train"], "steps": 5}}
-    assert planaria.train(longer, model=layers, dataset=dataset, name="objects", resume=True).steps == 5
+    on = planaria.train(longer, model=layers, dataset=dataset, name="objects", resume=True)
+    again = planaria.reference(longer, model=layers, dataset=dataset, name="again", replay=tmp_path / "objects")
+    assert (on.steps, on.weights_sha256) == (5, again.weights_sha256), "the rates of the first steps were for four"
 
 
 def test_objects_are_for_this_machine() -> None:
