@@ -30,7 +30,9 @@ def sample(record: records.Record, run: planaria.LiveRun) -> None:
     if not isinstance(record, records.CheckpointSaved):
         return
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # they would come between the run's lines
     with tempfile.TemporaryDirectory() as folder:
         planaria.export(run.folder, folder, step=record.step)
         model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)

@@ -43,8 +43,8 @@ def import_function(reference: str, field: str) -> Callable[..., Any]:
     except Exception as error:  # importing runs the user's code
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
             raise UserError(
-                f"{said}: cannot import {module_name!r} ({error}). Searched in {working_directory} and the "
-                "Python path: start where it lies, or add its folder to PYTHONPATH."
+                f"{said}: cannot import {module_name!r} ({error}). It was looked for beside the job file, in "
+                f"{working_directory} and on the Python path. Put it there, or add its folder to PYTHONPATH."
             ) from error
         raise UserCodeError(
             f"{said}: importing {module_name!r} fails with {type(error).__name__}: {error}. Mend it there.",
