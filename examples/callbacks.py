@@ -6,6 +6,7 @@ callbacks = ["callbacks:stop_when_it_stays", "callbacks:sample"]
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 
 import planaria
 from planaria import records
@@ -27,8 +28,8 @@ def stop_when_it_stays(record: records.Record, run: planaria.LiveRun) -> None:
 
 def sample(record: records.Record, run: planaria.LiveRun) -> None:
     """Adds what the model writes to samples.txt in the run folder, at each checkpoint."""
-    if not isinstance(record, records.CheckpointSaved):
-        return
+    if not isinstance(record, records.CheckpointSaved) or not Path(record.folder).exists():
+        return  # newer ones have taken its place, where this takes longer than to train on
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 

@@ -8,9 +8,13 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from hypothesis import settings
 
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from tests.e2e.incubator import Incubator
+
+settings.register_profile("without deadlines", deadline=None)  # other programs use the cores as well
+settings.load_profile("without deadlines")
 
 
 @pytest.fixture(scope="session")

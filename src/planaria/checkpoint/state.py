@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load, save
+from safetensors.numpy import save
+from safetensors.torch import load
 
 from planaria.checkpoint.manifest import PARAMETER, Manifest, read_verified
 from planaria.protocol.messages.worker import SavedGroup
@@ -21,7 +22,7 @@ def write_group(folder: Path, group: int, writer: str, state: GroupState) -> Sav
     """Writes one group's file, durably. Two writers of one group, by their names, never share a file."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
-        f"{kind}/{name}": tensor.detach().cpu().contiguous().clone()
+        f"{kind}/{name}": tensor.detach().cpu().contiguous().numpy()  # a view: these may be gigabytes
         for kind, part in state.items()
         for name, tensor in part.items()
     }
