@@ -164,8 +164,8 @@ def arm(folder: Path, name: str, after: int) -> Callable[[AnyRecord, float], Non
 
 @pytest.mark.parametrize("at", rest_in_proof(["build", "backward.all", "forward", "backward", "forward.all"], kept=2))
 def test_what_a_layer_raises_ends_the_job_with_one_message(at: str, mine: Path, text: Path, run: Run) -> None:
-    """On one node or on several at the same moment; a layer is built anew after a loss."""
-    faults = ["kill:node=6,step=12,at=forward"] if at == "build" else []
+    """On one node or on several at the same moment; a layer is built anew after the loss of one of its three owners."""
+    faults = ["kill:node=5,step=12,at=forward"] if at == "build" else []
     policy = {"resilience__policy": "templates"} if faults else {}  # the others may go on without building anything
     job = job_of(mine, text, train__steps=24, **policy)
     outcome = run(job, *faults, observers=[arm(mine, at, after=2)], import_path=mine)
@@ -176,7 +176,7 @@ def test_what_a_layer_raises_ends_the_job_with_one_message(at: str, mine: Path, 
     assert message.startswith("layer '2.Fragile': ")
     assert f"{next(mine.glob('*.py'))}" in message
     assert len(outcome.events("run_ended")) == 1
-    assert [event["node"] for event in outcome.events("node_lost")] == [6] * len(faults)
+    assert [event["node"] for event in outcome.events("node_lost")] == [5] * len(faults)
     logs = [path.read_text() for path in outcome.result.folder.glob("logs/worker-*.log")]
     assert any("ERROR an error, " in log and "KeyError: 'too fragile'\n" in log for log in logs)
 
