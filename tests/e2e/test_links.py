@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from planaria.protocol.thresholds import FLOWS_EVERY
+from planaria.protocol.thresholds import CALIBRATED_AFTER, FLOWS_EVERY
+from tests.e2e.commands import wait_until
 from tests.e2e.incubator import Incubator
 from tests.e2e.network import Farm, NoNamespaces, farm
 from tests.e2e.test_partition import Cluster
@@ -51,6 +52,12 @@ def test_links_are_measured_and_planned_with(slow_hosts: Farm, tmp_path: Path, t
     assert plan["estimated_step_s"] > state_s, "each of two stages is summed over the slow link"
 
 
+def is_settled(cluster: Cluster) -> bool:
+    """Whether the plan's first steps are over, which would take a slow link for an estimate that was off."""
+    learnt = [event["step"] for kind in ("plan_taken", "estimate_corrected") for event in cluster.events(kind)]
+    return cluster.events("step_committed")[-1]["step"] > max(learnt) + 2 * CALIBRATED_AFTER
+
+
 @pytest.mark.proof
 def test_a_link_that_becomes_slow_is_seen_and_planned_with(slow_hosts: Farm, tmp_path: Path, text: Path) -> None:
     """By what messages and sums reach, while training goes on."""
@@ -58,6 +65,7 @@ def test_a_link_that_becomes_slow_is_seen_and_planned_with(slow_hosts: Farm, tmp
     folder.mkdir()
     cluster = Cluster(slow_hosts, folder, text, MODEL, NUM_NODES).start()
     cluster.wait_for_steps(3 * FLOWS_EVERY)
+    assert wait_until(lambda: is_settled(cluster))
     weak = slow_hosts.network.hosts[1]
     slow_hosts.network.limit(MBIT * 1e5, weak)
     changed = cluster.wait_for("link_changed")
