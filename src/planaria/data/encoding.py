@@ -41,7 +41,7 @@ _TOLD_S: Final = 1.0
 _END: Final = np.dtype("<i8")
 
 _Encoded = list[tuple[Ids, Marks | None]]
-"""Of each piece."""
+"""What pieces of documents are encoded to: of each, ids and marks."""
 
 
 class Progress(msgspec.Struct, kw_only=True):

@@ -16,7 +16,7 @@ from planaria.data.samples.samples import Batch
 from planaria.job.settings import TrainSection
 
 _PARTS = 1 << 20
-"""Of which each source has a whole number, by its weight."""
+"""Parts that the samples are dealt in; each source has a whole number of them, by its weight."""
 
 
 class Mixture:

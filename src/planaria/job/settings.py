@@ -261,7 +261,7 @@ class TrainSection(Section, frozen=True):
 
     @property
     def optimizer_defaults(self) -> Mapping[str, object]:
-        """What the fields of optimizers are where the job does not say."""
+        """Returns the optimizer's fields with their values where the job does not say."""
         return {**OPTIMIZER_FIELDS, **self.optimizer_fields}
 
     @property

@@ -253,20 +253,20 @@ class Planner:
     def room_beside(self, plan: Plan) -> Room:
         """Returns the room that a step of the plan leaves on links for its transfers."""
         links, network = self.profile.links, self.conditions.network or ALIKE
-        nodes = {
-            *plan.nodes,
-            *(plan.node_of(worker) for move in plan.transfers for worker in (move.source, move.target)),
-        }
+        nodes = {plan.node_of(worker) for move in plan.transfers for worker in (move.source, move.target)}
         step_s = self.step_s(plan)
         busy = busy_s(plan, self.profile, nodes, self.conditions)
+
+        def seconds(node: NodeId) -> float:
+            if node not in busy:  # seldom: another holder is asked for a part
+                busy.update(busy_s(plan, self.profile, set(plan.nodes) - busy.keys(), self.conditions))
+            return max(STATE_OF_FREE * (step_s - busy[node]), STATE_OF_STEP * step_s)
 
         def link_s(move: Transfer) -> float:
             link = network.link(links, plan.node_of(move.source), plan.node_of(move.target))
             return link.time_s(move.moved_bytes(plan.groups[move.group]))
 
-        return Room(
-            seconds=lambda node: max(STATE_OF_FREE * (step_s - busy[node]), STATE_OF_STEP * step_s), link_s=link_s
-        )
+        return Room(seconds=seconds, link_s=link_s)
 
     @property
     def _known(self) -> EstimateCache:

@@ -28,7 +28,7 @@ PAIR = ("input", "labels")
 _LOOKED_AT = 32
 """Items that are read when a dataset is opened, evenly spaced."""
 _SEED = 0
-"""Of what is random where a dataset is made, and in the items that are looked at then."""
+"""Seed of what is random where a dataset is made, and in the items that are looked at then."""
 
 _KEPT = frozenset({torch.int64, torch.uint8, torch.bool, torch.float32, torch.float16, torch.bfloat16})
 """Types that stay as they are; other whole numbers become int64, others float32."""

@@ -49,7 +49,7 @@ class Samples(Protocol):
 
     @property
     def unit(self) -> str:
-        """What they are, for messages: "samples"."""
+        """Returns what messages call them: "samples"."""
         ...
 
     @property

@@ -79,12 +79,12 @@ class _Links:
         Returns:
             What was taken; nothing if it does not fit.
         """
+        if self._fits(needed := self._needed(moves)):
+            return self._taken(moves, needed)
         spread = [part for move in moves for part in self._spread(move)]
-        for some in (moves, spread):
-            if self._fits(needed := self._needed(some)):
-                return self._taken(some, needed)
         needed = self._needed(spread)
-        return self._taken(spread, needed) if self.taken_s.keys().isdisjoint(needed) else []
+        is_first = self.taken_s.keys().isdisjoint(needed)
+        return self._taken(spread, needed) if is_first or self._fits(needed) else []
 
     def _spread(self, move: Transfer) -> list[Transfer]:
         """Returns the transfer in equal parts from all nodes that hold its group, as far as they are worth it."""
