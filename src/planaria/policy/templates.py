@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
-from planaria.plan.costs.pipeline_time import NodeSpeeds, Template, step_times
+from planaria.plan.costs.pipeline_time import NodeSpeeds, Template
 from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.thresholds import MOST_EVEN_SETS, OTHER_SET_CLEARLY, PROMISING, STEPS_AHEAD
@@ -302,7 +302,7 @@ def even_pipelines(
         size, larger = divmod(num_nodes, number)
         if size in known and (not larger or size + 1 in known):
             share = -(-settings.num_microbatches // number)
-            found.append((float(step_times(known[size], settings.num_microbatches)[share - 1]), number))
+            found.append((known[size].time_s(share), number))
     limit = max(1, min(MOST_EVEN_SETS, 512 // num_nodes))
     quickest = sorted(found)[:limit]
     fewest = [one for one in found[:limit] if one not in quickest]

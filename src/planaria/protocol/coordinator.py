@@ -7,8 +7,6 @@ names. Here is shown what others may know of the run.
 
 from __future__ import annotations
 
-from collections import deque
-
 from planaria.plan.plan import Plan, WorkerId
 from planaria.planner.reroute.plans import shares
 from planaria.policy.interface import Policy
@@ -113,11 +111,6 @@ class Coordinator:
     def learnt(self) -> RunMeasurements:
         """Measurements of the running job, as the next coordinator would read them."""
         return self._run.learnt
-
-    @property
-    def history(self) -> deque[str]:
-        """The latest transitions, as text for people."""
-        return self._run.history
 
     @property
     def state(self) -> RunState:

@@ -42,12 +42,10 @@ def handle(run: Run, event: Event, now: float) -> list[Command]:
     name = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
     handler = TRANSITIONS.get((run.phase, name))
     if handler is None:
-        raise ProtocolError(
-            f"{name} is illegal in phase {run.phase.value}: {event!r:.300}. Recent: {'; '.join(run.history)}"
-        )
+        raise ProtocolError(f"{name} is illegal in phase {run.phase.value}: {event!r:.300}. Recent: {run.recent}")
     before, run.now = run.phase, now
     commands = handler(run, event)
-    run.history.append(f"{before.value} --{name}--> {run.phase.value}")
+    run.history.append((before, name, run.phase))
     return commands
 
 

@@ -23,7 +23,7 @@ from planaria.plan.costs.pipeline_time import (
     Times,
     check_speeds,
     slowed,
-    step_times,
+    step_times_of,
 )
 from planaria.plan.plan import NodeId, Pipeline, Plan, Route, Stage, WorkerId
 from planaria.plan.settings import PlannerSettings
@@ -63,7 +63,7 @@ def _instantiate(
     if not kept:
         check_replicas(num_nodes, templates[0].num_nodes, fault_tolerance)
     check_batch(fault_tolerance + 1, num_microbatches)
-    times = [step_times(template, num_microbatches) for template in templates]
+    times = step_times_of(templates, num_microbatches)
     return fewest_seconds([t.num_nodes for t in templates], times, num_nodes, least, num_microbatches, kept)
 
 
@@ -100,7 +100,7 @@ def _found_beside(
 ) -> tuple[int, ...]:
     """Returns the cached result of `instantiate_beside`. The order of the kept templates makes no difference: of their
     times it takes the union, sums of whole numbers and the greatest count."""
-    times = [step_times(template, num_microbatches) for template in kept.templates]
+    times = step_times_of(kept.templates, num_microbatches)
     return _instantiate(templates.templates, num_nodes, fault_tolerance, num_microbatches, times)
 
 
@@ -226,6 +226,13 @@ def place(template: Template, nodes: Sequence[NodeId], devices_per_node: int) ->
     return Pipeline(stages=tuple(stages))
 
 
+@lru_cache(maxsize=1 << 13)
+def _placed_from(template: _Same, first: int, devices_per_node: int) -> Pipeline:
+    """Returns the cached pipeline of the one template on the nodes from `first` on."""
+    (one,) = template.templates
+    return place(one, [NodeId(first + number) for number in range(one.num_nodes)], devices_per_node)
+
+
 def contiguous_routes(
     pipelines: Sequence[Pipeline], counts: Sequence[int], num_layers: int, generation: int
 ) -> tuple[Route, ...]:
@@ -275,12 +282,13 @@ def plan_of_templates(
     Raises:
         Undistributable: too few microbatches.
     """
-    numbers = map(NodeId, itertools.count())
+    same = {id(template): _Same([template]) for template in templates}
+    firsts = itertools.accumulate([template.num_nodes for template in templates], initial=0)
     pipelines = [
-        place(template, list(itertools.islice(numbers, template.num_nodes)), settings.devices_per_node)
-        for template in templates
+        _placed_from(same[id(template)], first, settings.devices_per_node)
+        for template, first in zip(templates, firsts, strict=False)
     ]
-    times = [step_times(template, settings.num_microbatches) for template in templates]
+    times = step_times_of(templates, settings.num_microbatches)
     return plan_of(pipelines, distribute(times, settings.num_microbatches), profile, settings, generation)
 
 
@@ -341,7 +349,7 @@ def _instances(
         ]
     check_replicas(len(ordered), templates[0].num_nodes, settings.fault_tolerance)
     check_batch(settings.fault_tolerance + 1, settings.num_microbatches)
-    times = [step_times(template, settings.num_microbatches) for template in templates]
+    times = step_times_of(templates, settings.num_microbatches)
     if different != {1.0}:
         even = [[*different] * template.num_nodes for template in templates]
         times = [

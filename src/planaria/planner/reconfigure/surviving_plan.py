@@ -19,6 +19,7 @@ from planaria.plan.costs.pipeline_time import (
     check_speeds,
     slowed,
     step_times,
+    step_times_of,
 )
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.plan import Form, NodeId, Pipeline, Plan, WorkerId
@@ -185,7 +186,7 @@ class SurvivingPlan:
         """Returns the step's seconds with pipelines of these sizes (0: none), on nodes as fast as the profile says; see
         `Reconfiguration.step_time_s`. Raises Undistributable: the batch does not allow for it."""
         settings = self._change.settings
-        times = [step_times(self._by_size[size], settings.num_microbatches) for size in sizes if size]
+        times = step_times_of([self._by_size[size] for size in sizes if size], settings.num_microbatches)
         shares = distribute(times, settings.num_microbatches, self._change.distribution)
         return max(float(time[share - 1]) for time, share in zip(times, shares, strict=True))
 

@@ -60,7 +60,7 @@ def _conclude_evaluation(run: Run) -> list[Command]:
     if tally.missing or tally.twice:
         raise ProtocolError(
             f"evaluation of step {run.step - 1}: {tally.missing} microbatches missing and {tally.twice} evaluated "
-            f"twice; recent: {'; '.join(run.history)}"
+            f"twice; recent: {run.recent}"
         )
     record = evaluated(
         run.evaluations,
@@ -137,7 +137,7 @@ def _require_whole(run: Run, tally: VoteCount) -> None:
     if tally.missing or tally.twice:
         raise ProtocolError(
             f"step {run.step}: {tally.missing} contributions missing and {tally.twice} counted twice; "
-            f"recent: {'; '.join(run.history)}"
+            f"recent: {run.recent}"
         )
 
 

@@ -61,8 +61,9 @@ class NodeNotice:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True, gc=False):
+    """A worker's message has come. No dataclass, as thousands of these are made at once."""
+
     worker: WorkerId
     message: FromWorker
 

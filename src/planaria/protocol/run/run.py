@@ -157,7 +157,7 @@ class Run:
         is_degraded: the plan in force has too few replicas of some layer.
         decision: the last one on a placement, as it was told.
         recovery: from the losses that are not recovered from.
-        history: of the machine's latest transitions.
+        history: the machine's latest transitions: phase before, event, phase after.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Run:
         self.skipped_steps: set[int] = set()
         self.past = past or JournalState()
         self.returning = ReturningWorkers(self.past, settings.num_nodes, settings.devices_per_node)
-        self.history: deque[str] = deque(maxlen=64)
+        self.history: deque[tuple[Phase, str, Phase]] = deque(maxlen=64)
         self._written = RunMeasurements()
         if past is not None:
             self._begin_with(past)
@@ -246,6 +246,11 @@ class Run:
         self.replan_trigger.chosen_for_s = learnt.chosen_for_s
         self.plan_selector.recall(learnt, past.joined)
         self.checkpoints.cadence.recall(learnt.saves)
+
+    @property
+    def recent(self) -> str:
+        """The latest transitions, as text for people."""
+        return "; ".join(f"{before.value} --{event}--> {after.value}" for before, event, after in self.history)
 
     @property
     def plan(self) -> Plan:

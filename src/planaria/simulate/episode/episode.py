@@ -276,7 +276,9 @@ class Episode:
     # The machine
 
     def _handle(self, event: Event) -> None:
-        self._carry_out(handle(self._run, event, self.now))
+        commands = handle(self._run, event, self.now)
+        if commands or self._run.phase is not Phase.TRAINING:  # of thousands of votes, one orders something
+            self._carry_out(commands)
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
         ordered = self._read(commands)
