@@ -216,3 +216,6 @@ PROBED_IN_ZONE = 2
 
 PROBED_ACROSS_ZONES = 2
 """Most hosts of other zones with which a newcomer's links are measured. Not measured."""
+
+RECORDS_SEARCHED = 4096
+"""Newest records searched for one that is told again: more than there are between two steps. Not measured."""

@@ -112,9 +112,6 @@ COMMITS_KEPT = 64
 MAX_RESTARTS = 5
 """Most coordinators that may die one after the other without a commit: then it is no accident. Not measured."""
 
-RECORDS_SEARCHED = 4096
-"""Newest records searched for one that is told again: more than there are between two steps. Not measured."""
-
 TAIL_BYTES = 4000
 """Bytes of the coordinator's log that are shown to whoever has to find out why it died. Not measured."""
 

@@ -33,6 +33,7 @@ from planaria.protocol.messages.records import (
 )
 from planaria.protocol.messages.worker import Commit, StateSource, ToWorker
 from planaria.protocol.phases import Phase, Purpose
+from planaria.protocol.run.told_records import ToldRecords
 from planaria.protocol.step.evaluation import Evaluations, evaluated
 from tests.testkit.cluster.disk import Disk
 from tests.testkit.promises.strength import Strength
@@ -104,7 +105,7 @@ class InvariantChecker:
         self._lineage = -1
         self._is_cut = False
         self._highest = setup.done
-        self._told = setup.done
+        self._told = ToldRecords(setup.done)
 
     @property
     def plan(self) -> Plan:
@@ -309,16 +310,10 @@ class InvariantChecker:
 
     def published(self, machine: Coordinator, record: AnyRecord, *, again: bool) -> bool:
         """Returns whether the record is new: a coordinator that is started again tells some once more."""
-        if again and record in self.records:
-            return False
         if isinstance(record, RunEnded) and any(isinstance(other, RunEnded) for other in self.records):
             return False
-        if isinstance(record, StepCommitted | StepSkipped):
-            if record.step <= self._told:
-                return False
-            self._told = record.step
-        elif isinstance(record, Restored):
-            self._told = record.to_step
+        if not self._told.takes(record, again=again):
+            return False
         self._take_record(machine, record)
         return True
 

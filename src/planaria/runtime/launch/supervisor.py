@@ -10,14 +10,14 @@ import contextlib
 import selectors
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault
 from planaria.plan.plan import NodeId
-from planaria.protocol.messages.records import AnyRecord, NodeLost, Note, Restored, StepCommitted, StepSkipped
+from planaria.protocol.messages.records import AnyRecord, NodeLost, Note, StepCommitted, StepSkipped
+from planaria.protocol.run.told_records import ToldRecords
 from planaria.runtime.coordinator.settings import CoordinatorSettings
 from planaria.runtime.coordinator.supervisor_link import (
     Begin,
@@ -36,7 +36,7 @@ from planaria.runtime.coordinator.supervisor_link import (
 )
 from planaria.runtime.nodes.local_nodes import LocalNodes, cause_of
 from planaria.runtime.nodes.stopped_processes import Stopped
-from planaria.runtime.thresholds import GOODBYE_S, MAX_RESTARTS, RECORDS_SEARCHED, STOPPED_LOOK_S, TAIL_BYTES
+from planaria.runtime.thresholds import GOODBYE_S, MAX_RESTARTS, STOPPED_LOOK_S, TAIL_BYTES
 
 
 class CoordinatorFailed(PlanariaError):
@@ -94,9 +94,8 @@ class Supervisor:
         self._nodes: dict[NodeId, tuple[int, ...]] = {}
         self._lost: list[tuple[NodeId, str]] = []
         self._gone_at: dict[NodeId, float] = {}
-        self._last_step = 0
         self._step_began: float | None = None
-        self._recent: deque[AnyRecord] = deque(maxlen=RECORDS_SEARCHED)
+        self._told = ToldRecords()
         self._stopped = Stopped(settings.job.resilience.heartbeat_timeout_s, time.monotonic())
         self._is_stopping = False
         self._is_aborted = False
@@ -269,7 +268,7 @@ class Supervisor:
     def _take(self, news: FromCoordinator) -> None:
         match news:
             case Told(record, time_s, again):
-                if not (again and record in self._recent):
+                if self._told.takes(record, again=again):
                     self._record(record, time_s)
             case KillNode(node):
                 self._launcher.kill(node)
@@ -287,22 +286,16 @@ class Supervisor:
                 raise UserError(text)
 
     def _record(self, record: AnyRecord, time_s: float) -> None:
-        """Passes on a record, unless it is of a step that an earlier coordinator told before it died."""
+        """Passes on a new record."""
         match record:
-            case StepCommitted(step=step) | StepSkipped(step=step):
-                if step <= self._last_step:
-                    return
-                self._last_step = step
+            case StepCommitted() | StepSkipped():
                 self._deaths = 0
                 self._step_began = time.monotonic()
                 self._stand_by()
-            case Restored(to_step=step):
-                self._last_step = step
             case NodeLost(node=node, detect_ms=detect_ms):
                 self._gone_at.setdefault(NodeId(node), time.monotonic() - (detect_ms or 0.0) / 1e3)
             case _:
                 pass
-        self._recent.append(record)
         self._observe(record, time_s)
 
     def _start(self, node: NodeId) -> None:
