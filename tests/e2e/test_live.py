@@ -12,6 +12,7 @@ import pytest
 from planaria.job.errors import UserError
 from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, StepCommitted, Waiting
+from planaria.runtime.coordinator.client import Contact
 from planaria.runtime.launch.training.result import RunStatus
 from planaria.ui.cli import live
 from tests.e2e.conftest import Run
@@ -56,7 +57,11 @@ def test_a_job_waits_for_nodes_and_goes_on_with_the_one_that_is_added(
     folder: Path, text: Path, run: Run, reference: Reference
 ) -> None:
     def act(run_folder: Path) -> str:
-        return live.status(run_folder, as_json=False) + "\n" + live.add(run_folder, 1)
+        contact = Contact.read(run_folder / "coordinator.json")
+        address = live.Address(address=contact.address, token=contact.token)
+        with pytest.raises(UserError, match="this is not its token"):
+            live.add(live.Address(address=contact.address, token="0123456789abcdef"), 1)
+        return live.status(address, as_json=False) + "\n" + live.add(run_folder, 1)
 
     job = make_job(text, cluster__nodes=4, resilience__when_exhausted="wait")
     user = User(folder, Waiting, act)

@@ -126,6 +126,7 @@ class Coordinator:
             pipelines=shapes(plan) if plan is not None else (),
             microbatches=shares(plan) if plan is not None else (),
             generation=plan.generation if plan is not None else 0,
+            devices_per_node=run.settings.devices_per_node,
             speeds={int(node): speed for node, speed in sorted(run.plan_selector.speeds.known.items())},
             resting=tuple(sorted(run.plan_selector.straggler_policy.resting)),
             zones={int(node): run.members.zones[node] for node in run.members.nodes if node in run.members.zones},

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from planaria.job.errors import UserError
 from planaria.job.parse import job_json
@@ -14,6 +15,7 @@ from planaria.runtime.run_folder.claim import claimed, say
 from planaria.runtime.run_folder.recorder import Recorder
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.ui.cli import live
+from planaria.ui.cli.main import cli
 from tests.runtime.run_folder.happenings import JOB, short_run
 
 
@@ -78,3 +80,13 @@ def test_a_coordinator_that_does_not_answer_though_its_run_lives(folder: RunFold
     Contact(address="127.0.0.1:1", token="0123456789abcdef").write(folder.contact)
     with claimed(folder.claim), pytest.raises(UserError, match="does not answer"):
         live.status(folder.path, as_json=False)
+
+
+def test_an_address_needs_the_jobs_token_and_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PLANARIA_TOKEN", raising=False)
+    asked = CliRunner().invoke(cli, ["status", "127.0.0.1:1"])
+    assert asked.exit_code == 2
+    assert "127.0.0.1:1 is an address: give the job's token by --token-file FILE or in PLANARIA_TOKEN." in asked.output
+    asked = CliRunner().invoke(cli, ["status", "127.0.0.1:1"], env={"PLANARIA_TOKEN": "0123456789abcdef"})
+    assert asked.exit_code == 2
+    assert "run 127.0.0.1:1 does not answer: [Errno 111] Connection refused" in asked.output

@@ -73,6 +73,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         leaving: of them, those that gave notice.
         pipelines: for each, its stages as (worker, first layer, end layer).
         microbatches: that are counted with each pipeline.
+        devices_per_node: that workers are numbered by.
         generation: of the plan in force; 0 before the first.
         speeds: of nodes that are slower than the others, as parts of their speed.
         resting: nodes that the plan does without because they are slow.
@@ -93,6 +94,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     pipelines: tuple[tuple[tuple[int, int, int], ...], ...]
     microbatches: tuple[int, ...]
     generation: int
+    devices_per_node: int = 1
     speeds: dict[int, float] = {}
     resting: tuple[int, ...] = ()
     zones: dict[int, str] = {}

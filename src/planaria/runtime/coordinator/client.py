@@ -28,6 +28,16 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True):
     def write(self, path: Path) -> None:
         write_private(path, msgspec.json.encode(self))
 
+    @classmethod
+    def read(cls, path: Path) -> Contact:
+        """Reads what `write` wrote. Raises NotReached: the run does not run."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            raise NotReached(f"run {path.parent} does not run now. Name the folder of a run that does.") from None
+        except (OSError, ValueError) as error:
+            raise NotReached(f"run {path.parent} does not say how it is reached: {error}.") from None
+
 
 def write_private(path: Path, data: bytes) -> None:
     """Writes a new file that the user alone can read."""
@@ -38,9 +48,10 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def ask(
-    path: Path,
+    contact: Contact,
     wish: Wish,
     *,
+    run: str,
     node: int = -1,
     count: int = 1,
     grace_s: float = 0.0,
@@ -49,14 +60,18 @@ def ask(
     discards: bool = False,
     timeout_s: float | None = REQUEST_TIMEOUT_S,
 ) -> Answer:
-    """Asks the job whose contact file this is. Arguments as `Request`; `timeout_s`: for the answer; None: no end.
+    """Asks the job's coordinator. Arguments as `Request`.
+
+    Args:
+        contact: how it is reached.
+        wish: what is asked for.
+        run: what the user calls the run.
+        timeout_s: for the answer; None: no end.
 
     Raises:
         NotReached: it does not run, or does not answer.
     """
-    run = path.parent
     try:
-        contact = msgspec.json.decode(path.read_bytes(), type=Contact)
         host, _, port = contact.address.rpartition(":")
         request = Request(
             version=PROTOCOL_VERSION,
@@ -73,7 +88,7 @@ def ask(
             connection.sendall(control_frame(msgspec.msgpack.encode(request)))
             connection.settimeout(timeout_s)
             return decode_answer(read_control(connection))
-    except FileNotFoundError:
-        raise NotReached(f"run {run} does not run now. Name the folder of a run that does.") from None
-    except (OSError, EOFError, ValueError) as error:
+    except EOFError:
+        raise NotReached(f"run {run} closes the connection: it ends, or this is not its token.") from None
+    except (OSError, ValueError) as error:
         raise NotReached(f"run {run} does not answer: {error}. Look whether its process still runs.") from None

@@ -16,7 +16,7 @@ from planaria.plan.quantities import count
 from planaria.protocol.messages.records import Restored, RunEnded, StepCommitted, StepSkipped
 from planaria.protocol.messages.user import Answer, Wish
 from planaria.protocol.phases import Phase
-from planaria.runtime.coordinator.client import NotReached, ask
+from planaria.runtime.coordinator.client import Contact, NotReached, ask
 from planaria.runtime.progress.progress import Ending
 from planaria.runtime.run_folder.claim import claimant
 from planaria.runtime.run_folder.recorder import read_events
@@ -25,16 +25,25 @@ from planaria.runtime.run_folder.sentences import figures_of
 from planaria.runtime.run_folder.tables import candidate_table, link_table, plan_table
 
 
-def status(run: Path, *, as_json: bool) -> str:
+class Address(Contact, frozen=True, kw_only=True):
+    """A run that is asked at its coordinator's address, from any host that reaches it."""
+
+    def __str__(self) -> str:
+        return self.address
+
+
+def status(run: Path | Address, *, as_json: bool) -> str:
     """Returns how far the run is: in its beginning, under way, or over.
 
     Raises:
         UserError: it is none, or does not answer though it is under way.
     """
-    folder = RunFolder.open(run)
     try:
         state = _ask(run, Wish.STATUS).state
     except NotReached:
+        if isinstance(run, Address):
+            raise
+        folder = RunFolder.open(run)
         owner = claimant(folder.claim)
         if owner is None:
             return _over(folder, as_json=as_json)
@@ -64,8 +73,7 @@ def status(run: Path, *, as_json: bool) -> str:
     if state.unsaved:
         lines.append(f"not saved yet: {state.unsaved}")
     if state.pipelines:
-        per_node = job_from_json(folder.job.read_bytes()).cluster.devices_per_node
-        table = plan_table(state.pipelines, state.microbatches, per_node)
+        table = plan_table(state.pipelines, state.microbatches, state.devices_per_node)
         lines += [f"plan {state.generation}:", *(f"  {line}" for line in table)]
     return "\n".join(lines)
 
@@ -139,24 +147,24 @@ def _zones(zones: Mapping[int, str]) -> list[str]:
     ]
 
 
-def add(run: Path, count: int) -> str:
+def add(run: Path | Address, count: int) -> str:
     """Adds nodes to the run. Raises UserError where it cannot be done."""
     return _ask(run, Wish.ADD, count=count).text
 
 
-def drain(run: Path, node: int, grace_s: float) -> str:
+def drain(run: Path | Address, node: int, grace_s: float) -> str:
     """Drains a node of the run. Raises UserError where it cannot be done."""
     if not 0 <= grace_s < math.inf:
         raise UserError(f"--grace {grace_s:g} is not a number of seconds from 0 on.")
     return _ask(run, Wish.DRAIN, node=node, grace_s=grace_s).text
 
 
-def switch(run: Path, name: str) -> str:
+def switch(run: Path | Address, name: str) -> str:
     """Switches the run's policy. Raises UserError where it cannot be done."""
     return _ask(run, Wish.POLICY, policy=name).text
 
 
-def policy(run: Path, *, as_json: bool) -> str:
+def policy(run: Path | Address, *, as_json: bool) -> str:
     """Returns the policy in force and its last decision, with what it weighed. Raises UserError where none runs."""
     state = _ask(run, Wish.STATUS).state
     decision = state.decision
@@ -171,20 +179,29 @@ def policy(run: Path, *, as_json: bool) -> str:
     return "\n".join(lines)
 
 
-def save(run: Path, folder: Path | None) -> str:
+def save(run: Path | Address, folder: Path | None) -> str:
     """Saves the run's state. Raises UserError where it cannot be saved there."""
-    return _ask(run, Wish.SAVE, folder="" if folder is None else str(folder.resolve()), timeout_s=None).text
+    wanted = "" if folder is None else str(folder.resolve() if isinstance(run, Path) else folder)
+    return _ask(run, Wish.SAVE, folder=wanted, timeout_s=None).text
 
 
-def stop(run: Path, *, discard: bool = False) -> str:
+def stop(run: Path | Address, *, discard: bool = False) -> str:
     """Stops the run. Raises UserError for a run that does not run."""
     return _ask(run, Wish.STOP, discards=discard).text
 
 
-def _ask(run: Path, wish: Wish, **wanted: Any) -> Answer:
+def _ask(run: Path | Address, wish: Wish, **wanted: Any) -> Answer:
+    answer = _ask_in(run, wish, **wanted) if isinstance(run, Path) else ask(run, wish, run=str(run), **wanted)
+    if not answer.accepted:
+        raise UserError(f"run {run}: {answer.text}.")
+    return answer
+
+
+def _ask_in(run: Path, wish: Wish, **wanted: Any) -> Answer:
+    """Asks the run of a folder."""
     folder = RunFolder.open(run)
     try:
-        answer = ask(folder.contact, wish, **wanted)
+        return ask(Contact.read(folder.contact), wish, run=str(run), **wanted)
     except NotReached:
         owner = claimant(folder.claim)
         if owner is None or folder.contact.exists():
@@ -192,6 +209,3 @@ def _ask(run: Path, wish: Wish, **wanted: Any) -> Answer:
         raise NotReached(
             f"run {run} cannot be asked now ({owner.doing}). planaria status {run} says how far it is."
         ) from None
-    if not answer.accepted:
-        raise UserError(f"run {run}: {answer.text}.")
-    return answer

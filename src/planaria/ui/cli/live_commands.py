@@ -5,20 +5,63 @@ Reads arguments only.
 
 from __future__ import annotations
 
+import functools
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from planaria.ui.cli.options import RUN_FOLDER
+from planaria.ui.cli.options import FILE, RUN_FOLDER, TOKEN_VARIABLE, token_of
+
+if TYPE_CHECKING:
+    from planaria.ui.cli.live import Address
+
+_ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}")
+
+
+def _of_run(command: Callable[..., int]) -> Callable[..., int]:
+    """Gives a command its argument RUN: the folder of a run, or the address of a coordinator."""
+
+    @click.argument("run", type=RUN_FOLDER, metavar="RUN")
+    @click.option(
+        "--token-file",
+        type=FILE,
+        metavar="FILE",
+        help=f"The job's token, where RUN is host:port of a coordinator; or set {TOKEN_VARIABLE}.",
+    )
+    @functools.wraps(command)
+    def with_run(run: Path, token_file: Path | None, **options: Any) -> int:
+        return command(_run_at(run, token_file), **options)
+
+    return with_run
+
+
+def _run_at(run: Path, token_file: Path | None) -> Path | Address:
+    """Returns what RUN names: a folder, or the host and port of a coordinator.
+
+    Raises:
+        UserError: it is an address, and there is no token.
+    """
+    if not _ADDRESS.fullmatch(str(run)) or run.exists():
+        return run
+    from planaria.job.errors import UserError
+    from planaria.ui.cli.live import Address
+
+    token = token_of(token_file)
+    if not token:
+        raise UserError(f"{run} is an address: give the job's token by --token-file FILE or in {TOKEN_VARIABLE}.")
+    return Address(address=str(run), token=token)
 
 
 @click.command()
-@click.argument("run", type=RUN_FOLDER)
+@_of_run
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
-def status(run: Path, as_json: bool) -> int:
+def status(run: Path | Address, as_json: bool) -> int:
     """Show how far RUN is, and on which nodes; how it starts, and how it ended.
 
-    RUN is the folder of a run, for instance runs/demo.
+    RUN is the folder of a run, for instance runs/demo; or, from any host, host:port of its coordinator.
     """
     from planaria.ui.cli import live
 
@@ -27,9 +70,9 @@ def status(run: Path, as_json: bool) -> int:
 
 
 @click.command()
-@click.argument("run", type=RUN_FOLDER)
+@_of_run
 @click.argument("count", type=click.IntRange(min=1), default=1)
-def add(run: Path, count: int) -> int:
+def add(run: Path | Address, count: int) -> int:
     """Start COUNT more nodes for a RUN that is under way.
 
     They get their state beside a step, and microbatches from the next one on.
@@ -41,10 +84,10 @@ def add(run: Path, count: int) -> int:
 
 
 @click.command()
-@click.argument("run", type=RUN_FOLDER)
+@_of_run
 @click.argument("node", type=click.IntRange(min=0))
 @click.option("--grace", default=0.0, metavar="SECONDS", help="When the node will be gone, for the record.")
-def drain(run: Path, node: int, grace: float) -> int:
+def drain(run: Path | Address, node: int, grace: float) -> int:
     """Let NODE of a RUN that is under way hand over its work, and end it.
 
     Nothing runs twice. Where the others would be too few without it, the node stays.
@@ -56,10 +99,10 @@ def drain(run: Path, node: int, grace: float) -> int:
 
 
 @click.command()
-@click.argument("run", type=RUN_FOLDER)
+@_of_run
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Without NAME: the policy and the decision as one JSON object.")
-def policy(run: Path, name: str | None, as_json: bool) -> int:
+def policy(run: Path | Address, name: str | None, as_json: bool) -> int:
     """Let the policy NAME make the plans of a RUN that is under way.
 
     The step in progress is finished as it is. After it, another plan is taken if what the new policy makes of now is
@@ -72,9 +115,9 @@ def policy(run: Path, name: str | None, as_json: bool) -> int:
 
 
 @click.command()
-@click.argument("run", type=RUN_FOLDER)
+@_of_run
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="Where; default: with the run's checkpoints.")
-def save(run: Path, folder: Path | None) -> int:
+def save(run: Path | Address, folder: Path | None) -> int:
     """Save the state of a RUN that is under way, and wait until it is on disk.
 
     With --to it is written under another folder, which every node must see: for a run that cannot end because its own
@@ -87,9 +130,9 @@ def save(run: Path, folder: Path | None) -> int:
 
 
 @click.command()
-@click.argument("run", type=RUN_FOLDER)
+@_of_run
 @click.option("--discard", is_flag=True, help="Do not save.")
-def stop(run: Path, discard: bool) -> int:
+def stop(run: Path | Address, discard: bool) -> int:
     """Let a RUN that is under way finish its step, save and end.
 
     Where its state cannot be saved, the run waits and tries again, unless --discard says that nobody needs it.

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from planaria.job.errors import UserError
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.records import AnyRecord, NodeLost, NodeReleased, RunEnded
-from planaria.protocol.messages.user import Wish
-from planaria.runtime.coordinator.client import ask
+from planaria.protocol.messages.user import Answer, Wish
+from planaria.runtime.coordinator.client import Contact, ask
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.thresholds import END_S, REPLAY_TICK_S
 from planaria.simulate.traces.scripts import Script, ScriptClock, numbered
@@ -160,14 +161,17 @@ class Replay:
             self._nodes.kill(node)
             gone = "had been released before" if node in self._gone else "is killed"
             self._say(f"node {node} ({event.node}) {gone}")
-        elif ask(self._contact, Wish.DRAIN, node=node, grace_s=event.notice_s).accepted:
+        elif self._ask(Wish.DRAIN, node=node, grace_s=event.notice_s).accepted:
             self._say(f"node {node} ({event.node}) is given notice")
 
     def _add(self) -> NodeId:
-        answer = ask(self._contact, Wish.ADD, count=1)
+        answer = self._ask(Wish.ADD, count=1)
         if not answer.accepted:
             raise UserError(f"{answer.text}.")
         return NodeId(answer.nodes[0])
 
     def _stop(self) -> None:
-        ask(self._contact, Wish.STOP)
+        self._ask(Wish.STOP)
+
+    def _ask(self, wish: Wish, **wanted: Any) -> Answer:
+        return ask(Contact.read(self._contact), wish, run=str(self._contact.parent), **wanted)
