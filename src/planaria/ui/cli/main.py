@@ -36,8 +36,8 @@ from planaria.ui.cli.options import (
 )
 from planaria.ui.cli.planning.plan_commands import plan, profile
 from planaria.ui.cli.rehearsal.drill_commands import compare, drill
-from planaria.ui.cli.simulate import simulate
-from planaria.ui.cli.trace import trace
+from planaria.ui.cli.simulation.simulate import simulate
+from planaria.ui.cli.simulation.trace import trace
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

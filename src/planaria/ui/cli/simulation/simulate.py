@@ -53,7 +53,7 @@ def simulate(
     """
     if timeline and not as_json:
         raise click.UsageError("--timeline goes with --json. Add that, or draw it by --plot.")
-    from planaria.ui.cli.simulation_view import SimulationOptions, show
+    from planaria.ui.cli.simulation.view import SimulationOptions, show
 
     wanted = SimulationOptions(
         overrides=overrides,

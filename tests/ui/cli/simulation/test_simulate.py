@@ -308,7 +308,7 @@ def test_repairs_of_a_trace_are_said_once_with_their_lines(scenario: Path) -> No
 
 def test_a_narrow_screen_has_two_tables(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is cut off."""
-    monkeypatch.setattr("planaria.ui.cli.simulation_view._WIDTH_WITHOUT_TERMINAL", 70)
+    monkeypatch.setattr("planaria.ui.cli.simulation.view._WIDTH_WITHOUT_TERMINAL", 70)
     narrow = run(scenario).stdout
     assert max(map(len, narrow.splitlines())) <= 70
     assert "…" not in narrow
