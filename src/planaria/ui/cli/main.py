@@ -38,6 +38,7 @@ from planaria.ui.cli.planning.plan_commands import plan, profile
 from planaria.ui.cli.rehearsal.drill_commands import compare, drill
 from planaria.ui.cli.simulation.simulate import simulate
 from planaria.ui.cli.simulation.trace import trace
+from planaria.ui.cli.start_commands import doctor, init
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -133,7 +134,7 @@ def _fail(message: str, code: int) -> NoReturn:
 def cli(context: click.Context) -> None:
     """Train large models on machines that fail.
 
-    A job is one TOML file; see examples/demo.toml.
+    A job is one TOML file; planaria init writes one to begin with.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -257,7 +258,8 @@ def export(run: Path, target: Path, step: int | None, form: str, adapters: bool)
 
 
 LIVE = (status, add, drain, policy, save, stop)
-for command in (train, agent, plan, profile, simulate, list_runs, logs, *LIVE, export, trace, drill, compare):
+START = (init, doctor)
+for command in (*START, train, agent, plan, profile, simulate, list_runs, logs, *LIVE, export, trace, drill, compare):
     cli.add_command(command)
 
 
