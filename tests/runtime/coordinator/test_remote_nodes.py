@@ -92,6 +92,7 @@ def test_only_a_job_that_says_so_waits_for_agents(tmp_path: Path) -> None:
 
 def test_what_agents_look_for_in_the_run_folder(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run")
-    share(folder, TOKEN, "mark")
+    share(folder, TOKEN, "mark", "10.0.0.1:29400")
     assert read_token(folder.token) == TOKEN
     assert folder.identity.read_text() == "mark"
+    assert folder.address.read_text() == "10.0.0.1:29400\n"

@@ -30,7 +30,8 @@ from planaria.protocol.messages.agent import (
 )
 from planaria.protocol.messages.worker import Message, encode
 from planaria.runtime.nodes import node_agent as agent_module
-from planaria.runtime.nodes.node_agent import AgentSettings, CoordinatorLost, NodeAgent
+from planaria.runtime.nodes.agent_settings import AgentSettings
+from planaria.runtime.nodes.node_agent import CoordinatorLost, NodeAgent
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.wire.control_frames import control_frame, read_control
 from planaria.runtime.worker.settings import WorkerSettings
@@ -238,6 +239,28 @@ def test_the_coordinator_of_a_run_that_is_over_is_not_looked_for(
     assert agent.wait() is None
     assert Processes.made[0].killed == [1], "it did not end by itself"
     assert not [line for line in agent.said if "out of reach" in line]
+
+
+def test_the_coordinators_address_is_read_again_at_each_try(coordinator: CoordinatorStandIn, tmp_path: Path) -> None:
+    """Where it was, something else listens meanwhile; before that, nobody has said where it is."""
+    address = tmp_path / "address"
+    agent = Running(f"file:{address}")
+    wait_for(lambda: agent.said)
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.settimeout(DEADLINE_S)
+        address.write_text(f"127.0.0.1:{stranger.getsockname()[1]}\n")
+        other, _ = stranger.accept()
+        with other:
+            other.sendall(b"HTTP/1.1 400 Bad Request")
+        address.write_text(coordinator.address)
+    coordinator.accept()
+    coordinator.welcome()
+    coordinator.start_node(0)
+    wait_for(lambda: Processes.made and Processes.made[0].spawned)
+    assert Processes.made[0].spawned[0].coordinator == coordinator.address
+    coordinator.send(Dismissed(farewell=Farewell.OVER))
+    Processes.made[0].end("process ended with status 0")
+    assert agent.wait() is None
 
 
 def test_what_belongs_to_an_earlier_run_ends(coordinator: CoordinatorStandIn) -> None:

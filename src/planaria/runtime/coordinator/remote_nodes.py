@@ -22,6 +22,7 @@ from planaria.protocol.messages.records import Note
 from planaria.runtime.component_settings import is_emulated
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.client import write_private
+from planaria.runtime.run_folder.recorder import write_atomically
 from planaria.runtime.run_folder.run_folder import RunFolder
 
 MIN_TOKEN_LENGTH: Final = 16
@@ -105,10 +106,17 @@ def agents_of(job: Job, folder: RunFolder, token: str, mark: str, faults: Sequen
     return Agents(welcome, token, by_node, only_boot)
 
 
-def share(folder: RunFolder, token: str, mark: str) -> None:
+def share(folder: RunFolder, token: str, mark: str, address: str) -> None:
     """Writes into the run folder what agents look for there; to be done before they are told to come."""
     folder.identity.write_text(mark)
     write_token(folder.token, token)
+    write_atomically(folder.address, f"{named(address)}\n".encode())
+
+
+def named(address: str) -> str:
+    """Returns where other hosts find a coordinator that listens at `address`."""
+    host, _, port = address.rpartition(":")
+    return f"{socket.gethostname() if host == ANY_ADDRESS else host}:{port}"
 
 
 def reachable(address: str) -> str:
@@ -119,9 +127,7 @@ def reachable(address: str) -> str:
 
 def call_agents(job: Job, folder: RunFolder, address: str) -> Note:
     """Has the job's launcher start the agents; returns a note of that, or of how the user is to start them."""
-    host, _, port = address.rpartition(":")
-    named = socket.gethostname() if host == ANY_ADDRESS else host
-    command = ["planaria", "agent", "--coordinator", f"{named}:{port}", "--token-file", str(folder.token)]
+    command = ["planaria", "agent", "--coordinator", named(address), "--token-file", str(folder.token)]
     nodes = f"{job.cluster.nodes} node{'s' if job.cluster.nodes > 1 else ''}"
     start: StartAgents | None = job.cluster.launcher.load()
     if start is None:

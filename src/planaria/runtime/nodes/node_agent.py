@@ -15,12 +15,10 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 from typing import Final
 
-from planaria.job.checks import check_zone
 from planaria.job.errors import PlanariaError, UserError
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.agent import (
@@ -42,6 +40,7 @@ from planaria.protocol.messages.worker import MAX_FRAME_BYTES, PROTOCOL_VERSION,
 from planaria.runtime.component_settings import node_settings
 from planaria.runtime.coordinator.remote_nodes import boot_id, imported
 from planaria.runtime.interrupts import Interrupted, interrupts
+from planaria.runtime.nodes.agent_settings import AgentSettings
 from planaria.runtime.nodes.link_prober import LinkProber
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.progress.output import OutputClosed
@@ -74,34 +73,6 @@ class CoordinatorLost(PlanariaError):
     """The coordinator was out of reach for as long as the agent was told to wait."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings:
-    """The settings of an agent.
-
-    Attributes:
-        coordinator: "host:port".
-        token: the job's token.
-        host: address at which other nodes reach this one; "": the one from which it reaches the coordinator.
-        zone: where this node is: whatever fails as one; "": not known.
-        import_path: where a model given as "module:function" is looked for.
-        give_up_s: without a word from the coordinator, after which the agent ends.
-    """
-
-    coordinator: str
-    token: str
-    host: str = ""
-    zone: str = ""
-    import_path: Path | None = None
-    give_up_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        host, _, port = self.coordinator.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise UserError(f"--coordinator {self.coordinator!r} is not HOST:PORT. `planaria train` prints it.")
-        if self.zone:
-            check_zone("--zone", self.zone)
-
-
 class NodeAgent:
     """The agent of one node, for one run.
 
@@ -116,6 +87,7 @@ class NodeAgent:
         self._selector = selectors.DefaultSelector()
         self._connection: Connection | None = None
         self._identity = secrets.token_hex(8)
+        self._coordinator = settings.coordinator
         self._address = ""
         self._welcome: Welcome | None = None
         self._nodes: LocalNodes | None = None
@@ -167,8 +139,9 @@ class NodeAgent:
         now = time.monotonic()
         if now < self._retry_at:
             return
-        host, _, port = self._settings.coordinator.rpartition(":")
         try:
+            self._coordinator = self._settings.address()
+            host, _, port = self._coordinator.rpartition(":")
             sock = socket.create_connection((host, int(port)), timeout=AGENT_CONNECT_S)
         except OSError as error:
             self._retry_later(str(error))
@@ -198,7 +171,7 @@ class NodeAgent:
 
     def _retry_later(self, reason: str) -> None:
         if not self._told_out_of_reach:
-            self._say(f"the coordinator at {self._settings.coordinator} is out of reach ({reason}); trying again")
+            self._say(f"the coordinator at {self._coordinator} is out of reach ({reason}); trying again")
             self._told_out_of_reach = True
         self._retry_at = time.monotonic() + self._retry_pause_s
         self._retry_pause_s = min(LONGEST_RETRY_S, 2 * self._retry_pause_s)
@@ -229,8 +202,11 @@ class NodeAgent:
         except EOFError as error:
             self._hang_up(str(error))
         except FrameError as error:
+            if self._settings.address_file is not None:  # it says where the coordinator was, until that is there again
+                self._hang_up(str(error))
+                return
             raise UserError(
-                f"what answers at {self._settings.coordinator} is no coordinator: {error}. Correct --coordinator."
+                f"what answers at {self._coordinator} is no coordinator: {error}. Correct --coordinator."
             ) from None
 
     def _take(self, frame: bytes) -> None:
@@ -253,13 +229,13 @@ class NodeAgent:
                     self._over, self._over_since = farewell, time.monotonic()
                     self._say(SAID[farewell])
             case OfferRefused(reason=reason):
-                raise UserError(f"the coordinator at {self._settings.coordinator} refuses this node: {reason}.")
+                raise UserError(f"the coordinator at {self._coordinator} refuses this node: {reason}.")
             case Pong():
                 pass
 
     def _be_welcome(self, welcome: Welcome) -> None:
         if self._welcome is None or self._told_out_of_reach:
-            self._say(f"enrolled at {self._settings.coordinator} as {self._address}")
+            self._say(f"enrolled at {self._coordinator} as {self._address}")
         self._retry_pause_s, self._told_out_of_reach = FIRST_OFFER_PAUSE_S, False
         check_folder(welcome)
         check_address(self._address)
@@ -295,7 +271,7 @@ class NodeAgent:
             job,
             folder,
             node,
-            coordinator=self._settings.coordinator,
+            coordinator=self._coordinator,
             token=self._settings.token,
             faults=order.faults,
             import_path=self._settings.import_path,
@@ -347,7 +323,7 @@ class NodeAgent:
             self._give_notice()
         if silent_s > self._settings.give_up_s and self._over is None:
             raise CoordinatorLost(
-                f"nothing was heard from the coordinator at {self._settings.coordinator} for {silent_s:.0f} s. "
+                f"nothing was heard from the coordinator at {self._coordinator} for {silent_s:.0f} s. "
                 "Look whether it runs; --give-up sets how long an agent waits."
             )
         if self._connection is None:

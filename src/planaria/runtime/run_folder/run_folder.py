@@ -131,6 +131,11 @@ class RunFolder:
         return self.path / "coordinator.json"
 
     @property
+    def address(self) -> Path:
+        """Where agents find the coordinator, as "host:port"; that of the last one, when none runs."""
+        return self.path / "address"
+
+    @property
     def token(self) -> Path:
         """The token that agents show to the coordinator, readable by the user alone."""
         return self.path / "token"

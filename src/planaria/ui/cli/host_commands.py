@@ -13,8 +13,10 @@ from planaria.ui.cli.options import EXIT_DRAINED, TOKEN_VARIABLE, ZONE_VARIABLE,
 
 @click.command()
 @click.option(
-    "--coordinator", required=True, metavar="HOST:PORT", help="Where `planaria train` listens; it prints this."
-)
+    "--coordinator", required=True, metavar="HOST:PORT",
+    help="Where `planaria train` listens; it prints this. Or file:RUN/address: the file is read again at each try, as "
+    "the coordinator may come back elsewhere.",
+)  # fmt: skip
 @token_option
 @click.option(
     "--host", default="", metavar="ADDRESS",
@@ -49,7 +51,8 @@ def agent(coordinator: str, token_file: Path | None, host: str, zone: str, impor
       1 the coordinator is gone    2 this node cannot take part    130 a second Ctrl-C
     """
     from planaria.protocol.messages.agent import Farewell
-    from planaria.runtime.nodes.node_agent import AgentSettings, NodeAgent
+    from planaria.runtime.nodes.agent_settings import AgentSettings
+    from planaria.runtime.nodes.node_agent import NodeAgent
     from planaria.runtime.progress.output import Output
 
     token = token_of(token_file)

@@ -73,7 +73,7 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes) -> Iterator[Run
                 told.record(Note(level="info", text=text), time.time())
             contact.write(folder.contact)
             if not is_local:
-                share(folder, token, mark)
+                share(folder, token, mark, address)
                 told.record(call_agents(job, folder, address), time.time())
             heeding.enter_context(interrupts(told.heed))
             finished = supervisor.run(NodeId(node) for node in range(job.cluster.nodes if is_local else 0))
