@@ -32,6 +32,28 @@ def test_every_process_writes_of_its_life(command: Command) -> None:
         assert ("ends: completed" in log) == (worker != 2)
 
 
+LATER = """
+import sys
+for module in list(sys.modules.values()):
+    if module.__name__.startswith("planaria") and hasattr(module, "__version__"):
+        module.__version__ = "99.0.0"
+from planaria.ui.cli.main import main
+main()
+"""
+
+
+def test_a_later_release_of_the_same_protocol_goes_on(command: Command) -> None:
+    command.write_emulated_job(steps=3, layer_s=0.01)
+    assert command.run("train", "job.toml")[0] == 0
+    script = command.folder / "later.py"
+    script.write_text(LATER)
+    arguments = ("train", "job.toml", "--resume", "--set", "train.steps=5")
+    later = command.incubator.start(command.folder, *arguments, script=script)
+    _, said = later.communicate(timeout=DEADLINE_S)
+    assert later.returncode == 0, said
+    assert summary(command)["steps"] == 5
+
+
 def test_interrupt_saves_and_resume_ends_with_the_references_bits(command: Command) -> None:
     command.write_emulated_job(steps=12, layer_s=0.01)
     process = command.start("train", "job.toml")

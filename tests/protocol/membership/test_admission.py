@@ -64,7 +64,8 @@ def test_workers_that_no_job_has_are_refused(worker: int, admission: Admission[o
 def test_another_version_is_refused(admission: Admission[object]) -> None:
     refusal = admission.refusal(hello(9, version=PROTOCOL_VERSION + 1))
     assert refusal is not None
-    assert f"speaks {PROTOCOL_VERSION}" in refusal
+    assert refusal.startswith(f"the worker speaks protocol version {PROTOCOL_VERSION + 1}")
+    assert f"the coordinator {PROTOCOL_VERSION}; install the same Planaria" in refusal
 
 
 def test_no_number_is_given_twice(admission: Admission[object]) -> None:

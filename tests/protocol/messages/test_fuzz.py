@@ -31,7 +31,7 @@ from planaria.job.settings import Job
 from planaria.plan.ledger import Mask
 from planaria.protocol.messages.journal import AnyEntry, decode_entry
 from planaria.protocol.messages.plan_delta import decode_order
-from planaria.protocol.messages.user import Answer, Request, decode_answer, decode_request
+from planaria.protocol.messages.user import Answer, Request, RequestRefused, decode_answer, decode_request
 from planaria.protocol.messages.worker import (
     Challenge,
     FromWorker,
@@ -53,7 +53,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], Any], Any]] = {
     "from a worker": (decode_from_worker, FromWorker),
     "to a worker": (partial(decode_order, last=None), ToWorker | Challenge),
     "a request": (decode_request, Request),
-    "an answer": (decode_answer, Answer),
+    "an answer": (decode_answer, Answer | RequestRefused),
     "a journal entry": (decode_entry, AnyEntry),
 }
 

@@ -222,7 +222,14 @@ def test_another_version_token_or_machine_is_told_why(tmp_path: Path) -> None:
     try:
         other = offering.agent(version=PROTOCOL_VERSION + 1).receive()
         assert isinstance(other, OfferRefused)
-        assert str(PROTOCOL_VERSION + 1) in other.reason
+        versions = f"protocol version {PROTOCOL_VERSION + 1}, the coordinator {PROTOCOL_VERSION}; install the same"
+        assert versions in other.reason
+        later = offering.client()
+        later.socket.sendall(
+            control_frame(msgspec.msgpack.encode({"type": "enrol", "version": PROTOCOL_VERSION + 1, "token": TOKEN}))
+        )
+        assert decode_to_agent(read_control(later.socket)) == other, "whatever else an enrolment of later days holds"
+        assert versions in offering.wait_for(Note).text
         elsewhere = offering.agent(boot="another kernel")
         answer = elsewhere.receive()
         assert isinstance(answer, OfferRefused)

@@ -24,8 +24,8 @@ from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.membership.liveness import Limits
 from planaria.protocol.messages.events import Finish
 from planaria.protocol.messages.plan_delta import decode_order
-from planaria.protocol.messages.records import AnyRecord, NodeJoined, NodeLost, PlanTaken, RunEnded, RunStatus
-from planaria.protocol.messages.user import Answer, Request, Wish, decode_answer
+from planaria.protocol.messages.records import AnyRecord, NodeJoined, NodeLost, Note, PlanTaken, RunEnded, RunStatus
+from planaria.protocol.messages.user import Answer, Request, RequestRefused, Wish, decode_answer
 from planaria.protocol.messages.worker import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
@@ -44,7 +44,9 @@ from planaria.protocol.messages.worker import (
 from planaria.protocol.reception import Unwanted
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
+from planaria.runtime.coordinator import client as client_module
 from planaria.runtime.coordinator.agents import Agents
+from planaria.runtime.coordinator.client import Contact, ask
 from planaria.runtime.coordinator.journal import Journal
 from planaria.runtime.coordinator.server import Server
 from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
@@ -534,7 +536,25 @@ def asked(running: Running, **fields: Any) -> Answer:
     client = running.client()
     request = Request(version=PROTOCOL_VERSION, token=TOKEN, **fields)
     client.socket.sendall(control_frame(msgspec.msgpack.encode(request)))
-    return decode_answer(read_control(client.socket))
+    answer = decode_answer(read_control(client.socket))
+    assert isinstance(answer, Answer)
+    return answer
+
+
+def test_a_command_of_another_version_is_told_so_on_both_sides(running: Running) -> None:
+    """Whatever else its request holds, and it is not asked again."""
+    contact = Contact(address=running.address, token=TOKEN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_module, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+        with pytest.raises(UserError, match="the command speaks protocol version") as refused:
+            ask(contact, Wish.STATUS, run="runs/x")
+    versions = f"{PROTOCOL_VERSION + 1}, the coordinator {PROTOCOL_VERSION}; install the same Planaria on both"
+    assert versions in str(refused.value)
+    later = running.client()
+    fields = {"type": "request", "version": PROTOCOL_VERSION + 2, "token": TOKEN, "wish": "of later days"}
+    later.socket.sendall(control_frame(msgspec.msgpack.encode(fields)))
+    assert isinstance(decode_answer(read_control(later.socket)), RequestRefused)
+    assert "install the same Planaria on both" in running.wait_for(Note).text
 
 
 def test_nodes_are_added_under_numbers_that_nobody_had(running: Running) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from planaria.plan.plan import NodeId, WorkerId
-from planaria.protocol.messages.worker import PROTOCOL_VERSION, Hello
+from planaria.protocol.messages.worker import Hello, other_version
 from planaria.protocol.thresholds import MAX_NODES
 
 Connection = TypeVar("Connection")
@@ -57,8 +57,8 @@ class Admission(Generic[Connection]):
     def refusal(self, hello: Hello) -> str | None:
         """Returns why a worker with this hello may not take part, for its log; None if it may."""
         node = self.node_of(hello.worker)
-        if hello.version != PROTOCOL_VERSION:
-            return f"protocol version {hello.version}; this coordinator speaks {PROTOCOL_VERSION}"
+        if (other := other_version("worker", hello.version)) is not None:
+            return other
         if self.is_of_another_run(hello):
             return "it was started for another run"
         if not 0 <= node < MAX_NODES:

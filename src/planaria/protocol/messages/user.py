@@ -115,8 +115,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field=
     nodes: tuple[int, ...] = ()
 
 
+class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused", tag_field="type"):
+    """The answer to a request of another version of the protocol. It is the same in all versions from 6 on."""
+
+    reason: str
+
+
 _request = msgspec.msgpack.Decoder(Request)
-_answer = msgspec.msgpack.Decoder(Answer)
+_answer = msgspec.msgpack.Decoder(Answer | RequestRefused)
 
 
 def decode_request(data: bytes) -> Request:
@@ -124,6 +130,7 @@ def decode_request(data: bytes) -> Request:
     return decoded(_request, data)
 
 
-def decode_answer(data: bytes) -> Answer:
+def decode_answer(data: bytes) -> Answer | RequestRefused:
     """Decodes an answer. Raises msgspec.DecodeError (a ValueError) for anything else."""
-    return decoded(_answer, data)
+    answer: Answer | RequestRefused = decoded(_answer, data)
+    return answer

@@ -1,7 +1,7 @@
 """Messages between workers and the coordinator. Every one is a frozen struct; nothing is unpickled.
 
 A message that belongs to a generation bears it, and an older one is refused by rule. `PROTOCOL_VERSION` is checked
-when a worker says hello.
+when a worker says hello, an agent enrols or a user asks, and before anything else of that message but the token.
 """
 
 from __future__ import annotations
@@ -17,6 +17,17 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 
 PROTOCOL_VERSION = 6
+
+
+def other_version(speaker: str, version: int) -> str | None:
+    """Returns why a speaker of this version of the protocol is refused, and what to do; None: it is the same one."""
+    if version == PROTOCOL_VERSION:
+        return None
+    return (
+        f"the {speaker} speaks protocol version {version}, the coordinator {PROTOCOL_VERSION}; "
+        "install the same Planaria on both"
+    )
+
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 """Seconds as told from outside: not negative, and finite."""
@@ -455,6 +466,25 @@ def decoded(decoder: msgspec.msgpack.Decoder[Decoded], data: bytes) -> Decoded:
         return decoder.decode(data)
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
+
+
+class First(msgspec.Struct, frozen=True, kw_only=True, rename={"kind": "type"}):
+    """What the first message on a connection has in every version of the protocol."""
+
+    kind: str
+    version: int
+    token: str
+
+
+_first = msgspec.msgpack.Decoder(First)
+
+
+def decode_first(data: bytes) -> First | None:
+    """Decodes what a first message has in every version; None: it is none."""
+    try:
+        return decoded(_first, data)
+    except msgspec.DecodeError:
+        return None
 
 
 def decode_from_worker(data: bytes) -> FromWorker:

@@ -32,7 +32,7 @@ from planaria.protocol.messages.agent import (
     decode_from_agent,
 )
 from planaria.protocol.messages.run_measurements import HostLink
-from planaria.protocol.messages.worker import PROTOCOL_VERSION, Message, encode
+from planaria.protocol.messages.worker import Message, decode_first, encode, other_version
 from planaria.runtime.thresholds import LIGHT_PROBE_S, PROBE_S
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError
@@ -124,6 +124,8 @@ class Agents:
         agent = self._agents.get(connection)
         if agent is None and connection.worker is not None:
             return False
+        if agent is None:
+            self._look_at_version(connection, frame)
         try:
             message = decode_from_agent(frame)
         except (ValueError, RecursionError) as error:
@@ -148,6 +150,19 @@ class Agents:
             case _:
                 raise FrameError("an agent must enrol once, and first")
         return True
+
+    def _look_at_version(self, connection: Connection, frame: bytes) -> None:
+        """Refuses an agent of another version, whatever else its message holds."""
+        first = decode_first(frame)
+        if (
+            first is None
+            or first.kind != "enrol"
+            or not hmac.compare_digest(first.token.encode(), self._token.encode())
+        ):
+            return
+        if (other := other_version("agent", first.version)) is not None:
+            self.desk.say(connection, encode(OfferRefused(reason=other)))
+            raise FrameError(other)
 
     def _enrol(self, connection: Connection, enrol: Enrol) -> None:
         refusal = self._refusal(enrol)
@@ -175,8 +190,6 @@ class Agents:
     def _refusal(self, enrol: Enrol) -> str | None:
         if not hmac.compare_digest(enrol.token.encode(), self._token.encode()):
             return "the token is not the job's"
-        if enrol.version != PROTOCOL_VERSION:
-            return f"the agent speaks protocol version {enrol.version}, the coordinator {PROTOCOL_VERSION}"
         if self._only_boot not in ("", enrol.boot):
             return "nodes with an emulated device share one clock, so all agents must run on the coordinator's machine"
         return None

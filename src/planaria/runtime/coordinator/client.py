@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from planaria.job.errors import UserError
-from planaria.protocol.messages.user import Answer, Request, Wish, decode_answer
+from planaria.protocol.messages.user import Answer, Request, RequestRefused, Wish, decode_answer
 from planaria.protocol.messages.worker import PROTOCOL_VERSION
 from planaria.runtime.thresholds import REQUEST_TIMEOUT_S
 from planaria.runtime.wire.control_frames import control_frame, read_control
@@ -70,6 +70,7 @@ def ask(
 
     Raises:
         NotReached: it does not run, or does not answer.
+        UserError: it speaks another version of the protocol.
     """
     try:
         host, _, port = contact.address.rpartition(":")
@@ -87,8 +88,11 @@ def ask(
         with socket.create_connection((host, int(port)), timeout=REQUEST_TIMEOUT_S) as connection:
             connection.sendall(control_frame(msgspec.msgpack.encode(request)))
             connection.settimeout(timeout_s)
-            return decode_answer(read_control(connection))
+            answer = decode_answer(read_control(connection))
     except EOFError:
         raise NotReached(f"run {run} closes the connection: it ends, or this is not its token.") from None
     except (OSError, ValueError) as error:
         raise NotReached(f"run {run} does not answer: {error}. Look whether its process still runs.") from None
+    if isinstance(answer, RequestRefused):
+        raise UserError(f"run {run} refuses this command: {answer.reason}.")
+    return answer

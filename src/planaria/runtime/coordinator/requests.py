@@ -12,8 +12,8 @@ from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import Event, NodeNotice, PolicyRequested, SaveRequested, StopRequested
-from planaria.protocol.messages.user import Answer, Request, Wish, decode_request
-from planaria.protocol.messages.worker import PROTOCOL_VERSION
+from planaria.protocol.messages.user import Answer, Request, RequestRefused, Wish, decode_request
+from planaria.protocol.messages.worker import decode_first, other_version
 from planaria.runtime.thresholds import MAX_ADDED
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError
@@ -64,14 +64,18 @@ class Requests:
         Raises:
             FrameError: a request without the job's token, or of another version.
         """
+        first = decode_first(frame)
+        if first is None or first.kind != "request":
+            return False
+        if not hmac.compare_digest(first.token.encode(), self._token.encode()):
+            raise FrameError("a request without the job's token")
+        if (other := other_version("command", first.version)) is not None:
+            self._socket_server.say(connection, msgspec.msgpack.encode(RequestRefused(reason=other)))
+            raise FrameError(other)
         try:
             request = decode_request(frame)
         except (ValueError, RecursionError):
             return False
-        if not hmac.compare_digest(request.token.encode(), self._token.encode()):
-            raise FrameError("a request without the job's token")
-        if request.version != PROTOCOL_VERSION:
-            raise FrameError(f"a request of protocol version {request.version}")
         self._answer(connection, request)
         return True
 
