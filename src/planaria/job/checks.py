@@ -9,6 +9,7 @@ import re
 
 from planaria.job.data_checks import check_data, check_eval
 from planaria.job.errors import UserError
+from planaria.job.observe_checks import check_observe
 from planaria.job.registry import Launcher, PolicyName
 from planaria.job.settings import (
     LOOPBACK,
@@ -59,6 +60,7 @@ def check_job(job: Job) -> None:
     _check_precision(job)
     _check_resilience(job.resilience)
     _check_run(job.run)
+    check_observe(job.observe)
     _check_morph(job)
     _check_replicas(job)
 

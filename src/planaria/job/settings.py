@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from planaria.job.data_settings import DataSection, EvalSection
+from planaria.job.observe_settings import ObserveSection
 from planaria.job.registry import Launcher, OptimizerName, PolicyName
 from planaria.job.section import Section
 from planaria.plan.schedule_kind import ScheduleKind
@@ -408,3 +409,4 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     eval: EvalSection = EvalSection()
     resilience: ResilienceSection = ResilienceSection()
     run: RunSection = RunSection()
+    observe: ObserveSection = ObserveSection()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.events import Command, Discard, Publish, Send
-from planaria.protocol.messages.records import Note
+from planaria.protocol.messages.records import Note, NoteSubject
 from planaria.protocol.messages.worker import Save
 from planaria.protocol.phases import Phase
 from planaria.protocol.run.run import Run
@@ -58,5 +58,6 @@ def give_up(run: Run, why: str) -> list[Command]:
     if saving is None or run.phase is Phase.SAVING:
         return []
     run.checkpoints.give_up(why)
-    note = Note(level="warning", text=f"the checkpoint of step {saving.step} is given up: {why}")
+    text = f"the checkpoint of step {saving.step} is given up: {why}"
+    note = Note(level="warning", text=text, subject=NoteSubject.CHECKPOINT)
     return [Discard(saving.folder), Publish(note)]

@@ -266,11 +266,25 @@ class Restored(Record, frozen=True, kw_only=True, tag="restored"):
     reason: str
 
 
+class NoteSubject(enum.StrEnum):
+    """What a note is about, where something is made of it but its text.
+
+    `degraded`: some layer has fewer than f + 1 replicas; `replicas`: there are enough again; `checkpoint`: one is given
+    up.
+    """
+
+    OTHER = ""
+    DEGRADED = "degraded"
+    REPLICAS = "replicas"
+    CHECKPOINT = "checkpoint"
+
+
 class Note(Record, frozen=True, kw_only=True, tag="note"):
     """Something a user should read. level: "info" or "warning"."""
 
     level: str
     text: str
+    subject: NoteSubject = NoteSubject.OTHER
 
 
 class RunEnded(Record, frozen=True, kw_only=True, tag="run_ended"):

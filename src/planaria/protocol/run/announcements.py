@@ -9,7 +9,7 @@ from planaria.plan.plan import Plan
 from planaria.plan.validate import lacking
 from planaria.planner.reroute.plans import shares
 from planaria.policy.interface import Candidate
-from planaria.protocol.messages.records import Note, PlanTaken, StepCommitted, StepSkipped
+from planaria.protocol.messages.records import Note, NoteSubject, PlanTaken, StepCommitted, StepSkipped
 from planaria.protocol.messages.worker import Commit
 from planaria.protocol.step.commit import NOT_APPLIED, loss_scale
 
@@ -47,9 +47,10 @@ def replicas_note(
         losses = f"{fewest} more loss{'es' if fewest > 1 else ''} may take the last replica of a layer"
         saved = "" if writes_checkpoints else "; until that is over, the state is saved now and then beside training"
         text = f"the plan is degraded: of {fault_tolerance + 1} replicas some layer has {fewest}, so {losses}{saved}"
-        return Note(level="warning", text=f"{text}; add nodes (planaria add)")
+        return Note(level="warning", text=f"{text}; add nodes (planaria add)", subject=NoteSubject.DEGRADED)
     if was_degraded:
-        return Note(level="info", text=f"every layer has {fault_tolerance + 1} replicas again")
+        text = f"every layer has {fault_tolerance + 1} replicas again"
+        return Note(level="info", text=text, subject=NoteSubject.REPLICAS)
     return None
 
 

@@ -161,6 +161,15 @@ class RunFolder:
         return self.path / "drill.png", self.path / "drill.svg"
 
     @property
+    def tensorboard(self) -> Path:
+        """The folder of TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    def id_at(self, tracker: str) -> Path:
+        """Returns the file with the run's id at a tracker ("wandb", "mlflow"), by which it goes on there."""
+        return self.path / f"{tracker}-run-id"
+
+    @property
     def logs(self) -> Path:
         """The folder of logs, one file for each process."""
         return self.path / "logs"

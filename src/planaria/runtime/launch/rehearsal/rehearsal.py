@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from planaria.job.checks import check_job
 from planaria.job.errors import UserError
 from planaria.job.history import JobInterval
+from planaria.job.observe_settings import ObserveSection
 from planaria.job.parse import job_json
 from planaria.job.registry import Launcher, PolicyName
 from planaria.job.settings import LOOPBACK, NO_PREEMPTION, Device, Job, LrSchedule
@@ -87,7 +88,7 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
 
 def rehearsed_job(job: Job, profile: Path, script: Script) -> Job:
     """Returns the job as it is rehearsed: on emulated devices of this machine, from the script's first nodes to its
-    end, which are in the script's zones where it says so.
+    end, which are in the script's zones where it says so. It is shown nowhere else (`[observe]`).
 
     Args:
         job: a job for any device.
@@ -114,6 +115,7 @@ def rehearsed_job(job: Job, profile: Path, script: Script) -> Job:
             port=0,
         ),
         resilience=replace(job.resilience, preemption=NO_PREEMPTION),
+        observe=ObserveSection(),  # nobody need be alarmed
     )
     check_job(rehearsed)
     return rehearsed

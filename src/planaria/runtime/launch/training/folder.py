@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from planaria.job.errors import UserError
+from planaria.job.observe_checks import without_secrets
 from planaria.job.parse import changed_numbers, job_from_json, job_json
 from planaria.job.settings import Job
 from planaria.runtime.run_folder.claim import claimed
@@ -67,7 +68,7 @@ def job_folder(job: Job, name: str, *, resume: bool) -> Iterator[JobFolder]:
     recorded = _size(folder.events)
     with claimed(folder.claim):
         try:
-            write_atomically(folder.job, job_json(job))
+            write_atomically(folder.job, job_json(without_secrets(job)))
             yield JobFolder(job=job, folder=folder, earlier=earlier)
         except (ValueError, KeyboardInterrupt):
             if _size(folder.events) == recorded:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from signal import Signals
 
 from planaria.checkpoint.manifest import whole_steps
 from planaria.job.faults import FaultKind
+from planaria.job.observe_checks import without_secrets
 from planaria.job.registry import Launcher
 from planaria.job.settings import Job
 from planaria.plan.plan import NodeId
@@ -27,6 +29,9 @@ from planaria.runtime.launch.training.data import RunData
 from planaria.runtime.launch.training.ending import RunOutcome
 from planaria.runtime.launch.training.request import TrainRequest
 from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.observers.view import View, ViewedRun
+from planaria.runtime.observers.view_thread import Views
+from planaria.runtime.observers.views import views_of
 from planaria.runtime.progress.output import OutputClosed
 from planaria.runtime.run_folder.claim import say
 from planaria.runtime.run_folder.recorder import Recorder
@@ -41,15 +46,18 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes) -> Iterator[Run
         UserError: the job cannot be planned.
         CoordinatorFailed: coordinators died one after the other.
     """
+    views = views_of(request.job)
+    request = replace(request, job=without_secrets(request.job))  # nobody but views needs to know them
     job, folder = request.job, request.folder
     is_local = job.cluster.launcher is Launcher.LOCAL
     say(folder.claim, "starting: the first plan is made")
     token, mark = request.token or secrets.token_hex(16), secrets.token_hex(8)
     recorder = Recorder(folder, job)
     watched = _watched(request, recorder)
-    told = _Told(request, recorder, data.checkpoint.step if data.checkpoint else 0)
+    told = _Told(request, recorder, views, data.checkpoint.step if data.checkpoint else 0)
     with (
         recorder,
+        closing(told.views),
         closing(told.callbacks),
         ExitStack() as heeding,
         listen(job.cluster.host, job.cluster.port) as listener,
@@ -102,7 +110,8 @@ class _Told:
 
     Attributes:
         callbacks: the user's.
-        observers: each is told of every record; callbacks are among them.
+        views: where else the run is shown.
+        observers: each is told of every record; callbacks and views are among them.
         supervisor: of the run, once there is one.
         last: the last step that was applied.
         last_number: of the last step, or of the checkpoint that the run goes on from.
@@ -112,10 +121,13 @@ class _Told:
         stopped_because: why a callback stopped the run; "": none did.
     """
 
-    def __init__(self, request: TrainRequest, recorder: Recorder, last_number: int) -> None:
+    def __init__(self, request: TrainRequest, recorder: Recorder, views: Sequence[View], last_number: int) -> None:
         live = LiveRun(job=request.job, folder=request.folder.path, stop=self.stop)
         self.callbacks = Callbacks(request.callbacks, live, lambda: self._is_hurried)
-        self.observers: tuple[Observer, ...] = (recorder, *request.observers, self.callbacks)
+        name = request.job.run.name or request.folder.path.name
+        viewed = ViewedRun(name=name, job=request.job, folder=request.folder, step=last_number)
+        self.views = Views(views, viewed, lambda: self._is_hurried)
+        self.observers: tuple[Observer, ...] = (recorder, *request.observers, self.callbacks, self.views)
         self.supervisor: Supervisor | None = None
         self.last: StepCommitted | None = None
         self.last_number = last_number
@@ -152,7 +164,7 @@ class _Told:
         self._tell_of_callbacks()
 
     def _tell_of_callbacks(self) -> None:
-        for note in self.callbacks.notes():
+        for note in (*self.callbacks.notes(), *self.views.notes()):
             self.record(note, time.time())
 
     def stop(self, reason: str) -> None:

@@ -1,0 +1,58 @@
+"""The views of a job: what its [observe] asks for, if it is installed. A new view is a module and a line here."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from planaria.job.errors import UserError
+from planaria.job.settings import Job
+from planaria.runtime.observers.alerts import Alerts
+from planaria.runtime.observers.view import View
+
+_EXTRAS = {
+    "tensorboard": ("tensorboard", "tensorboard"),
+    "wandb": ("wandb", "wandb"),
+    "mlflow": ("mlflow", "mlflow"),
+    "metrics_port": ("prometheus_client", "prometheus"),
+}
+"""Field of [observe] -> the module that it needs, and the extra that installs it."""
+
+
+def check_extras(job: Job) -> None:
+    """Refuses what [observe] asks for and is not installed. Raises UserError."""
+    for field, (module, extra) in _EXTRAS.items():
+        if getattr(job.observe, field) and find_spec(module) is None:
+            raise UserError(
+                f"observe.{field} needs {module}, which is not installed. Install it: pip install 'planaria[{extra}]', "
+                f"or leave observe.{field} out."
+            )
+
+
+def views_of(job: Job) -> list[View]:
+    """Returns the views that a job asks for, none of them started. Modules are imported for those alone."""
+    views: list[View] = []
+    if job.observe.tensorboard:
+        from planaria.runtime.observers.tensorboard_files import TensorBoardFiles
+
+        views.append(TensorBoardFiles())
+    if job.observe.wandb:
+        from planaria.runtime.observers.wandb_run import WandbRun
+
+        views.append(WandbRun(job.observe.wandb))
+    if job.observe.mlflow:
+        from planaria.runtime.observers.mlflow_run import MlflowRun
+
+        views.append(MlflowRun(job.observe.mlflow))
+    if job.observe.metrics_port:
+        from planaria.runtime.observers.prometheus_page import PrometheusPage
+
+        views.append(PrometheusPage(job.cluster.host, job.observe.metrics_port))
+    if job.observe.webhook:
+        from planaria.runtime.observers.webhook import Webhook
+
+        views.append(Alerts(Webhook(job.observe.webhook)))
+    if job.observe.command:
+        from planaria.runtime.observers.shell_command import ShellCommand
+
+        views.append(Alerts(ShellCommand(job.observe.command)))
+    return views
