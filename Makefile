@@ -43,9 +43,12 @@ test: style ## linters, types, import rules and tests: a few minutes
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed=$(SEED); tests=$$?; \
 	wait $$types; types=$$?; cat "$$said"; exit $$((types | tests))
 
+# What is large and needed by few tests, which skip without it, is installed here.
 proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, simulators against each other, chaos
+	$(BIN)/python -m pip install --quiet -e ".[wandb,mlflow]"
 	PLANARIA_PROOF=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed=$(SEED) \
 	  -m "proof or hypothesis"
+	$(BIN)/python -m pytest tests/runtime/observers
 	$(MAKE) dst SEEDS=1000 FIRST=200000
 	$(MAKE) chaos SECONDS=60
 

@@ -38,9 +38,10 @@ def imported(folder: Path, pattern: str) -> set[str]:
 def test_what_is_imported_is_declared() -> None:
     extras = PROJECT["optional-dependencies"]
     declared = names(PROJECT["dependencies"])
-    modules = {"PIL": "pillow"}
+    modules = {"PIL": "pillow", "mlflow": "mlflow-skinny", "prometheus_client": "prometheus-client"}
     ours = {modules.get(name, name) for name in imported(ROOT / "src" / "planaria", "**/*.py")}
-    assert ours <= declared.union(*(names(extras[one]) for one in ("images", "peft", "plot")))
+    optional = ("images", "peft", "plot", "tensorboard", "wandb", "mlflow", "prometheus")
+    assert ours <= declared.union(*(names(extras[one]) for one in optional))
     assert imported(ROOT / "benchmarks", "*.py") <= declared | names(extras["bench"])
 
 

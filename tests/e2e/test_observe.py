@@ -11,9 +11,8 @@ import msgspec
 import pytest
 
 from planaria.job.errors import UserError
-from planaria.job.observe_settings import ObserveSection
 from planaria.job.parse import job_from_json
-from planaria.job.settings import Job
+from planaria.job.settings import Job, ObserveSection
 from planaria.runtime.launch.training.folder import job_folder
 from planaria.runtime.observers import views, webhook
 from tests.e2e.conftest import Run
@@ -105,5 +104,5 @@ def test_what_is_not_installed_is_refused_with_its_remedy(
     run: Run, slow_layers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(views, "find_spec", lambda module: None)
-    with pytest.raises(UserError, match=r"observe.wandb needs wandb, .*: pip install 'planaria\[wandb\]', or leave"):
-        run(make_emulated_job(slow_layers, observe__wandb="mine"))
+    with pytest.raises(UserError, match=r"observe.mlflow needs mlflow, .*: pip install mlflow-skinny, or leave"):
+        run(make_emulated_job(slow_layers, observe__mlflow="mlruns"))

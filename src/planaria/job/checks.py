@@ -6,10 +6,10 @@ Each check raises a `UserError` that names the field, its value and the remedy. 
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 from planaria.job.data_checks import check_data, check_eval
 from planaria.job.errors import UserError
-from planaria.job.observe_checks import check_observe
 from planaria.job.registry import Launcher, PolicyName
 from planaria.job.settings import (
     LOOPBACK,
@@ -22,6 +22,7 @@ from planaria.job.settings import (
     LoraSection,
     LrSchedule,
     ModelSection,
+    ObserveSection,
     ParameterRule,
     ResilienceSection,
     RunSection,
@@ -60,7 +61,7 @@ def check_job(job: Job) -> None:
     _check_precision(job)
     _check_resilience(job.resilience)
     _check_run(job.run)
-    check_observe(job.observe)
+    _check_observe(job.observe)
     _check_morph(job)
     _check_replicas(job)
 
@@ -303,6 +304,36 @@ def _check_run(run: RunSection) -> None:
     at_least("run.keep_checkpoints", run.keep_checkpoints, 1)
     for callback in run.callbacks:
         function("run.callbacks", callback)
+
+
+def _check_observe(observe: ObserveSection) -> None:
+    """Refuses an [observe] that cannot be. A URL may be secret, and is not shown."""
+    if not 0 <= observe.metrics_port <= 65535:
+        refuse("observe.metrics_port", observe.metrics_port, "is not a TCP port", "Set 1 to 65535, or 0 for none.")
+    for name in ("wandb", "command"):
+        value = getattr(observe, name)
+        if "\0" in value or (value and not value.strip()):
+            refuse(f"observe.{name}", value, "is empty or has a NUL character", "Give a text, or leave the line out.")
+    if observe.webhook and not _is_http(observe.webhook):
+        raise UserError(
+            "observe.webhook is not a URL of http or https (it is not shown, as it may be secret). "
+            'Write for instance "https://hooks.slack.com/services/...".'
+        )
+    if observe.mlflow and not _is_one_line(observe.mlflow):
+        raise UserError('observe.mlflow is neither a URL nor a folder. Write for instance "http://127.0.0.1:5000".')
+
+
+def _is_one_line(text: str) -> bool:
+    return text.isascii() and text.isprintable() and bool(text.strip())
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        is_whole = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return is_whole and parts.scheme in ("http", "https") and _is_one_line(url) and " " not in url
 
 
 def _check_morph(job: Job) -> None:

@@ -3,7 +3,8 @@
 - `launch/`: a training run from job to result; `nodes/`: processes and agents that are a job's nodes.
 - `coordinator/`: the server around the machine; `measure/`: profiles, measured with the worker's own compute.
 - `worker/`: a worker process; `wire/`: frames, sockets and connections.
-- `run_folder/`: what lies where in runs/NAME, and records as text; `progress/`: a run on a terminal.
+- `run_folder/`: what lies where in runs/NAME, and records as text; `progress/`: a run on a terminal;
+  `observers/`: a run in TensorBoard and elsewhere.
 - `component_settings`: from the job's sections to the settings of planner, coordinator and workers.
 - `machine_limits`: most workers, open files, shared cores; `interrupts`: Ctrl-C and other signals.
 - `thresholds`: timeouts, sizes of messages, numbers of processes, and what they were measured on.

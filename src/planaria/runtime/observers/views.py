@@ -9,22 +9,22 @@ from planaria.job.settings import Job
 from planaria.runtime.observers.alerts import Alerts
 from planaria.runtime.observers.view import View
 
-_EXTRAS = {
+_PACKAGES = {
     "tensorboard": ("tensorboard", "tensorboard"),
     "wandb": ("wandb", "wandb"),
-    "mlflow": ("mlflow", "mlflow"),
-    "metrics_port": ("prometheus_client", "prometheus"),
+    "mlflow": ("mlflow", "mlflow-skinny"),
+    "metrics_port": ("prometheus_client", "prometheus-client"),
 }
-"""Field of [observe] -> the module that it needs, and the extra that installs it."""
+"""Field of [observe] -> the module that it needs, and the package that has it."""
 
 
-def check_extras(job: Job) -> None:
+def check_packages(job: Job) -> None:
     """Refuses what [observe] asks for and is not installed. Raises UserError."""
-    for field, (module, extra) in _EXTRAS.items():
+    for field, (module, package) in _PACKAGES.items():
         if getattr(job.observe, field) and find_spec(module) is None:
             raise UserError(
-                f"observe.{field} needs {module}, which is not installed. Install it: pip install 'planaria[{extra}]', "
-                f"or leave observe.{field} out."
+                f"observe.{field} needs {module}, which is not installed. Install it: pip install {package}, or leave "
+                f"observe.{field} out."
             )
 
 

@@ -8,8 +8,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from planaria.job.observe_checks import host_of
 from planaria.runtime.observers.alerts import Alert, NotDelivered
+from planaria.runtime.observers.secret_urls import host_of
 from planaria.runtime.thresholds import ALERT_TRIES_S, ALERT_WITHIN_S
 
 

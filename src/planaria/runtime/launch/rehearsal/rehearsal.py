@@ -16,10 +16,9 @@ from msgspec.structs import replace
 from planaria.job.checks import check_job
 from planaria.job.errors import UserError
 from planaria.job.history import JobInterval
-from planaria.job.observe_settings import ObserveSection
 from planaria.job.parse import job_json
 from planaria.job.registry import Launcher, PolicyName
-from planaria.job.settings import LOOPBACK, NO_PREEMPTION, Device, Job, LrSchedule
+from planaria.job.settings import LOOPBACK, NO_PREEMPTION, Device, Job, LrSchedule, ObserveSection
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import NodeId
 from planaria.planner.instantiation.microbatch_shares import batches_told_by

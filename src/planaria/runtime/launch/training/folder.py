@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from planaria.job.errors import UserError
-from planaria.job.observe_checks import without_secrets
 from planaria.job.parse import changed_numbers, job_from_json, job_json
 from planaria.job.settings import Job
+from planaria.runtime.observers.secret_urls import without_secrets
 from planaria.runtime.run_folder.claim import claimed
 from planaria.runtime.run_folder.recorder import write_atomically
 from planaria.runtime.run_folder.run_folder import RunFolder

@@ -17,7 +17,7 @@ from planaria.runtime.coordinator.executor import Observer
 from planaria.runtime.launch.callbacks import Callback, imported
 from planaria.runtime.launch.expected_losses import losses_of_trace
 from planaria.runtime.machine_limits import check_machine_limits
-from planaria.runtime.observers.views import check_extras
+from planaria.runtime.observers.views import check_packages
 from planaria.runtime.run_folder.run_folder import RunFolder
 
 
@@ -62,11 +62,12 @@ def checked(request: TrainRequest) -> TrainRequest:
     """Checks a job that this machine can be meant to run; returns its request, with the losses that its trace tells of.
 
     Raises:
-        UserError (or a ModelError): the job is too large, its trace or schedule cannot be used, or an extra is missing.
+        UserError (or a ModelError): the job is too large, its trace or schedule cannot be used, or a package is
+            missing.
     """
     check_machine_limits(request.job)
     check_size(request.job)
-    check_extras(request.job)
+    check_packages(request.job)
     folder = request.folder
     if request.job.cluster.launcher is not Launcher.LOCAL:
         folder = RunFolder(folder.path.resolve())  # nodes have another working folder

@@ -11,7 +11,6 @@ from signal import Signals
 
 from planaria.checkpoint.manifest import whole_steps
 from planaria.job.faults import FaultKind
-from planaria.job.observe_checks import without_secrets
 from planaria.job.registry import Launcher
 from planaria.job.settings import Job
 from planaria.plan.plan import NodeId
@@ -29,6 +28,7 @@ from planaria.runtime.launch.training.data import RunData
 from planaria.runtime.launch.training.ending import RunOutcome
 from planaria.runtime.launch.training.request import TrainRequest
 from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.observers.secret_urls import without_secrets
 from planaria.runtime.observers.view import View, ViewedRun
 from planaria.runtime.observers.view_thread import Views
 from planaria.runtime.observers.views import views_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planaria.job.errors import UserError
-from planaria.job.observe_checks import without_secrets
 from planaria.job.parse import job_fingerprint
+from planaria.runtime.observers.secret_urls import without_secrets
 from tests.job.test_parse import parse
 
 
@@ -16,7 +16,7 @@ from tests.job.test_parse import parse
         ("observe.metrics_port=70000", "observe.metrics_port = 70000 is not a TCP port"),
         ("observe.wandb=' '", "observe.wandb = ' ' is empty"),
         ("observe.mlflow='a\tb'", "observe.mlflow is neither a URL nor a folder"),
-        ("observe.tensorbord=true", "Did you mean tensorboard?"),
+        ("observe.tensorbord=true", "Did you mean observe.tensorboard?"),
     ],
 )
 def test_what_is_refused(override: str, told: str) -> None:
