@@ -43,6 +43,7 @@ def show(folder: Path, records: list[AnyRecord], step: int = 0) -> None:
     view.start(ViewedRun(name="short", job=JOB, folder=RunFolder(folder), step=step))
     view.show([(record, 100.0 + at) for at, record in enumerate(records)])
     view.close()
+    wandb.teardown()  # as the end of the process does: by then all is written
 
 
 def stored(file: Path) -> Iterator[Any]:
@@ -62,7 +63,7 @@ def stored(file: Path) -> Iterator[Any]:
 
 
 def parts(folder: Path) -> list[list[Any]]:
-    files = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"), key=lambda file: file.stat().st_mtime_ns)
+    files = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))  # by the time at which they begin
     return [list(stored(file)) for file in files]
 
 
