@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import socket
@@ -73,6 +74,7 @@ def test_a_run_as_it_is_now(page: PrometheusPage) -> None:
     assert found["planaria_last_step_timestamp_seconds"] < found["planaria_last_checkpoint_timestamp_seconds"] < 200.0
     assert found.keys() - NAMES == {f"{name}_created" for name in COUNTERS}
     assert found.keys() >= NAMES
+    assert math.isnan(found["planaria_eval_loss"]), "there was no evaluation"
 
 
 def test_trouble(page: PrometheusPage) -> None:
@@ -108,7 +110,8 @@ def test_the_rules_are_rules() -> None:
 
 @needs_promtool
 def test_the_rules_fire_when_they_should(tmp_path: Path) -> None:
-    """A run that stands still after ten minutes, degraded, its spares gone, and its checkpoint two hours old."""
+    """A run that stands still after ten minutes, degraded, its spares gone, and its checkpoint two hours old; one whose
+    steps take long; and one that has no plan yet."""
     series = {
         "planaria_last_step_timestamp_seconds": "0+60x10 600x130",
         "planaria_last_checkpoint_timestamp_seconds": "0x140",
@@ -119,19 +122,28 @@ def test_the_rules_fire_when_they_should(tmp_path: Path) -> None:
         "planaria_step": "5x140",
         "planaria_checkpoint_step": "0x140",
     }
+    stands = series["planaria_last_step_timestamp_seconds"]
+    others = {
+        'planaria_last_step_timestamp_seconds{run="slow"}': stands,
+        'planaria_estimated_step_seconds{run="slow"}': "1000x140",
+        'planaria_last_step_timestamp_seconds{run="new"}': stands,
+    }
+    all_series = {f'{name}{{run="demo"}}': values for name, values in series.items()} | others
+    of_demo = ("NotProgressing", "Degraded", "CheckpointTooOld", "SparesGone")
+    firing = [*(("demo", name) for name in of_demo), ("new", "NotProgressing")]
     test = {
         "rule_files": [str(RULES)],
         "evaluation_interval": "1m",
         "tests": [
             {
                 "interval": "1m",
-                "input_series": [{"series": f'{n}{{run="demo"}}', "values": v} for n, v in series.items()],
+                "input_series": [{"series": name, "values": values} for name, values in all_series.items()],
                 "promql_expr_test": [
                     {"expr": "count(ALERTS{alertstate='firing'}) or vector(0)", "eval_time": "9m",
                      "exp_samples": [{"labels": "{}", "value": 0}]},
-                    {"expr": "count by (alertname) (ALERTS{alertstate='firing'})", "eval_time": "2h",
-                     "exp_samples": [{"labels": f'{{alertname="Planaria{name}"}}', "value": 1} for name in (
-                         "NotProgressing", "Degraded", "CheckpointTooOld", "SparesGone")]},
+                    {"expr": "count by (run, alertname) (ALERTS{alertstate='firing'})", "eval_time": "2h",
+                     "exp_samples": [{"labels": f'{{run="{run}", alertname="Planaria{name}"}}', "value": 1}
+                                     for run, name in firing]},
                 ],
             }
         ],

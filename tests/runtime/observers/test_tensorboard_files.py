@@ -48,9 +48,10 @@ def test_a_run_is_read_back(tmp_path: Path) -> None:
     estimate = 41_234.0 * 0.25 / 0.12
     assert curve(found, "throughput/estimated_tokens_per_s") == [(step, estimate) for step in (1, 2, 3)]
     assert curve(found, "cluster/recovery_s") == [(2, 0.0612)]
-    told = texts(found, "events")
-    assert (1, "step 2: node 1 lost (connection closed, seen after 8 ms), 2 nodes live") in told
-    assert told[-1] == (3, "completed after step 3")
+    told = dict(texts(found, "events"))  # of a step the last
+    assert told[0].splitlines()[:2] == ["- node 0 joined, 1 node live", "- node 1 joined, 2 nodes live"]
+    assert told[1] == "- step 2: node 1 lost (connection closed, seen after 8 ms), 2 nodes live"
+    assert told[3] == "- completed after step 3"
     assert "train.sequence_length = 16" in texts(found, "job")[0][1]
     plugin = found.SummaryMetadata("_hparams_/session_start_info").plugin_data
     assert plugin.plugin_name == "hparams"

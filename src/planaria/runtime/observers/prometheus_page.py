@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -57,6 +58,11 @@ COUNTERS = {
     "planaria_checkpoints_given_up": "Checkpoints that could not be written.",
 }
 
+_UNKNOWN_AT_FIRST = (
+    *(f"planaria_{name}" for name in ("loss", "grad_norm", "learning_rate", "tokens_per_second", "eval_loss")),
+    *(f"planaria_{name}_seconds" for name in ("step", "estimated_step", "last_recovery")),
+)
+
 
 class PrometheusPage:
     """A view that serves /metrics.
@@ -90,6 +96,8 @@ class PrometheusPage:
             for name, about in described.items():
                 self._metrics[name] = kind(name, about, ["run"], registry=registry).labels(run=run.name)
         self._per_node = run.job.cluster.devices_per_node
+        for name in _UNKNOWN_AT_FIRST:
+            self._set(name, math.nan)
         now = time.time()
         for name in ("step", "checkpoint"):
             self._set(f"planaria_last_{name}_timestamp_seconds", now)

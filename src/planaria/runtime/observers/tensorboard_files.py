@@ -26,6 +26,8 @@ class TensorBoardFiles:
     def __init__(self) -> None:
         self._records: Any = None
         self._figures = FigureReader()
+        self._events: list[str] = []
+        self._events_step = 0
 
     def start(self, run: ViewedRun) -> None:
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
@@ -55,13 +57,20 @@ class TensorBoardFiles:
             if figures.values:
                 self._write(time_s, figures.step, summary=_scalars(figures.values))
             if figures.event is not None:
-                self._write(time_s, figures.step, summary=_text("events", figures.event))
+                self._write_event(time_s, figures.step, figures.event)
         self._records.flush()
         return ()
 
     def close(self) -> None:
         if self._records is not None:
             self._records.close()
+
+    def _write_event(self, time_s: float, step: int, text: str) -> None:
+        """Writes all events of a step so far: of texts of the same step, TensorBoard shows the last."""
+        if step != self._events_step:
+            self._events, self._events_step = [], step
+        self._events.append(f"- {text}")
+        self._write(time_s, step, summary=_text("events", "\n".join(self._events)))
 
     def _mark(self, time_s: float, step: int) -> None:
         """Has readers leave out what they have of this step and later ones."""
