@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,15 +64,48 @@ def test_a_run_begins_with_anothers_state(
 
 def test_what_a_job_cannot_begin_with_is_named(text: Path, run: Run, tmp_path: Path) -> None:
     folder = run(make_job(text, train__steps=2)).result.folder
-    with pytest.raises(UserError, match=r"train.start_from = '.*nowhere' is no run folder, no checkpoint of one"):
+    with pytest.raises(UserError, match=r"train.start_from = '.*nowhere' does not exist"):
         resolved(make_job(text, train__start_from=str(tmp_path / "nowhere")), tmp_path)
+    with pytest.raises(UserError, match=r"is no run folder, no checkpoint of one .* goes into model.weights"):
+        resolved(make_job(text, train__start_from=str(tmp_path)), tmp_path)
     with pytest.raises(UserError, match=r"train.start_optimizer = True .* train.start_from is missing"):
         make_job(text, train__start_optimizer=True)
-    other = make_job(text, "llama", train__start_from=str(folder))
-    outcome = run(other)
-    assert outcome.result.status == "failed"
-    assert "has no parameter 'model" in outcome.result.message
+    with pytest.raises(UserError, match=r"train.start_from = .* has no parameter 'model.*Start from a checkpoint of"):
+        run(make_job(text, "llama", train__start_from=str(folder)))
+    wider = make_job(text, train__start_from=str(folder), model__config__n_embd=32)
+    with pytest.raises(UserError, match=r"'transformer.*' has shape \(.*\), and the model needs \(.*\)"):
+        run(wider)
     rule = ParameterRule(match="transformer.wpe.weight", trainable=False)
-    outcome = run(ruled(make_job(text, train__start_from=str(folder)), rule))
-    assert outcome.result.status == "failed"
-    assert "has 'transformer.wpe.weight', which is not trained here" in outcome.result.message
+    with pytest.raises(UserError, match=r"has 'transformer.wpe.weight', which is not trained here"):
+        run(ruled(make_job(text, train__start_from=str(folder)), rule))
+
+
+def test_a_start_that_is_not_whole_is_refused(text: Path, run: Run, tmp_path: Path) -> None:
+    folder = run(make_job(text, train__steps=2)).result.folder
+    whole = newest(folder / "checkpoints")[0]
+
+    def refused(path: Path) -> str:
+        with pytest.raises(UserError, match=r"^train\.start_from = ") as caught:
+            resolved(make_job(text, train__start_from=str(path)), tmp_path)
+        return str(caught.value)
+
+    torn = shutil.copytree(whole, tmp_path / "torn")
+    first = min(torn.glob("group-*"))
+    first.write_bytes(first.read_bytes()[:-9])
+    assert f"{first} is corrupt" in refused(torn)
+    first.unlink()
+    assert f"{first} is missing" in refused(torn)
+    (torn / "manifest.json").unlink()
+    assert "has no manifest.json: the checkpoint was not finished" in refused(torn)
+    torch_form = tmp_path / "for-torch"
+    export_for_torch(folder, torch_form)
+    part = next(torch_form.glob("*.distcp"))
+    part.write_bytes(part.read_bytes()[:-9])
+    assert f"{part} is shorter than its .metadata says" in refused(torch_form)
+    part.unlink()
+    assert f"{part} is missing" in refused(torch_form)
+    (torch_form / ".metadata").write_bytes(b"no pickle")
+    assert ".metadata cannot be read" in refused(torch_form)
+    (folder / "checkpoints").rename(tmp_path / "elsewhere")
+    (folder / "checkpoints").mkdir()
+    assert "has no checkpoint that is whole. Copy it again, or start from another." in refused(folder)

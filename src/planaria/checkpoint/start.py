@@ -15,12 +15,15 @@ from typing import Any
 import msgspec
 import torch
 
-from planaria.checkpoint.manifest import MANIFEST, PARAMETER, newest, read_manifest
+from planaria.checkpoint.manifest import MANIFEST, PARAMETER, read_manifest
 from planaria.checkpoint.state import GroupState
 from planaria.job.errors import UserError
 from planaria.job.settings import TrainSection
+from planaria.model.model import Model
+from planaria.model.training.optimizer import optimizer_of
 
 _DCP = ".metadata"
+_ANOTHER = "Copy it again, or start from another."
 _OPTIMIZER_PREFIXES = ("optimizer.state.", "optim.state.")
 
 
@@ -42,8 +45,12 @@ class Start(ABC):
         """Steps that the optimizer has made: bias correction goes on from there."""
 
     @abstractmethod
-    def _read(self, kind: str, name: str) -> torch.Tensor | None:
-        """Reads a value of a parameter; None: there is none."""
+    def _shape(self, kind: str, name: str) -> tuple[int, ...] | None:
+        """Returns the shape of a value of a parameter; None: there is none."""
+
+    @abstractmethod
+    def _read(self, kind: str, name: str) -> torch.Tensor:
+        """Reads a value that there is."""
 
     def state(self, shapes: Mapping[str, Sequence[int]], kinds: Sequence[str]) -> GroupState:
         """Returns parameters, and the optimizer's values of these kinds, in float32.
@@ -55,10 +62,20 @@ class Start(ABC):
         Raises:
             UserError: one is not there, or has another shape.
         """
+        self.check(shapes, kinds)
         return {
-            kind: {name: self._checked(kind, name, shape) for name, shape in shapes.items()}
-            for kind in (PARAMETER, *kinds)
+            kind: {name: self._read(kind, name).to(torch.float32) for name in shapes} for kind in (PARAMETER, *kinds)
         }
+
+    def check(self, shapes: Mapping[str, Sequence[int]], kinds: Sequence[str]) -> None:
+        """Checks that all is there that `state` returns, without reading it.
+
+        Raises:
+            UserError: one is not there, or has another shape.
+        """
+        for kind in (PARAMETER, *kinds):
+            for name, shape in shapes.items():
+                self._check(kind, name, tuple(shape))
 
     def check_frozen(self, names: Iterable[str]) -> None:
         """Refuses a start with values of what is frozen: that begins as the model gives it, not as here.
@@ -66,7 +83,7 @@ class Start(ABC):
         Raises:
             UserError: there is one.
         """
-        found = next((name for name in names if self._read(PARAMETER, name) is not None), None)
+        found = next((name for name in names if self._shape(PARAMETER, name) is not None), None)
         if found is not None:
             raise UserError(
                 f"{self.field} has {found!r}, which is not trained here and would begin as the model gives it. Give a "
@@ -74,8 +91,8 @@ class Start(ABC):
                 "weight_decay = 0 in train.parameters."
             )
 
-    def _checked(self, kind: str, name: str, shape: Sequence[int]) -> torch.Tensor:
-        found = self._read(kind, name)
+    def _check(self, kind: str, name: str, shape: tuple[int, ...]) -> None:
+        found = self._shape(kind, name)
         if found is None and kind == PARAMETER:
             raise UserError(f"{self.field} has no parameter {name!r}. Start from a checkpoint of the same model.")
         if found is None:
@@ -83,20 +100,23 @@ class Start(ABC):
                 f"{self.field} has no {kind} of {name!r}, which train.start_optimizer needs. Set it to false, or start "
                 "from a checkpoint of the same optimizer."
             )
-        if tuple(found.shape) != tuple(shape):
+        if found != shape:
+            what = repr(name) if kind == PARAMETER else f"{kind} of {name!r}"
             raise UserError(
-                f"{self.field}: {name!r} has shape {tuple(found.shape)}, and the model needs {tuple(shape)}. "
-                "Start from a checkpoint of the same model."
+                f"{self.field}: {what} has shape {found}, and the model needs {shape}. "
+                "Start from a checkpoint of the same model, or give [model] that one's sizes."
             )
-        return found.to(torch.float32)
 
 
 class _OfRun(Start):
     """A checkpoint of Planaria's."""
 
-    def __init__(self, field: str, folder: Path) -> None:
+    def __init__(self, field: str, folder: Path, *, verify: bool) -> None:
         super().__init__(field, folder)
-        self._manifest = read_manifest(folder, verify=False)
+        try:
+            self._manifest = read_manifest(folder, verify=verify)
+        except UserError as error:
+            raise UserError(f"{field}: {error}. {_ANOTHER}") from None
 
     @property
     def steps(self) -> int:
@@ -105,22 +125,25 @@ class _OfRun(Start):
         return self._manifest.step + int(before.get("train", {}).get("start_steps", 0))
 
     @cached_property
-    def _files(self) -> dict[str, Path]:
+    def _files(self) -> dict[str, tuple[Path, tuple[int, ...]]]:
+        """The file and the shape of each value."""
         from safetensors import safe_open
 
-        found: dict[str, Path] = {}
+        found: dict[str, tuple[Path, tuple[int, ...]]] = {}
         for entry in self._manifest.groups:
             path = self.folder / entry.file
             with safe_open(path, framework="pt") as file:
-                found |= dict.fromkeys(file.keys(), path)
+                found |= {key: (path, tuple(file.get_slice(key).get_shape())) for key in file.keys()}  # noqa: SIM118
         return found
 
-    def _read(self, kind: str, name: str) -> torch.Tensor | None:
+    def _shape(self, kind: str, name: str) -> tuple[int, ...] | None:
+        found = self._files.get(f"{kind}/{name}")
+        return None if found is None else found[1]
+
+    def _read(self, kind: str, name: str) -> torch.Tensor:
         from safetensors import safe_open
 
-        path = self._files.get(f"{kind}/{name}")
-        if path is None:
-            return None
+        path, _ = self._files[f"{kind}/{name}"]
         with safe_open(path, framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(f"{kind}/{name}")
         return tensor
@@ -134,9 +157,16 @@ class _OfTorch(Start):
 
         super().__init__(field, folder)
         try:
-            self._metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
+            metadata = FileSystemReader(folder).read_metadata()
+            self._metadata = metadata.state_dict_metadata
+            ends = [(part.relative_path, part.offset + part.length) for part in (metadata.storage_data or {}).values()]
         except Exception as error:  # it is unpickled
-            raise UserError(f"{field}: {_DCP} cannot be read ({error}). Copy the folder again.") from error
+            raise UserError(f"{field}: {_DCP} cannot be read ({error}). {_ANOTHER}") from error
+        for name, end in ends:
+            path = folder / name
+            if not path.is_file() or path.stat().st_size < end:
+                what = "is shorter than its .metadata says" if path.is_file() else "is missing"
+                raise UserError(f"{field}: {path} {what}. {_ANOTHER}")
 
     @cached_property
     def steps(self) -> int:
@@ -145,11 +175,22 @@ class _OfTorch(Start):
                 return int(self._loaded(key))
         return 0
 
-    def _read(self, kind: str, name: str) -> torch.Tensor | None:
+    def _shape(self, kind: str, name: str) -> tuple[int, ...] | None:
+        key = self._key(kind, name)
+        size = None if key is None else getattr(self._metadata[key], "size", None)
+        return None if size is None else tuple(size)
+
+    def _read(self, kind: str, name: str) -> torch.Tensor:
+        key = self._key(kind, name)
+        assert key is not None
+        return self._loaded(key)
+
+    def _key(self, kind: str, name: str) -> str | None:
+        """Returns what a value is called there; None: there is none."""
         keys = [f"model.{name}", name]
         if kind != PARAMETER:
             keys = [f"{prefix}{name}.{kind}" for prefix in _OPTIMIZER_PREFIXES]
-        return next((self._loaded(key) for key in keys if key in self._metadata), None)
+        return next((key for key in keys if key in self._metadata), None)
 
     def _loaded(self, key: str) -> torch.Tensor:
         from torch.distributed.checkpoint.state_dict_loader import load
@@ -161,22 +202,59 @@ class _OfTorch(Start):
         return wanted[key]
 
 
-def start_of(train: TrainSection) -> Start | None:
+def start_of(train: TrainSection, *, verify: bool = False) -> Start | None:
     """Opens what a job starts from; None: it starts from its model alone.
 
+    Args:
+        train: the job's numbers.
+        verify: read every file of a checkpoint once, to see that it is whole.
+
     Raises:
-        UserError: there is no checkpoint.
+        UserError: there is no checkpoint, or it is not whole.
     """
     if not train.start_from:
         return None
     path, field = Path(train.start_from), f"train.start_from = {train.start_from!r}"
     if (path / MANIFEST).is_file():
-        return _OfRun(field, path)
+        return _OfRun(field, path, verify=verify)
     if (path / "checkpoints").is_dir():
-        return _OfRun(field, newest(path / "checkpoints")[0])
+        return _OfRun(field, _newest(field, path / "checkpoints"), verify=False)
     if (path / _DCP).is_file():
         return _OfTorch(field, path)
+    if next(path.glob("group-*.safetensors*"), None) is not None:
+        raise UserError(f"{field} has no {MANIFEST}: the checkpoint was not finished. {_ANOTHER}")
+    if not path.exists():
+        raise UserError(f"{field} does not exist. Correct the path.")
     raise UserError(
         f"{field} is no run folder, no checkpoint of one (runs/NAME/checkpoints/step-N), and no folder of "
         "torch.distributed.checkpoint. Name one. A Hugging Face folder goes into model.weights."
     )
+
+
+def _newest(field: str, root: Path) -> Path:
+    """Returns the newest checkpoint of a run that is whole."""
+    complaints = []
+    for folder in sorted(root.glob("step-*"), reverse=True):
+        try:
+            read_manifest(folder)
+        except UserError as error:
+            complaints.append(str(error))
+        else:
+            return folder
+    why = f": {'; '.join(complaints)}" if complaints else ""
+    raise UserError(f"{field} has no checkpoint that is whole{why}. {_ANOTHER}")
+
+
+def check_start(train: TrainSection, model: Model) -> None:
+    """Checks that a job can start with what it names, without reading it.
+
+    Raises:
+        UserError: it is not there, or does not fit the model.
+    """
+    start = start_of(train)
+    if start is None:
+        return
+    start.check_frozen(spec.name for spec in model.frozen)
+    for group in model.groups:
+        kinds = optimizer_of(train).states(train) if train.start_optimizer and not group.is_statistics else ()
+        start.check({spec.name: spec.shape for spec in group.parameters}, tuple(kinds))

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from planaria.checkpoint.start import check_start
 from planaria.data.job_data import JobData, open_data
 from planaria.job.data_settings import DataSection, Packing
 from planaria.job.errors import UserCodeError, UserError
@@ -81,13 +82,15 @@ def _of_rules(train: TrainSection) -> list[str]:
 def measure_into(job: Job, data_folder: Path, output: Path, import_path: str | None) -> int:
     """Writes the job's profile to `output`; returns an exit status.
 
-    A mistake of the user (a model that cannot be built or cut, a layer that raises, a device that is not there) is
-    written to `output` with ERROR_SUFFIX instead: a line, and below it the traceback where the user's code raised.
+    A mistake of the user (a model that cannot be built or cut, a start that does not fit it, a layer that raises, a
+    device that is not there) is written to `output` with ERROR_SUFFIX instead: a line, and below it the traceback where
+    the user's code raised.
     """
     look_in(import_path)
     try:
         data = open_data(job, data_folder)
         model = load_model(job.model, job.train, vocab_size=data.vocab_size, example=data.example)
+        check_start(job.train, model)
         if job.cluster.profile is None and _fingerprint_in(output) == fingerprint(job):
             return 0
         compare_with_whole(job.model, job.train, vocab_size=data.vocab_size, example=data.example)

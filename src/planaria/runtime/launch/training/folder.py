@@ -60,7 +60,7 @@ def job_folder(job: Job, name: str, *, resume: bool) -> Iterator[JobFolder]:
         if job.train.start_from:
             from planaria.checkpoint.start import start_of  # and with it torch
 
-            start = start_of(job.train)
+            start = start_of(job.train, verify=True)
             assert start is not None
             # The checkpoint itself: a run that still goes on has a newer one by the time others look.
             job = _with_start(job, str(start.folder.absolute()), start.steps if job.train.start_optimizer else 0)

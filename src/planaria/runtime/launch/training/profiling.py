@@ -69,7 +69,11 @@ def measure(request: TrainRequest, nodes: LocalNodes) -> None:
         return
     folder = request.folder
     say(folder.claim, f"starting: the layers of {request.job.model.type} are measured")
-    _measure(request.job, nodes, folder.data, folder.profile, request.import_path)
+    job = request.job
+    if request.resume:  # from its own checkpoint: what it started from may be gone
+        train = msgspec.structs.replace(job.train, start_from="", start_optimizer=False)
+        job = msgspec.structs.replace(job, train=train)
+    _measure(job, nodes, folder.data, folder.profile, request.import_path)
 
 
 def profile_job(job: Job, *, import_path: Path | None = None) -> ModelProfile:
