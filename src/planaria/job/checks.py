@@ -62,6 +62,11 @@ def check_job(job: Job) -> None:
     _check_resilience(job.resilience)
     _check_run(job.run)
     _check_observe(job.observe)
+    if job.observe.instructions and job.cluster.launcher is not Launcher.LOCAL:
+        refuse(
+            "observe.instructions", True, f"goes with nodes of this machine, not with {job.cluster.launcher.value}",
+            "Leave it out: hosts have clocks of their own.",
+        )  # fmt: skip
     _check_morph(job)
     _check_replicas(job)
 

@@ -415,6 +415,8 @@ class ObserveSection(Section, frozen=True):
         webhook: URL that is told, in JSON as Slack takes it, that a run is degraded, waits, is exhausted, has ended, or
             has given a checkpoint up; "": none. It is kept secret: no message shows it, and job.json leaves it out.
         command: command of the shell that is run for the same; "": none.
+        instructions: whether every worker writes what it did when into the logs, for `planaria trace-steps`; some 80
+            bytes for each forward, backward, message and sum. Goes with nodes of this machine.
     """
 
     tensorboard: bool = False
@@ -423,6 +425,7 @@ class ObserveSection(Section, frozen=True):
     metrics_port: int = 0
     webhook: str = ""
     command: str = ""
+    instructions: bool = False
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""`planaria ls` and `planaria logs`: what run folders tell, without asking anybody. Reads arguments, shows answers."""
+"""`planaria ls`, `logs` and `trace-steps`: what run folders tell. Nobody else is asked."""
 
 from __future__ import annotations
 
@@ -88,3 +88,26 @@ def _show(found: Iterator[tuple[str, Sequence[str]]]) -> None:
     for name, lines in found:
         click.echo(f"== {name} ==")
         click.echo("\n".join(lines))
+
+
+@click.command("trace-steps")
+@click.argument("run", type=RUN_FOLDER)
+@click.option("--steps", required=True, metavar="FIRST:LAST", help="Which steps; one number: that one.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("trace.json"), show_default=True)
+def trace_steps(run: Path, steps: str, output: Path) -> int:
+    """Write what RUN's workers did in some steps, on one time axis, for Perfetto (https://ui.perfetto.dev).
+
+    RUN is the folder of a run whose job has observe.instructions = true.
+    """
+    from planaria.job.errors import UserError
+    from planaria.runtime.run_folder.run_folder import RunFolder
+    from planaria.ui.plots.step_trace import traced_steps, write_step_trace
+
+    first, colon, last = steps.partition(":")
+    if not (first.isdecimal() and (last.isdecimal() or not colon)) or int(first) > int(last or first):
+        raise UserError(f"--steps {steps} is not FIRST:LAST. Write for instance 20:22.")
+    traced = traced_steps(RunFolder.open(run), int(first), int(last or first))
+    write_step_trace(traced, output)
+    count = sum(map(len, traced.workers.values()))
+    click.echo(f"{count} instructions of {len(traced.workers)} workers are in {output}. Open it in ui.perfetto.dev.")
+    return 0

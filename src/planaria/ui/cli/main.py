@@ -20,7 +20,7 @@ from planaria.job.errors import PlanariaError, UserCodeError
 from planaria.job.version import __version__
 from planaria.runtime.interrupts import Interrupted
 from planaria.runtime.progress.output import OutputClosed
-from planaria.ui.cli.folder_commands import list_runs, logs
+from planaria.ui.cli.folder_commands import list_runs, logs, trace_steps
 from planaria.ui.cli.host_commands import agent
 from planaria.ui.cli.live_commands import add, drain, policy, save, status, stop
 from planaria.ui.cli.options import (
@@ -259,7 +259,8 @@ def export(run: Path, target: Path, step: int | None, form: str, adapters: bool)
 
 LIVE = (status, add, drain, policy, save, stop)
 START = (init, doctor)
-for command in (*START, train, agent, plan, profile, simulate, list_runs, logs, *LIVE, export, trace, drill, compare):
+FOLDERS = (list_runs, logs, trace_steps)
+for command in (*START, train, agent, plan, profile, simulate, *FOLDERS, *LIVE, export, trace, drill, compare):
     cli.add_command(command)
 
 

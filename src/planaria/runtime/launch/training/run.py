@@ -220,7 +220,7 @@ def _spawn(request: TrainRequest, nodes: LocalNodes, contact: Contact, mark: str
         zone=request.job.cluster.zone_of(node),
         mark=mark,
         metadata_url=request.metadata_url,
-        traces=request.traces,
+        traces=request.traces or request.job.observe.instructions,
     ):
         nodes.spawn(settings)
 
