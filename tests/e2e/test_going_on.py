@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from planaria.runtime.launch.reference import train_reference
 from planaria.runtime.launch.training.resumption import history_of
 from planaria.runtime.run_folder.run_folder import RunFolder
 from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.jobs import Outcome, make_emulated_job, make_job
 
 
 def longer(job: Job, steps: int) -> Job:
@@ -55,3 +56,19 @@ def test_steps_are_not_lowered(run: Run, text: Path) -> None:
     manifest.unlink()
     with pytest.raises(UserError, match=r"train.steps = 3 is less than the 4"):
         run(longer(job, 3), resume=folder)
+
+
+def test_a_budget_that_is_spent_saves_and_a_higher_one_goes_on(
+    slow_layers: Path, run: Run, reference: Callable[[Job], Outcome]
+) -> None:
+    """At a million dollars an hour no step fits the budget; the first one is begun, as nothing is counted yet."""
+    job = make_emulated_job(slow_layers, budget__price=1e6, budget__total=0.001)
+    first = run(job)
+    assert (first.summary["status"], first.summary["steps"]) == ("exhausted", 1)
+    assert "of budget.total = 0.001 dollars" in first.summary["message"]
+    cost = first.summary["cost"]
+    richer = make_emulated_job(slow_layers, budget__price=1e6, budget__total=1e9)
+    second = run(richer, resume=first.result.folder)
+    assert second.summary["status"] == "completed"
+    assert second.summary["cost"] > cost > 0.001
+    second.assert_same_bits(reference(job))

@@ -60,6 +60,7 @@ def check_job(job: Job) -> None:
     _check_cluster(job.cluster)
     _check_precision(job)
     _check_resilience(job.resilience)
+    _check_budget(job)
     _check_run(job.run)
     _check_observe(job.observe)
     if job.observe.instructions and job.cluster.launcher is not Launcher.LOCAL:
@@ -389,3 +390,23 @@ def _check_replicas(job: Job) -> None:
             f"but fault_tolerance = {tolerance} needs {pipelines} pipelines with at least one each",
             f"Set global_batch to {pipelines * job.train.microbatch} or more, or a smaller microbatch.",
         )  # fmt: skip
+
+
+def _check_budget(job: Job) -> None:
+    budget, nodes = job.budget, job.cluster.nodes
+    at_least("budget.price", budget.price, 0)
+    for zone, price in budget.zones.items():
+        at_least(f"budget.zones.{zone}", price, 0)
+    for name, limit in (("total", budget.total), ("per_hour", budget.per_hour)):
+        if limit is None:
+            continue
+        positive(f"budget.{name}", limit)
+        if not budget.price and not budget.zones:
+            raise UserError(f"budget.{name} = {limit:g} needs budget.price, in dollars for a node and an hour.")
+    zones = job.cluster.zones or ("",)
+    hourly = budget.hourly(zones[node % len(zones)] for node in range(nodes))
+    if budget.per_hour is not None and hourly > budget.per_hour:
+        raise UserError(
+            f"cluster.nodes = {nodes} cost {hourly:g} dollars an hour, over budget.per_hour = {budget.per_hour:g}. "
+            "Set fewer nodes, or a higher limit."
+        )

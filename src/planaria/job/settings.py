@@ -6,7 +6,7 @@ Parsing, cross-field checks and the messages that a user sees live in `planaria.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -428,6 +428,27 @@ class ObserveSection(Section, frozen=True):
     instructions: bool = False
 
 
+class BudgetSection(Section, frozen=True):
+    """[budget]
+
+    Attributes:
+        price: dollars for a node and an hour; 0: nothing is counted.
+        zones: dollars for a node and an hour of a zone, where that is another price.
+        total: dollars that the run may cost, with all parts of it. Before the step that would go beyond, it saves and
+            ends with exit code 3; --resume with more goes on.
+        per_hour: dollars an hour that its nodes may cost together: more are not started.
+    """
+
+    price: float = 0.0
+    zones: Mapping[str, float] = {}
+    total: float | None = None
+    per_hour: float | None = None
+
+    def hourly(self, zones: Iterable[str]) -> float:
+        """Returns the dollars an hour of nodes in these zones; "" where a node's is not known."""
+        return sum(self.zones.get(zone, self.price) for zone in zones)
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole job file."""
 
@@ -438,4 +459,5 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     eval: EvalSection = EvalSection()
     resilience: ResilienceSection = ResilienceSection()
     run: RunSection = RunSection()
+    budget: BudgetSection = BudgetSection()
     observe: ObserveSection = ObserveSection()

@@ -107,6 +107,10 @@ class Coordinator:
         """What is known of nodes that ran out of memory."""
         return self._run.shortages
 
+    def over_hourly(self, count: int) -> str | None:
+        """Returns why so many nodes more are over the budget; None: they are not."""
+        return self._run.spending.over_hourly(count)
+
     @property
     def learnt(self) -> RunMeasurements:
         """Measurements of the running job, as the next coordinator would read them."""
@@ -132,6 +136,8 @@ class Coordinator:
             zones={int(node): run.members.zones[node] for node in run.members.nodes if node in run.members.zones},
             links=run.plan_selector.links.figures,
             policy=run.plan_selector.policy_switch.name,
+            cost=run.spending.dollars if run.spending.is_counted else None,
+            cost_per_hour=run.spending.hourly,
             num_dropped=run.counts.dropped,
             decision=run.decision,
             evaluated=run.evaluations.last,

@@ -33,6 +33,8 @@ def after_commit(run: Run, committed: int) -> list[Command]:
         return end_early(run)
     if run.intent.is_stopping:
         return save_then_end(run, RunStatus.STOPPED, end.STOPPED_BY_USER)
+    if (over := run.over_budget) is not None:
+        return save_then_end(run, RunStatus.EXHAUSTED, over)
     return go_on(run)
 
 

@@ -47,6 +47,7 @@ def unsaved(run: Run) -> list[Command]:
 def end(run: Run, status: RunStatus, message: str) -> list[Command]:
     """Ends the run: stops all workers and tells how it ended."""
     run.phase = Phase.ENDED
+    run.count_cost()
     stop = Stop(reason=status.value)
     ended = RunEnded(
         status=status,
@@ -56,6 +57,7 @@ def end(run: Run, status: RunStatus, message: str) -> list[Command]:
         duplicated_microbatches=run.counts.duplicated,
         skipped_steps=len(run.skipped_steps),
         dropped_microbatches=run.counts.dropped,
+        cost=run.spending.dollars,
     )
     stops: list[Command] = [Send(worker, stop) for worker in run.members.workers]
     return [

@@ -21,6 +21,7 @@ def lose(run: Run, event: NodeGone) -> list[Command]:
     run.plan_selector.forget(event.node, run.step)
     for worker in run.members.lose(event.node):
         run.attempt.forget(worker)
+    run.count_cost()
     run.returning.forget(run.members.workers_of(event.node))
     given_up = checkpoints.lose_writers(run, event.node)
     fault_at = run.members.fault_of(event.node)

@@ -33,6 +33,7 @@ def join(run: Run, event: WorkerJoined) -> list[Command]:
         run.plan_selector.locate(run.members.zones)
     if not is_complete or node in run.past.joined:
         return []
+    run.count_cost()
     zone = run.members.zones.get(node, "")
     record = NodeJoined(node=node, live_nodes=len(run.members.nodes), zone=zone)
     entry = JournalNode(node=node, fate=Fate.JOINED, zone=zone, records=(record,), learnt=run.to_write())

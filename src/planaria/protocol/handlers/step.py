@@ -143,9 +143,11 @@ def _require_whole(run: Run, tally: VoteCount) -> None:
 
 def _tell(run: Run, message: Commit, found: Outcome, news: tuple[AnyRecord, ...]) -> list[Command]:
     """Writes the commit down, then sends it to all voters, with what each is to save of it."""
+    run.count_cost()
     record = step_committed(
         run.settings.train,
         message,
+        cost=run.spending.dollars,
         loss=found.loss,
         norm=found.norm,
         live_nodes=len(run.members.nodes),
@@ -169,4 +171,5 @@ def _tell(run: Run, message: Commit, found: Outcome, news: tuple[AnyRecord, ...]
 def _holds_after(run: Run, committed: int) -> bool:
     """Returns whether all workers wait for orders after this commit."""
     done = committed == run.settings.train.steps or run.evaluations.is_due(committed)
-    return done or run.intent.is_stopping or run.fatal is not None or not run.goes_on(committed + 1)
+    is_ending = run.intent.is_stopping or run.fatal is not None or run.over_budget is not None
+    return done or is_ending or not run.goes_on(committed + 1)

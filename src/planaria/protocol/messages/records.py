@@ -159,6 +159,7 @@ class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):
 
     `dropped` are those that were left out for good, `num_dropped` how many were so far; `scale` is the effective batch
     over the global one, by which `learning_rate` is multiplied already. `loss_scale`: of the next step (float16).
+    `cost`: dollars that the run has cost so far, where [budget] has prices.
     """
 
     step: int
@@ -174,6 +175,7 @@ class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):
     loss_scale: float = 1.0
     dropped: tuple[int, ...] = ()
     num_dropped: int = 0
+    cost: float = 0.0
 
 
 class StepSkipped(Record, frozen=True, kw_only=True, tag="step_skipped"):
@@ -297,6 +299,8 @@ class RunEnded(Record, frozen=True, kw_only=True, tag="run_ended"):
     """Steps whose loss or gradient was not finite, and which `train.when_not_finite` skipped."""
     dropped_microbatches: int = 0
     """Microbatches left out for good by a policy that may drop samples."""
+    cost: float = 0.0
+    """Dollars that the run has cost, with its earlier parts, where [budget] has prices."""
 
 
 AnyRecord = (

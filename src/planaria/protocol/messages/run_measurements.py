@@ -143,6 +143,20 @@ class KnownLinks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slowdown: float = 1.0
 
 
+class Spent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The cost of the run so far, see `planaria.protocol.run.spending`.
+
+    Attributes:
+        dollars: until `since`.
+        hourly: dollars an hour from then on.
+        since: monotonic seconds; None: nothing is counted.
+    """
+
+    dollars: float = 0.0
+    hourly: float = 0.0
+    since: float | None = None
+
+
 class RunMeasurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that a coordinator measured of the running job, at one moment.
 
@@ -158,6 +172,7 @@ class RunMeasurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         saves: what writing checkpoints took.
         links: what hosts measured of the links between them.
         stretch: how many times longer steps take than the profile says, where that was measured for estimates to come.
+        spent: what the run has cost.
     """
 
     losses: SeenLosses = SeenLosses()
@@ -171,3 +186,4 @@ class RunMeasurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     saves: MeasuredSaves = MeasuredSaves()
     links: KnownLinks = KnownLinks()
     stretch: float | None = None
+    spent: Spent = Spent()

@@ -80,6 +80,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         zones: of nodes that said where they are.
         links: the links between hosts, as they were measured.
         policy: the policy in force.
+        cost: dollars that the run has cost so far; None: nothing is counted.
+        cost_per_hour: dollars an hour of the nodes that are there.
         num_dropped: microbatches that were left out so far.
         decision: the last one on a placement, with what was weighed for it; None before the first.
         evaluated: the last evaluation; None: there was none.
@@ -100,6 +102,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     zones: dict[int, str] = {}
     links: tuple[LinkFigures, ...] = ()
     policy: str = ""
+    cost: float | None = None
+    cost_per_hour: float = 0.0
     num_dropped: int = 0
     decision: PlanTaken | None = None
     evaluated: Evaluated | None = None

@@ -55,7 +55,14 @@ def replicas_note(
 
 
 def step_committed(
-    train: TrainSection, commit: Commit, *, loss: float, norm: float, live_nodes: int, duration_s: float
+    train: TrainSection,
+    commit: Commit,
+    *,
+    loss: float,
+    norm: float,
+    live_nodes: int,
+    duration_s: float,
+    cost: float = 0.0,
 ) -> StepCommitted | StepSkipped:
     """Returns the record of a committed step, with its mean loss and global gradient norm.
 
@@ -91,6 +98,7 @@ def step_committed(
         loss_scale=loss_scale(commit.exponents, train.dtype),
         dropped=commit.dropped,
         num_dropped=commit.num_dropped,
+        cost=cost,
     )
 
 

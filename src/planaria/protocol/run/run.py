@@ -33,6 +33,7 @@ from planaria.protocol.planning.transition_times import ReadRates, TransitionTim
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.returning import ReturningWorkers
 from planaria.protocol.run.settings import RunSettings
+from planaria.protocol.run.spending import Spending
 from planaria.protocol.step.ballot import Ballot
 from planaria.protocol.step.cadence import Cadence
 from planaria.protocol.step.checkpoint import Checkpoints
@@ -196,6 +197,7 @@ class Run:
         self.attempt = Attempt()
         self.recovery: OpenRecovery | None = None
         self.intent = Intent()
+        self.spending = Spending(settings.budget, settings.spent)
         self.counts = Counts()
         self.evaluations = Evaluations(settings.evaluation, settings.train.steps, settings.evaluated)
         for step in settings.saved:
@@ -246,6 +248,7 @@ class Run:
         self.replan_trigger.chosen_for_s = learnt.chosen_for_s
         self.plan_selector.recall(learnt, past.joined)
         self.checkpoints.cadence.recall(learnt.saves)
+        self.spending.recall(learnt.spent)
 
     @property
     def recent(self) -> str:
@@ -334,6 +337,7 @@ class Run:
             saves=self.checkpoints.cadence.learnt,
             links=self.plan_selector.links.learnt,
             stretch=self.plan_selector.stretch,
+            spent=self.spending.seen,
         )
 
     def to_write(self) -> RunMeasurements | None:
@@ -360,7 +364,17 @@ class Run:
         """Returns whether the plan in force is the one for this step too."""
         return self.stands and not self.plan_selector.is_due(step, self.now)
 
+    @property
+    def over_budget(self) -> str | None:
+        """Why the next step is more than the budget allows for; None: it is not."""
+        return self.spending.over(self.step_times.expected_step_s)
+
     # Nodes
+
+    def count_cost(self) -> None:
+        """Counts what the nodes cost by now: called where others are there, and at each step's end."""
+        if self.spending.is_counted:
+            self.spending.count([self.members.zones.get(node, "") for node in self.members.nodes], self.now)
 
     def is_known(self, node: NodeId) -> bool:
         """Returns whether the node is in the job, though it may not have come back yet."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from planaria.estimate.restore_time import Storage
 from planaria.job.data_settings import EvalSection
-from planaria.job.settings import TrainSection
+from planaria.job.settings import BudgetSection, TrainSection
 from planaria.plan.thresholds import MEAN_TIME_BETWEEN_FAILURES_S
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.records import Evaluated
@@ -44,6 +44,8 @@ class RunSettings:
         evaluation: when the model is evaluated, and what for.
         evaluated: evaluations of earlier runs up to `resume`.
         saved: steps of the whole checkpoints that there are up to `resume`.
+        budget: what nodes cost, and may.
+        spent: dollars that earlier parts of the run cost.
         hashes_plans: records of plans bear their hash, which takes milliseconds for thousands of nodes.
     """
 
@@ -71,6 +73,8 @@ class RunSettings:
     evaluation: EvalSection = field(default_factory=EvalSection)
     evaluated: tuple[Evaluated, ...] = ()
     saved: tuple[int, ...] = ()
+    budget: BudgetSection = field(default_factory=BudgetSection)
+    spent: float = 0.0
     hashes_plans: bool = True
 
     @property

@@ -242,6 +242,8 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
         evaluation=job.eval,
         evaluated=settings.evaluated,
         saved=settings.saved,
+        budget=job.budget,
+        spent=settings.spent,
         evidence=SpeedEvidence() if is_emulated(job) else ON_REAL_HOSTS,
     )
 

@@ -24,6 +24,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         evaluated: evaluations of earlier runs of the job up to `resume`.
         saved: steps of the whole checkpoints that there are up to `resume`.
         watched: what earlier runs of the job on these nodes saw of losses.
+        spent: dollars that earlier parts of the run cost.
         log: file for what it prints.
         history: of the run's samples and rates, for its checkpoints.
         rate_factors: of a schedule that is a function: what it gives for each step.
@@ -46,3 +47,4 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     evaluated: tuple[Evaluated, ...] = ()
     saved: tuple[int, ...] = ()
     watched: Watched = Watched()
+    spent: float = 0.0

@@ -360,6 +360,8 @@ class Ending:
             facts.append(f"{count(ended.dropped_microbatches, 'microbatch')} dropped ({count(samples, 'sample')})")
         if ended.skipped_steps:
             facts.append(f"{count(ended.skipped_steps, 'step')} not applied")
+        if ended.cost:
+            facts.append(f"{ended.cost:.2f} dollars")
         lines = [f"{ended.status.value}: {', '.join(facts)}"]
         if ended.message:
             lines.append(f"  {ended.message.rstrip()}")

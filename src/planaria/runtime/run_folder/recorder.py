@@ -71,6 +71,7 @@ class Recorder:
         self._evaluated: dict[int, Evaluated] = {}
         self._live_nodes: int | None = None
         self._checkpoint: str | None = None
+        self._cost = 0.0
         self._recoveries: list[Recovery] = []
         self._spent = TimeAccount()
         self._watch = Watch()
@@ -95,6 +96,11 @@ class Recorder:
     def watched(self) -> Watched:
         """What the whole run has seen of losses of nodes by now."""
         return self._watch.watched
+
+    @property
+    def cost(self) -> float:
+        """Dollars that the whole run has cost by now."""
+        return self._cost
 
     def __call__(self, record: AnyRecord, time_s: float) -> None:
         """Appends a record.
@@ -146,6 +152,7 @@ class Recorder:
                 self._dropped[record.step] = len(record.dropped)
                 self._last_step = record
                 self._live_nodes = record.live_nodes
+                self._cost = max(self._cost, record.cost)
                 self._step_s.append(record.duration_s)
                 self._tokens_per_s.append(record.tokens_per_s)
             case StepSkipped():
@@ -168,6 +175,7 @@ class Recorder:
                 self._checkpoint = record.folder
             case RunEnded():
                 self._ended = record, time_s
+                self._cost = max(self._cost, record.cost)
                 self._skipped += record.skipped_microbatches
                 self._duplicated += record.duplicated_microbatches
             case _:
@@ -214,6 +222,8 @@ class Recorder:
             "step_time_median_s": _median(self._step_s),
             "tokens_per_s": _median(self._tokens_per_s),
             "live_nodes": self._live_nodes,
+            "cost": round(self._cost, 4) if self._cost else None,
+            "samples_per_dollar": ended.steps * self._job.train.global_batch / self._cost if self._cost else None,
             "message": ended.message,
             "checkpoint": self._checkpoint,
             "job_fingerprint": job_fingerprint(self._job),

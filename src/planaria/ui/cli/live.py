@@ -66,6 +66,8 @@ def status(run: Path | Address, *, as_json: bool) -> str:
         lines += ["links as measured:", *(f"  {line}" for line in link_table(state.links))]
     if state.policy:
         lines.append(f"policy: {state.policy}")
+    if state.cost is not None:
+        lines.append(f"cost: {state.cost:.2f} dollars so far, {state.cost_per_hour:.2f} an hour")
     if state.num_dropped:
         lines.append(f"dropped: {count(state.num_dropped, 'microbatch')}")
     if state.evaluated is not None:

@@ -201,6 +201,7 @@ def _settings(
         data_hash=data.data_hash,
         opening_s=data.opening_s,
         watched=watched,
+        spent=recorder.cost if request.resume else 0.0,
         evaluated=recorder.evaluated_up_to(data.checkpoint.step) if data.checkpoint else (),
         saved=whole_steps(request.folder.checkpoints, data.checkpoint.step) if data.checkpoint else (),
         faults=() if is_local else tuple(f for f in request.faults if f.kind is not FaultKind.COORDINATOR),
