@@ -277,8 +277,9 @@ def of_example(path: Path) -> dict[str, Any]:
         names = [*dict.fromkeys([*scenario.job.policies, PolicyName.ADAPTIVE.value])]
         return {"name": path.name, "runs": {name: msgspec.to_builtins(about.run(name, traces)[0]) for name in names}}
     job = load_job(path)
-    if ":" in job.model.type or job.cluster.device is Device.EMULATED:
-        model = "alexnet" if ":" in job.model.type else "gpt2-345m"
+    has_dataset = ":" in job.data.source
+    if has_dataset or ":" in job.model.type or job.model.weights or job.cluster.device is Device.EMULATED:
+        model = "alexnet" if has_dataset or ":" in job.model.type else "gpt2-345m"
         profile = preset(model, "a100", microbatch_size=job.train.microbatch)
     else:
         profile = profile_of_job(job, "a100")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from examples import chats, parquet
+from examples import chats, lora, parquet, pictures
 
 from planaria.job.parse import load_job
 from planaria.job.settings import Job
@@ -64,6 +64,37 @@ def test_a_model_learns_what_is_answered_in_chats(
     assert len(outcome.events("node_lost")) == 1
     export_run(outcome.result.folder, tmp_path / "exported")
     assert "<|im_start|>" in (tmp_path / "exported" / "chat_template.jinja").read_text()
+
+
+def test_adapters_of_a_local_llama_learn_from_chats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, reference: Callable[[Job], Outcome]
+) -> None:
+    lora.write(tmp_path / "my-llama", width=16, depth=4)
+    chats.write(tmp_path / "chats.jsonl", num_chats=200)
+    monkeypatch.chdir(tmp_path)
+    of_train = ("train.steps=3", "train.warmup_steps=1", "train.global_batch=8")
+    of_eval = ("eval.every=3", "eval.microbatches=1")
+    weights = f"model.weights={tmp_path / 'my-llama'}"
+    job = load_job(EXAMPLES / "lora.toml", [*of_train, *of_eval, weights])
+    outcome = run(job, "kill:node=1,step=2,at=backward")
+    outcome.assert_same_bits(reference(job))
+    assert sorted(outcome.evaluated) == [3]
+    assert len(outcome.events("node_lost")) == 1
+
+
+def test_a_resnet_learns_a_folder_of_images_to_a_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, reference: Callable[[Job], Outcome]
+) -> None:
+    pictures.write(tmp_path / "pictures", num_train=48, num_validation=12)
+    monkeypatch.chdir(tmp_path)
+    places = (f"data.config.path={tmp_path}/pictures/train", f"eval.config.path={tmp_path}/pictures/validation")
+    short = ("train.global_batch=16", "eval.every=2", "eval.microbatches=1", "eval.stop_at.value=0.2")
+    job = load_job(EXAMPLES / "resnet.toml", [*places, *short])
+    outcome = run(job, "kill:node=2,step=2,at=backward")
+    outcome.assert_same_bits(reference(job))
+    assert outcome.summary["steps"] < job.train.steps
+    assert "eval.stop_at" in outcome.summary["message"]
+    assert len(outcome.events("node_lost")) == 1
 
 
 @pytest.mark.parametrize(
