@@ -17,6 +17,7 @@ from planaria.data.mixture import dealt_by_weight
 from planaria.data.reading.sources import DataError
 from planaria.job.data_settings import DataSection, EvalSection, SourceSection
 from planaria.job.errors import UserError
+from planaria.job.history import DataIdentity
 from planaria.job.parse import job_from_table
 from planaria.job.settings import ClusterSection, Job, ModelSection, RunSection
 
@@ -88,3 +89,20 @@ def test_what_is_wrong_with_a_source_names_it(tmp_path: Path) -> None:
         table["data"]["sources"] = [table["data"]["sources"][0], given]
         with pytest.raises(UserError, match=part):
             job_from_table(table)
+
+
+def test_no_source_is_replaced_where_one_is_refused(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    folder = tmp_path / "run"
+    prepare(job, folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    def refuse(identity: DataIdentity) -> None:
+        raise DataError("other data")
+
+    for source in job.data.sources:
+        Path(source.source).write_text(Path(source.source).read_text() + "more " * 50)
+    with pytest.raises(DataError, match="other data"):
+        prepare(job, folder, refuse)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert len(prepare(job, folder).trained) == len(job.data.sources)

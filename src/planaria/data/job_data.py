@@ -17,7 +17,7 @@ import numpy as np
 
 from planaria.data.encoding import Tell
 from planaria.data.reading.sources import DataError
-from planaria.data.tokens import TokensAbout, TokenSet, open_tokens, prepare_tokens
+from planaria.data.tokens import StagedTokens, TokensAbout, TokenSet, open_tokens, prepare_tokens, stage_tokens
 from planaria.job.data_settings import DataSection, Packing
 from planaria.job.history import KEYED, DataIdentity
 from planaria.job.settings import Job
@@ -197,17 +197,17 @@ def prepare(
         check(data.identity)
         return data
 
-    def check_tokens(about: TokensAbout) -> None:
-        if not job.data.sources:
-            check(token_identity(job, [about]))
-
     cache = Path(job.run.folder) / _CACHE
-    trained = tuple(
-        prepare_tokens(part, place, check_tokens, order, cache=cache, tell=tell, field=field)
-        for part, place, field in zip(job.data.parts, token_folders(job, folder), _fields(job.data), strict=True)
-    )
-    if job.data.sources:
-        check(token_identity(job, [tokens.about for tokens in trained]))
+    staged: list[StagedTokens] = []
+    try:
+        for part, place, field in zip(job.data.parts, token_folders(job, folder), _fields(job.data), strict=True):
+            staged.append(stage_tokens(part, place, order, cache=cache, tell=tell, field=field))
+        check(token_identity(job, [one.about for one in staged]))
+    except BaseException:
+        for one in staged:
+            one.discard()
+        raise
+    trained = tuple(one.take() for one in staged)
     if not job.eval.source:
         shutil.rmtree(_validation_folder(folder), ignore_errors=True)
         return JobData(job=job, trained=trained, validation=None)

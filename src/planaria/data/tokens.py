@@ -12,7 +12,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -177,6 +177,25 @@ def prepare_tokens(
     Raises:
         DataError: the source or the tokenizer cannot be read, or there is nothing in it.
     """
+    staged = stage_tokens(section, folder, order, cache=cache, tell=tell, field=field)
+    try:
+        check(staged.about)
+    except BaseException:
+        staged.discard()
+        raise
+    return staged.take()
+
+
+def stage_tokens(
+    section: DataSection,
+    folder: Path,
+    order: str = KEYED,
+    *,
+    cache: Path | None = None,
+    tell: Tell = lambda text: None,
+    field: str = "data.source",
+) -> StagedTokens:
+    """Makes the tokens of a source, but does not replace those that a folder has; see `prepare_tokens`."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(section.tokenizer)
     named = f"{field} = {section.source!r}"
@@ -187,20 +206,71 @@ def prepare_tokens(
     key, size_bytes = _key(tokenizer, formatted, files, section, named)
     kept = read_about(folder)
     if kept is not None and kept.key == key:
-        try:
-            tokens = _map(kept, folder)
-        except DataError:
-            pass  # tokens.bin was removed or cut short: it is made again
-        else:
-            check(kept)
-            if kept.order == order:
-                return tokens
-            return _map(_write_about(msgspec.structs.replace(kept, order=order), folder), folder)
+        with contextlib.suppress(DataError):  # tokens.bin was removed or cut short: it is made again
+            _map(kept, folder)
+            return StagedTokens(kept, order, folder, named)
     source = Encoding(section=section, tokenizer=tokenizer, format=formatted, files=files, named=named, key=key)
+    with _told_where_full(named, folder):
+        return _staged(source, folder, order, size_bytes, cache, tell)
+
+
+class StagedTokens:
+    """Tokens that were made for a folder which still has those of before.
+
+    Args:
+        about: what they are.
+        order: in which their samples are to come.
+        folder: that is to have them.
+        named: how messages call the source.
+        source: what they were made from; None: they are the folder's own.
+        place: where their files are; None: they have none of their own.
+        cached: whether the files stay there as well.
+    """
+
+    def __init__(
+        self,
+        about: TokensAbout,
+        order: str,
+        folder: Path,
+        named: str,
+        source: Encoding | None = None,
+        place: Path | None = None,
+        *,
+        cached: bool = False,
+    ) -> None:
+        self.about = msgspec.structs.replace(about, order=order)
+        self._is_written = source is None and about.order == order
+        self._folder = folder
+        self._named = named
+        self._source = source
+        self._place = place
+        self._cached = cached
+
+    def take(self) -> TokenSet:
+        """Puts them into the folder. Raises DataError: it has no room."""
+        about = self.about
+        with _told_where_full(self._named, self._folder):
+            if self._place is not None and self._cached:
+                for name in _names(about):
+                    _link(self._place / name, self._folder / name)
+            elif self._place is not None:
+                _take(about, self._folder)
+            if self._source is not None:
+                _keep_tokenizer(self._source, self._folder)
+            if not self._is_written:
+                _write_about(about, self._folder)
+        return _map(about, self._folder)
+
+    def discard(self) -> None:
+        """Removes them; what the folder has stays as it is."""
+        if self._place is not None and not self._cached:
+            remove(self._folder / (_TOKENS + NEW))
+
+
+@contextlib.contextmanager
+def _told_where_full(named: str, folder: Path) -> Iterator[None]:
     try:
-        about = _prepared(source, folder, size_bytes, check, cache, tell)
-        _keep_tokenizer(source, folder)
-        return _map(_write_about(msgspec.structs.replace(about, order=order), folder), folder)
+        yield
     except OSError as error:
         raise DataError(
             f"{named}: its tokens cannot be written to {error.filename or folder} ({error.strerror or error}). "
@@ -208,29 +278,23 @@ def prepare_tokens(
         ) from error
 
 
-def _prepared(
-    source: Encoding, folder: Path, size_bytes: int, check: Check, cache: Path | None, tell: Tell
-) -> TokensAbout:
-    """Makes the tokens of a source, or finds them in the cache; puts them into a folder."""
+def _staged(
+    source: Encoding, folder: Path, order: str, size_bytes: int, cache: Path | None, tell: Tell
+) -> StagedTokens:
+    """Makes the tokens of a source, or finds them in the cache."""
     if source.files[0].kind is Kind.TOKENS and len(source.files) == 1:
-        about = _describe_token_file(source)
-        check(about)
-        return about
+        return StagedTokens(_describe_token_file(source), order, folder, source.named, source)
     if cache is not None and size_bytes >= DATA_CACHE_BYTES:
-        cached = _from_cache(source, cache / source.key, tell)
+        place = cache / source.key
+        cached = _from_cache(source, place, tell)
         if cached is not None:
-            check(cached)
-            for name in _names(cached):
-                _link(cache / source.key / name, folder / name)
-            return cached
+            return StagedTokens(cached, order, folder, source.named, source, place, cached=True)
     try:
         about = _made(source, folder / (_TOKENS + NEW), tell)
-        check(about)
     except BaseException:
         remove(folder / (_TOKENS + NEW))
         raise
-    _take(about, folder)
-    return about
+    return StagedTokens(about, order, folder, source.named, source, folder)
 
 
 def _check_kind(file: SourceFile, section: DataSection, named: str) -> None:
