@@ -131,7 +131,7 @@ def test_refusals_name_the_value_and_the_remedy(tmp_path: Path) -> None:
     assert "no such file" in (text := refusal("python-stdlib", "/no/tokenizer.json"))
     assert "hub" not in text
     assert "hf download Salesforce/wikitext --repo-type dataset" in (text := refusal("Salesforce/wikitext"))
-    assert 'data.source = "hf://datasets/Salesforce/wikitext/**/*.parquet"' in text
+    assert 'data.source = "hf://Salesforce/wikitext"' in text
     for name, folder in (("gpt2", "gpt2"), ("meta-llama/Llama-3.1-8B", "Llama-3.1-8B")):
         assert f"hf download {name} tokenizer.json --local-dir {folder}" in refusal("python-stdlib", name)
     assert "cannot be loaded" in refusal("python-stdlib", str(tmp_path / "odd.bin"))

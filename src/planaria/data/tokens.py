@@ -22,6 +22,7 @@ import xxhash
 
 from planaria.data.encoding import ANSWERS, DOCUMENTS, NEW, Encoding, Progress, Tell, remove
 from planaria.data.reading.chats import RowFormat, row_format
+from planaria.data.reading.hub import hub_files, is_hub_name
 from planaria.data.reading.remote import fetched, is_url
 from planaria.data.reading.sources import DataError, Kind, SourceFile, find_files
 from planaria.data.reading.text import check_file
@@ -199,8 +200,7 @@ def stage_tokens(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(section.tokenizer)
     named = f"{field} = {section.source!r}"
-    is_here = not is_url(section.source)
-    files = find_files(section.source if is_here else fetched(section.source, cache or folder, named, tell), field)
+    files = _source_files(section.source, cache or folder, field, tell)
     formatted = row_format(section)
     _check_kind(files[0], section, named)
     key, size_bytes = _key(tokenizer, formatted, files, section, named)
@@ -265,6 +265,14 @@ class StagedTokens:
         """Removes them; what the folder has stays as it is."""
         if self._place is not None and not self._cached:
             remove(self._folder / (_TOKENS + NEW))
+
+
+def _source_files(source: str, cache: Path, field: str, tell: Tell) -> tuple[SourceFile, ...]:
+    """Returns the files of a source, fetched if they lie elsewhere."""
+    named = f"{field} = {source!r}"
+    if is_hub_name(source):
+        return hub_files(source, named, tell)
+    return find_files(fetched(source, cache, named, tell) if is_url(source) else source, field)
 
 
 @contextlib.contextmanager

@@ -87,7 +87,8 @@ class DataSection(Section, frozen=True):
 
     Attributes:
         source: "python-stdlib", or a file, a folder or a glob of text, JSON Lines, Parquet, Arrow or token ids; see
-            docs/howto/own-data.md. Or "module:function" returning a map-style dataset; see docs/howto/own-dataset.md.
+            docs/howto/own-data.md. Or a URL of them, or "hf://OWNER/NAME", a dataset of the Hugging Face hub. Or
+            "module:function" returning a map-style dataset; see docs/howto/own-dataset.md.
         config: keyword arguments of that function. The fields below are for tokens only.
         tokenizer: "bytes", or the path of a Hugging Face tokenizer.json.
         mask_probability: share of tokens that masked-LM models must predict.

@@ -97,7 +97,7 @@ def find_files(source: str, field: str = "data.source") -> tuple[SourceFile, ...
         files = [Path(name) for name in glob.glob(source, recursive=True) if Path(name).is_file()]
         kind = "glob matches nothing" if glob.has_magic(source) else "file or folder does not exist"
         hint = hub_hint(source, "--repo-type", "dataset")
-        hint += f'; or set {field} = "hf://datasets/{source}/**/*.parquet"' if hint else ""
+        hint += f'; or set {field} = "hf://{source}"' if hint else ""
         remedy = f"The {kind} (from {Path.cwd()}). Correct the path, or use {DataSource.PYTHON_STDLIB.value!r}.{hint}"
     if not files:
         raise DataError(f"{field} = {source!r}: {remedy}")

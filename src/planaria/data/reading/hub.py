@@ -1,0 +1,83 @@
+"""Datasets of the Hugging Face hub by name: `hf://OWNER/NAME?split=train&config=en&revision=main`.
+
+The library `datasets` fetches one and lays it down as Arrow files in its own cache, where they are read as those of any
+folder. What it has there does without a network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from planaria.data.reading.sources import DataError, Kind, SourceFile
+
+_NAME = re.compile(r"hf://(?!datasets/|spaces/|buckets/)(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:\?(?P<options>.*))?")
+_OPTIONS = ("split", "config", "revision")
+_SPLIT = "train"
+
+
+def is_hub_name(source: str) -> bool:
+    """Whether a source is a dataset of the hub by its name."""
+    return _NAME.fullmatch(source) is not None
+
+
+def hub_files(source: str, named: str, tell: Callable[[str], None]) -> tuple[SourceFile, ...]:
+    """Returns the Arrow files of a split of a dataset of the hub, fetched if they are not here.
+
+    Args:
+        source: its name, with its options.
+        named: how messages call the source.
+        tell: is told that it is fetched.
+
+    Raises:
+        DataError: it cannot be had.
+    """
+    found = _NAME.fullmatch(source)
+    assert found is not None
+    name, options = found["name"], _options(found["options"] or "", named)
+    tell(f"dataset {name} is fetched, if it is not here")
+    try:
+        dataset = _library().load_dataset(
+            name, options.get("config"), split=options["split"], revision=options.get("revision")
+        )
+        files = [Path(file["filename"]) for file in dataset.cache_files]
+    except DataError:
+        raise
+    except Exception as error:  # the library, and what is under it, have many errors
+        raise DataError(
+            f"{named} cannot be had from the hub ({_line(error)}). Check name, split, config and network; or fetch it "
+            f"where there is one (hf download {name} --repo-type dataset --local-dir FOLDER), and give its files."
+        ) from error
+    if not files:
+        raise DataError(f"{named}: {name} has no files of its own. Give its files, as in hf://datasets/{name}/*.jsonl.")
+    return tuple(SourceFile(file, Kind.ARROW) for file in files)
+
+
+def _options(given: str, named: str) -> Mapping[str, str]:
+    options = {"split": _SPLIT, **dict(parse_qsl(given, keep_blank_values=True))}
+    if unknown := sorted(options.keys() - {*_OPTIONS}):
+        raise DataError(f"{named}: {unknown[0]!r} is not one of {', '.join(_OPTIONS)}. Leave it out.")
+    if re.search(r"[^\w.-]", options["split"]):
+        raise DataError(f"{named}: split={options['split']} is not the name of one split. Name one, and no part of it.")
+    return options
+
+
+def _library() -> Any:
+    try:
+        import datasets
+        import huggingface_hub.utils.logging
+    except ImportError as error:
+        raise DataError(
+            f"Datasets by name need datasets, which cannot be imported ({error}). Install it: pip install datasets."
+        ) from error
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity_error()
+    huggingface_hub.utils.logging.set_verbosity_error()  # it would tell of each time that it tries again
+    return datasets
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
