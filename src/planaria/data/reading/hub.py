@@ -6,6 +6,7 @@ folder. What it has there does without a network.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -68,14 +69,13 @@ def _options(given: str, named: str) -> Mapping[str, str]:
 def _library() -> Any:
     try:
         import datasets
-        import huggingface_hub.utils.logging
     except ImportError as error:
         raise DataError(
             f"Datasets by name need datasets, which cannot be imported ({error}). Install it: pip install datasets."
         ) from error
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity_error()
-    huggingface_hub.utils.logging.set_verbosity_error()  # it would tell of each time that it tries again
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would tell of each time that it tries again
     return datasets
 
 
