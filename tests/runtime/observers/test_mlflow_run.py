@@ -10,6 +10,7 @@ import pytest
 from planaria.protocol.messages.records import AnyRecord, Restored
 from planaria.runtime.observers.mlflow_run import MlflowRun
 from planaria.runtime.observers.view import ViewedRun
+from planaria.runtime.observers.view_thread import Views
 from planaria.runtime.run_folder.run_folder import RunFolder
 from tests.runtime.run_folder.happenings import JOB, committed, short_run
 
@@ -54,6 +55,24 @@ def test_a_run_is_read_back(tmp_path: Path) -> None:
     assert run.data.params["train.sequence_length"] == "16"
     assert run.data.tags["planaria.recovery.step_2"].startswith("recovered: step 2 committed 61 ms after the loss")
     assert run.data.tags["planaria.ended"] == "completed after step 3"
+
+
+def test_a_server_that_is_not_reached_is_told_in_a_line_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    views = Views(
+        [MlflowRun("http://me:S3CRET@127.0.0.1:9")],
+        ViewedRun(name="short", job=JOB, folder=RunFolder(tmp_path), step=0),
+        lambda: False,
+    )
+    for record in short_run():
+        views(record, 0.0)
+    views.close()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("MLflow failed: MlflowException: ")
+    assert "training goes on" in line
+    assert "S3CRET" not in line
 
 
 def test_a_run_that_goes_on_is_the_same_one(tmp_path: Path) -> None:

@@ -47,6 +47,9 @@ class MlflowRun:
         self._num_tagged = 0
 
     def start(self, run: ViewedRun) -> None:
+        # By its own settings it would try for minutes, which the end of a run does not wait for.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         is_folder = "://" not in self._place or self._place.startswith("file:")
         if is_folder:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions ask for a database otherwise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 import time
@@ -143,5 +144,5 @@ def _print(text: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    said = str(error).strip().splitlines()
+    said = re.sub(r"//[^/@\s]+@", "//", str(error)).strip().splitlines()  # names and passwords of URLs
     return f"{type(error).__name__}: {said[0][:300].rstrip('.')}" if said else type(error).__name__
