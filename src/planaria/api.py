@@ -39,6 +39,7 @@ from planaria.runtime.progress.progress import ProgressDisplay
 from planaria.runtime.run_folder.run_folder import RunFolder, free_name
 
 if TYPE_CHECKING:
+    from planaria.estimate.evaluation_time import EvaluationShare
     from planaria.estimate.memory import MemoryUse
     from planaria.estimate.step_time import Timeline
     from planaria.plan.costs.pipeline_time import Template
@@ -83,6 +84,7 @@ class PlanReport:
         planning_s: how long all this took to compute.
         after_losses: what the policy proposes after each of the losses that were asked for; the plan, its times and its
             memory are then those after the last.
+        evaluations: what evaluations take under the plan; None: the model is not evaluated.
     """
 
     templates: tuple[Template, ...]
@@ -96,6 +98,7 @@ class PlanReport:
     memory: Mapping[WorkerId, MemoryUse]
     planning_s: float
     after_losses: tuple[Candidate, ...] = ()
+    evaluations: EvaluationShare | None = None
 
 
 def train(
@@ -272,7 +275,26 @@ def plan(
             losses=losses,
             zones={node: job.cluster.zone_of(node) for node in range(job.cluster.nodes) if job.cluster.zones},
         )
-    return dataclasses.replace(report, profile=profile)
+    evaluations = _evaluations(job, report)
+    return dataclasses.replace(report, profile=profile, evaluations=evaluations)
+
+
+def _evaluations(job: Job, report: PlanReport) -> EvaluationShare | None:
+    """Returns what the job's evaluations take under a plan that was just made; None: there are none."""
+    from planaria.estimate.conditions import Conditions
+    from planaria.estimate.evaluation_time import EvaluationShare, evaluation_time
+
+    if not job.eval.every:
+        return None
+    plan = report.plan.evaluating(job.eval.microbatches)
+    took = evaluation_time(plan, report.profile, Conditions(num_cores=report.settings.num_cores))
+    return EvaluationShare(
+        seconds=took.total_s,
+        microbatches=job.eval.microbatches,
+        evaluations=job.eval.evaluations_in(job.train.steps),
+        steps=job.train.steps,
+        step_time_s=report.step_time_s,
+    )
 
 
 def plan_for(

@@ -200,6 +200,12 @@ class EvalSection(Section, frozen=True):
     keep_best: bool = True
     stop_at: EvalTarget | None = None
 
+    def evaluations_in(self, steps: int, done: int = 0) -> int:
+        """Returns how often the model is evaluated in so many steps, of which some are done."""
+        if not self.every or done >= steps:
+            return 0
+        return steps // self.every - done // self.every + (steps % self.every > 0)
+
     @property
     def has_data(self) -> bool:
         """Whether there is anything to evaluate on."""

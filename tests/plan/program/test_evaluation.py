@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from planaria.estimate.conditions import AS_PROFILED
 from planaria.estimate.evaluation_time import evaluation_time
+from planaria.job.data_settings import EvalSection
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.errors import NoReplica
 from planaria.plan.ledger import Ledger
@@ -163,3 +165,18 @@ def test_the_estimate_is_of_forwards_in_a_pipeline() -> None:
         len(route.microbatches) * max(len(hop.layers) for hop in route.hops) * 0.01 for route in plan.evaluation.routes
     )
     assert busiest_s < took.total_s < busiest_s + 0.07
+
+
+def test_where_cores_are_shared_they_do_all_forwards() -> None:
+    plan = evaluating(PROFILE, SETTINGS, 40)
+    alone = evaluation_time(plan, PROFILE, AS_PROFILED)
+    shared = evaluation_time(plan, PROFILE, replace(AS_PROFILED, num_cores=1.0))
+    assert shared.total_s == pytest.approx(40 * PROFILE.num_layers * 0.01, rel=0.3)
+    assert shared.total_s > 2 * alone.total_s
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "done", "times"), [(0, 9, 0, 0), (3, 9, 0, 3), (3, 10, 0, 4), (3, 10, 6, 2)]
+)
+def test_an_evaluation_follows_the_last_step_too(every: int, steps: int, done: int, times: int) -> None:
+    assert EvalSection(every=every, share=0.1).evaluations_in(steps, done) == times

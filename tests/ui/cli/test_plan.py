@@ -80,6 +80,18 @@ def test_workers_that_share_cores_are_said(
     assert told in run(profile).stdout
 
 
+def test_what_evaluations_take_is_said(profile: Path) -> None:
+    asked = ("--set", "eval.every=20", "--set", "eval.share=0.02", "--set", "eval.microbatches=4")
+    result = run(profile, *asked)
+    text = " ".join(result.stdout.split())
+    assert "An evaluation of 4 microbatches takes " in text
+    assert "3 evaluations and 60 steps take " in text
+    told = json.loads(run(profile, *asked, "--json").stdout)["evaluations"]
+    assert 0 < told["seconds"] < told["step_time_s"]
+    assert told["share"] == pytest.approx(3 * told["seconds"] / told["run_s"])
+    assert json.loads(run(profile, "--json").stdout)["evaluations"] is None
+
+
 def test_templates_alone_are_shown_where_asked_for(profile: Path) -> None:
     result = run(profile, "--templates")
     assert "Templates" in result.stdout

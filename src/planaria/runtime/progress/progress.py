@@ -279,7 +279,7 @@ class _LivePanel:
 
         total = self._job.train.steps
         done = self._step.step if self._step else 0
-        left = f"{duration(self._left_s(total - done))} left" if self._recent_s else "starting"
+        left = f"{duration(self._left_s(done))} left" if self._recent_s else "starting"
         left = "done" if done >= total else left
         row = Table.grid(padding=(0, 2), expand=True)
         row.add_column(no_wrap=True)
@@ -291,8 +291,13 @@ class _LivePanel:
         )
         return row
 
-    def _left_s(self, steps: int) -> float:
-        return steps * statistics.median(self._recent_s)
+    def _left_s(self, done: int) -> float:
+        """Returns the seconds of the steps and evaluations to come, as the last ones took them."""
+        total, evaluations = self._job.train.steps, 0
+        if self._evaluated is not None:
+            evaluations = self._job.eval.evaluations_in(total, max(done, self._evaluated.step))
+        steps_s = (total - done) * statistics.median(self._recent_s)
+        return steps_s + (evaluations * self._evaluated.duration_s if self._evaluated is not None else 0.0)
 
     def _figures(self) -> list[tuple[str, str]]:
         figures = [] if self._step is None else [
@@ -326,6 +331,8 @@ class Ending:
         self._saved_step: int | None = None
         self._evaluated: Evaluated | None = None
         self._best: Evaluated | None = None
+        self._num_evaluations = 0
+        self._evaluations_s = 0.0
         self._recoveries: list[Recovery] = []
         self._steps_redone = 0
 
@@ -335,6 +342,8 @@ class Ending:
         elif isinstance(record, Evaluated):
             self._evaluated = record
             self._best = record if record.is_best else self._best
+            self._num_evaluations += 1
+            self._evaluations_s += record.duration_s
         elif isinstance(record, NodeJoined | NodeLost | NodeReleased):
             self._live_nodes = record.live_nodes
         elif isinstance(record, CheckpointSaved):
@@ -370,6 +379,8 @@ class Ending:
                 lines.append(f"  the state after step {self._saved_step} is saved; {mended}--resume goes on from there")
         if self._evaluated is not None:
             lines.append(f"  {_last_and_best(self._evaluated, self._best)}")
+            took = duration(self._evaluations_s)
+            lines.append(f"  {count(self._num_evaluations, 'evaluation')} took {took} of the run")
         last = self._recoveries[-_RECOVERIES_SHOWN:] if with_recoveries else []
         if last and len(self._recoveries) > len(last):
             lines.append(f"  the last {len(last)} recoveries (summary.json has all):")

@@ -192,7 +192,13 @@ class Recorder:
         last = self._evaluated[max(self._evaluated)]
         best = [record for record in self.evaluated_up_to(last.step) if record.is_best]
         metric = self._job.eval.metric.value
-        return {"last": _figures(last), "best": _figures(best[-1]) if best else None, "metric": metric}
+        return {
+            "last": _figures(last),
+            "best": _figures(best[-1]) if best else None,
+            "metric": metric,
+            "evaluations": len(self._evaluated),
+            "seconds": round(sum(record.duration_s for record in self._evaluated.values()), 6),
+        }
 
     def _write_summary(self) -> None:
         assert self._ended is not None

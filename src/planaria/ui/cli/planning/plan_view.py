@@ -25,6 +25,7 @@ from planaria.ui.plots.schedule_picture import svg, terminal
 
 if TYPE_CHECKING:
     from planaria.api import PlanReport
+    from planaria.estimate.evaluation_time import EvaluationShare
     from planaria.job.settings import Job
     from planaria.plan.costs.model_profile import ModelProfile
     from planaria.plan.costs.pipeline_time import Template
@@ -139,6 +140,7 @@ def as_json(report: PlanReport, *, with_programs: bool) -> str:
         "planning_ms": report.planning_s * 1e3,
         "step_time_s": report.step_time_s,
         "lower_bound_s": report.lower_bound_s,
+        "evaluations": _evaluations_json(report.evaluations),
         "reason": report.reason,
         "after_losses": [
             {
@@ -163,6 +165,10 @@ def as_json(report: PlanReport, *, with_programs: bool) -> str:
     if with_programs:
         told["programs"] = {str(worker): program(plan, worker) for worker in plan.workers}
     return msgspec.json.format(msgspec.json.encode(told), indent=1).decode()
+
+
+def _evaluations_json(found: EvaluationShare | None) -> dict[str, object] | None:
+    return None if found is None else {**asdict(found), "run_s": found.run_s, "share": found.share}
 
 
 def _template(template: Template) -> dict[str, object]:
@@ -212,9 +218,19 @@ def _expectation(report: PlanReport) -> Text:
     if cores is not None:
         told.append(f"\n{len(report.plan.workers)} workers share {cores:g} core{'' if cores == 1 else 's'}. ")
         told.append(f"With a core each a step takes {duration(report.timeline.step_time_s)}.")
+    if report.evaluations is not None:
+        told.append(f"\n{_evaluations(report.evaluations)}")
     if report.lower_bound_s > 0:
         told.append(f"\nNo order of this plan's work takes less than {duration(report.lower_bound_s)}.", "dim")
     return told
+
+
+def _evaluations(found: EvaluationShare) -> str:
+    return (
+        f"An evaluation of {count(found.microbatches, 'microbatch')} takes {duration(found.seconds)}. "
+        f"{count(found.evaluations, 'evaluation')} and {count(found.steps, 'step')} take {duration(found.run_s)}, "
+        f"{found.share:.1%} of it the evaluations."
+    )
 
 
 def _templates(report: PlanReport) -> Table:
