@@ -168,6 +168,8 @@ class Interpreter(StepWork[Symbol, Symbol]):
 
     def execute(self, instruction: Instruction) -> None:
         self.perform(instruction)
+        if self.plan.evaluation is not None and instruction.op is Op.FORWARD:
+            assert instruction.microbatch not in self._batches, "an evaluated batch stays on the device"
         self.progress.finish()
 
     def _batch(self, microbatch: int) -> Symbol:

@@ -370,6 +370,8 @@ class StepWork(ABC, Generic[Batch, Value]):
     def _evaluate(self, instruction: Instruction) -> None:
         """Runs the forwards that are left without keeping anything; what was scored counts for the last layer."""
         work, left = _work(instruction), self.progress.forwards_left(instruction)
+        if left and (instruction.first_layer == 0 or instruction.end_layer == self._num_layers):
+            self._load(instruction)  # a worker of both ends has dropped it
         self._before(instruction, forwards=[layer for layers in left for layer in layers])
         for layers in left:
             value = self._taken_in(work, layers.start, stays=False)
@@ -382,6 +384,7 @@ class StepWork(ABC, Generic[Batch, Value]):
             else:
                 self.scores[work[0]] = score
                 self._holdings.note_counted(self._num_layers - 1, work[0])
+        self._batches.pop(work[0], None)
 
     def _tell_taken(self, instruction: Instruction) -> None:
         assert instruction.peer is not None
