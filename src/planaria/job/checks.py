@@ -403,9 +403,11 @@ def _check_budget(job: Job) -> None:
         positive(f"budget.{name}", limit)
         if not budget.price and not budget.zones:
             raise UserError(f"budget.{name} = {limit:g} needs budget.price, in dollars for a node and an hour.")
+    if budget.per_hour is None:
+        return
     zones = job.cluster.zones or ("",)
     hourly = budget.hourly(zones[node % len(zones)] for node in range(nodes))
-    if budget.per_hour is not None and hourly > budget.per_hour:
+    if hourly > budget.per_hour:
         raise UserError(
             f"cluster.nodes = {nodes} cost {hourly:g} dollars an hour, over budget.per_hour = {budget.per_hour:g}. "
             "Set fewer nodes, or a higher limit."
