@@ -22,7 +22,9 @@ NUM_NODES = 4
 class Hosts:
     """One job, its agents, and what happened. All of it runs in the job's folder."""
 
-    def __init__(self, folder: Path, incubator: Incubator, steps: int = 100_000, **resilience: object) -> None:
+    def __init__(
+        self, folder: Path, incubator: Incubator, steps: int = 100_000, cluster: str = "", **resilience: object
+    ) -> None:
         self.folder = folder
         self.incubator = incubator
         self.run = RunFolder(folder / "runs" / "job")
@@ -40,6 +42,7 @@ profile = "profile.json"
 nodes = {NUM_NODES}
 launcher = "agents"
 port = {self.address.rpartition(":")[2]}
+{cluster}
 [train]
 steps = {steps}
 global_batch = 9
@@ -59,8 +62,8 @@ heartbeat_timeout_s = 2.0
         log = self.folder / "train.log"
         return self.incubator.start(self.folder, "train", "job.toml", "--token-file", "token", *arguments, log=log)
 
-    def start_agent(self) -> Agent:
-        self.agents.append(Agent(self, len(self.agents)))
+    def start_agent(self, *arguments: str) -> Agent:
+        self.agents.append(Agent(self, len(self.agents), *arguments))
         return self.agents[-1]
 
     @property
@@ -90,9 +93,9 @@ heartbeat_timeout_s = 2.0
 class Agent:
     """`planaria agent` as a process."""
 
-    def __init__(self, hosts: Hosts, number: int) -> None:
+    def __init__(self, hosts: Hosts, number: int, *more: str) -> None:
         self._log = hosts.folder / f"agent-{number}.log"
-        arguments = ("agent", "--coordinator", hosts.address, "--token-file", "token")
+        arguments = ("agent", "--coordinator", hosts.address, "--token-file", "token", *more)
         self.process = hosts.incubator.start(hosts.folder, *arguments, log=self._log)
 
     @property

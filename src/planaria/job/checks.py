@@ -251,6 +251,10 @@ def _check_host(cluster: ClusterSection) -> None:
             "cluster.host", cluster.host, "is not an IPv4 address or a host's name",
             'Write for instance "10.0.0.1", or "0.0.0.0" for every interface.',
         )  # fmt: skip
+    if cluster.tls and cluster.launcher is Launcher.LOCAL:
+        refuse("cluster.tls", cluster.tls, 'goes with cluster.launcher = "agents" only', "Leave it out.")
+    if not cluster.data_encryption and not cluster.tls:
+        refuse("cluster.data_encryption", False, "goes with cluster.tls only", "Leave it out, or set cluster.tls.")
     if cluster.launcher is Launcher.LOCAL and cluster.host != LOOPBACK:
         refuse(
             "cluster.host", cluster.host, 'goes with cluster.launcher = "agents" only',

@@ -294,6 +294,9 @@ class ClusterSection(Section, frozen=True):
         port: TCP port of the coordinator; 0: any free one.
         launcher: local: nodes are processes of this machine. agents: nodes are hosts on which `planaria agent` runs.
         host: IPv4 address, or name, at which the coordinator listens; loopback unless told otherwise. Goes with agents.
+        tls: folder with ca.pem, cert.pem and key.pem (planaria certificates makes one): every connection is under TLS,
+            and both ends show a certificate that ca.pem has signed. Goes with agents, which name theirs by --tls.
+        data_encryption: false: with cluster.tls, tensors between workers travel plain nevertheless.
         zones: names of zones, to which nodes that are processes of this machine are dealt out in turn, to try out what
             an outage of one does: each named once, or one for each node; agents say theirs by --zone. Whatever fails as
             one is a zone: the replicas of a layer are spread over zones as far as can be.
@@ -311,6 +314,8 @@ class ClusterSection(Section, frozen=True):
     port: int = 0
     launcher: Launcher = Launcher.LOCAL
     host: str = LOOPBACK
+    tls: str = ""
+    data_encryption: bool = True
     zones: tuple[str, ...] = ()
     most_workers: int = 0
 

@@ -100,6 +100,7 @@ def node_settings(
     host: str = LOOPBACK,
     zone: str = "",
     mark: str = "",
+    tls: str = "",
     metadata_url: str = "",
     traces: bool = False,
 ) -> list[WorkerSettings]:
@@ -116,6 +117,7 @@ def node_settings(
         host: address on which peers reach the node.
         zone: where it is; "": not known.
         mark: tells this run from others with the same token.
+        tls: the node's folder with the run's certificates; "": connections are plain.
         metadata_url: of the cloud's metadata server; "": where it always is.
         traces: every worker writes what it did when into the logs, for benchmarks.
     """
@@ -136,6 +138,7 @@ def node_settings(
             host=host,
             zone=zone,
             mark=mark,
+            tls=tls,
             trace=str(folder.logs / f"trace-{worker}.jsonl") if traces else None,
         )
         for worker in range(first, first + job.cluster.devices_per_node)

@@ -53,6 +53,7 @@ from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError, control_frame, read_control
 from planaria.runtime.wire.socket_server import SocketServer, listen
+from planaria.runtime.wire.tls import Security
 from tests.plan.profiles import uniform_profile
 
 TOKEN = "the token"
@@ -138,6 +139,7 @@ class Running:
         agents: Agents | None = None,
         past: JournalState | None = None,
         data: str = "",
+        security: Security | None = None,
     ) -> None:
         planner = PlannerSettings(num_microbatches=6, fault_tolerance=1, num_nodes=NODES, devices_per_node=DEVICES)
         profile = uniform_profile(2)
@@ -171,6 +173,7 @@ class Running:
             patience_s=60.0,
             most_nodes=6,
             data=data,
+            security=security,
         )
         self.listener = listen("127.0.0.1", 0)
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"

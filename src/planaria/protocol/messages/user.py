@@ -120,7 +120,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field=
 
 
 class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused", tag_field="type"):
-    """The answer to a request of another version of the protocol. It is the same in all versions from 6 on."""
+    """The answer to a request of another version of the protocol. It is the same in all versions from 7 on."""
 
     reason: str
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 import msgspec
@@ -12,7 +11,8 @@ from planaria.job.errors import UserError
 from planaria.protocol.messages.user import Answer, Request, RequestRefused, Wish, decode_answer
 from planaria.protocol.messages.worker import PROTOCOL_VERSION
 from planaria.runtime.thresholds import REQUEST_TIMEOUT_S
-from planaria.runtime.wire.control_frames import control_frame, read_control
+from planaria.runtime.wire.control_frames import SpeaksTls, control_frame, read_control
+from planaria.runtime.wire.tls import NotSecured, connect, security_of
 
 
 class NotReached(UserError):
@@ -20,10 +20,15 @@ class NotReached(UserError):
 
 
 class Contact(msgspec.Struct, frozen=True, kw_only=True):
-    """How a running job is reached. Only the user who runs it may read the file."""
+    """How a running job is reached. Only the user who runs it may read the file.
+
+    Attributes:
+        tls: folder with the run's certificates; "": the connection is plain.
+    """
 
     address: str
     token: str
+    tls: str = ""
 
     def write(self, path: Path) -> None:
         write_private(path, msgspec.json.encode(self))
@@ -70,7 +75,7 @@ def ask(
 
     Raises:
         NotReached: it does not run, or does not answer.
-        UserError: it speaks another version of the protocol.
+        UserError: it speaks another version of the protocol, or it and this side do not trust each other.
     """
     try:
         host, _, port = contact.address.rpartition(":")
@@ -85,10 +90,14 @@ def ask(
             folder=folder,
             discards=discards,
         )
-        with socket.create_connection((host, int(port)), timeout=REQUEST_TIMEOUT_S) as connection:
+        with connect((host, int(port)), REQUEST_TIMEOUT_S, security_of(contact.tls)) as connection:
             connection.sendall(control_frame(msgspec.msgpack.encode(request)))
             connection.settimeout(timeout_s)
             answer = decode_answer(read_control(connection))
+    except (NotSecured, SpeaksTls) as error:
+        raise UserError(f"run {run} cannot be talked to: {error}.") from None
+    except UserError:
+        raise
     except EOFError:
         raise NotReached(f"run {run} closes the connection: it ends, or this is not its token.") from None
     except (OSError, ValueError) as error:

@@ -51,6 +51,7 @@ from planaria.runtime.machine_limits import most_nodes, num_cores, shared_cores
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.sentences import sentence
 from planaria.runtime.thresholds import OPENING_FACTOR, OVERSUBSCRIBED
+from planaria.runtime.wire.tls import security_of
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +150,7 @@ class _Coordinating:
             most_nodes=most_nodes(settings.job),
             data=settings.data_hash,
             mark=settings.run_id,
+            security=security_of(job.cluster.tls),
             past=past,
             started=nodes.started,
             step_began=begin.step_began,

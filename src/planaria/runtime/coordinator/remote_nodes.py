@@ -24,6 +24,7 @@ from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.client import write_private
 from planaria.runtime.run_folder.recorder import write_atomically
 from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.wire.tls import Security
 
 MIN_TOKEN_LENGTH: Final = 16
 ANY_ADDRESS: Final = "0.0.0.0"
@@ -128,9 +129,25 @@ def reachable(address: str) -> str:
 def call_agents(job: Job, folder: RunFolder, address: str) -> Note:
     """Has the job's launcher start the agents; returns a note of that, or of how the user is to start them."""
     command = ["planaria", "agent", "--coordinator", named(address), "--token-file", str(folder.token)]
+    if job.cluster.tls:
+        command += ["--tls", job.cluster.tls]
     nodes = f"{job.cluster.nodes} node{'s' if job.cluster.nodes > 1 else ''}"
     start: StartAgents | None = job.cluster.launcher.load()
     if start is None:
         return Note(level="info", text=f"waiting for {nodes}; run on each: {shlex.join(command)}")
     start(command, job.cluster.nodes)
     return Note(level="info", text=f"waiting for {nodes}; {job.cluster.launcher} runs on each: {shlex.join(command)}")
+
+
+def network_warnings(job: Job) -> tuple[Note, ...]:
+    """Returns what people should know of how processes of the run talk to each other."""
+    cluster = job.cluster
+    if cluster.tls:
+        return tuple(Note(level="warning", text=text) for text in Security(Path(cluster.tls)).warnings)
+    if cluster.launcher is Launcher.LOCAL or cluster.host.startswith("127."):
+        return ()
+    text = (
+        f"connections at {cluster.host} are plain: whoever is on the network can read and change what travels. "
+        "planaria certificates FOLDER and cluster.tls encrypt it"
+    )
+    return (Note(level="info", text=text),)

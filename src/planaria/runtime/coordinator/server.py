@@ -55,6 +55,7 @@ from planaria.runtime.coordinator.requests import Requests
 from planaria.runtime.thresholds import GOODBYE_S, PRECOMPUTE_REST
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.socket_server import SocketServer
+from planaria.runtime.wire.tls import Security
 
 POINTS = {
     "WorkerJoined": "join",
@@ -99,6 +100,7 @@ class Server(Reception[Connection]):
         data: hash of the tokens that every worker must have; "": there are none.
         most_nodes: that are started from here at a time, on the user's order; None: as many as are asked for.
         mark: of the run, which a worker's hello must bear.
+        security: what connections have to show, and are shown; None: they are plain.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class Server(Reception[Connection]):
         most_nodes: int | None = None,
         data: str = "",
         mark: str = "",
+        security: Security | None = None,
     ) -> None:
         self._token = token
         self._nodes = nodes
@@ -142,7 +145,7 @@ class Server(Reception[Connection]):
         super().__init__(machine, admission, judge, past)
         for node in (*self._started, *(past.gone if past else ()), *(past.joined if past else ())):
             self._admission.took_number(node)
-        self._socket_server = SocketServer(self._take, self._ended, lambda text: self._executor.warn(text))
+        self._socket_server = SocketServer(self._take, self._ended, lambda text: self._executor.warn(text), security)
         self._manifests = ManifestWriter(write_manifest, self._wake)
         self._executor = Executor(
             self._socket_server,

@@ -24,6 +24,7 @@ class AgentSettings:
         zone: where this node is: whatever fails as one; "": not known.
         import_path: where a model given as "module:function" is looked for.
         give_up_s: without a word from the coordinator, after which the agent ends.
+        tls: folder with the run's certificates; "": connections are plain.
     """
 
     coordinator: str
@@ -32,6 +33,7 @@ class AgentSettings:
     zone: str = ""
     import_path: Path | None = None
     give_up_s: float = 600.0
+    tls: str = ""
 
     def __post_init__(self) -> None:
         if self.address_file is None and not is_address(self.coordinator):

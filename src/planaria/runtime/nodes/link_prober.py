@@ -10,6 +10,7 @@ import threading
 
 from planaria.protocol.messages.agent import LinkProbed, ProbeLink
 from planaria.runtime.wire.link_probe import ProbeListener, probe
+from planaria.runtime.wire.tls import Security
 
 log = logging.getLogger(__name__)
 
@@ -20,16 +21,18 @@ class LinkProber:
     Args:
         host: to listen on.
         token: of the job.
+        security: see `planaria.runtime.wire.listener.PeerListener`.
 
     Attributes:
         port: at which probes are answered; 0: this host cannot listen there.
     """
 
-    def __init__(self, host: str, token: str) -> None:
+    def __init__(self, host: str, token: str, security: Security | None = None) -> None:
+        self._security = security
         self._token = token
         self._found: queue.SimpleQueue[LinkProbed] = queue.SimpleQueue()
         self._receiver, self._sender = socket.socketpair()
-        self._listener = ProbeListener(token)
+        self._listener = ProbeListener(token, security)
         self.port = 0
         with contextlib.suppress(OSError):
             self.port = self._listener.start(host)
@@ -54,7 +57,7 @@ class LinkProber:
 
     def _probe(self, order: ProbeLink) -> None:
         try:
-            latency_s, bytes_per_s = probe(order.address, self._token, order.seconds)
+            latency_s, bytes_per_s = probe(order.address, self._token, order.seconds, self._security)
         except (OSError, EOFError, ValueError) as error:
             log.info("the link to %s cannot be measured: %s", order.address, error)
             latency_s = bytes_per_s = 0.0

@@ -59,8 +59,9 @@ from planaria.runtime.thresholds import (
     SHORT_LIFE_S,
 )
 from planaria.runtime.wire.connection import Connection
-from planaria.runtime.wire.control_frames import FrameError
+from planaria.runtime.wire.control_frames import FrameError, SpeaksTls
 from planaria.runtime.wire.sockets import watch_over
+from planaria.runtime.wire.tls import NotSecured, connect, security_of
 
 SAID: Final = {
     Farewell.OVER: "the run is over: this agent is not needed any more",
@@ -84,6 +85,7 @@ class NodeAgent:
     def __init__(self, settings: AgentSettings, say: Callable[[str], None]) -> None:
         self._settings = settings
         self._tell_people = say
+        self._security = security_of(settings.tls)
         self._selector = selectors.DefaultSelector()
         self._connection: Connection | None = None
         self._identity = secrets.token_hex(8)
@@ -116,6 +118,8 @@ class NodeAgent:
             CoordinatorLost: it was out of reach for too long.
         """
         try:
+            for warning in () if self._security is None else self._security.warnings:
+                self._say(warning)
             with interrupts(self._heed):
                 while not self._is_done():
                     if self._connection is None and self._over is None:
@@ -142,7 +146,10 @@ class NodeAgent:
         try:
             self._coordinator = self._settings.address()
             host, _, port = self._coordinator.rpartition(":")
-            sock = socket.create_connection((host, int(port)), timeout=AGENT_CONNECT_S)
+            sock = connect((host, int(port)), AGENT_CONNECT_S, self._security)
+        except NotSecured as error:
+            self._not_understood(error)
+            return
         except OSError as error:
             self._retry_later(str(error))
             return
@@ -150,7 +157,7 @@ class NodeAgent:
         watch_over(sock)
         self._address = self._settings.host or sock.getsockname()[0]
         if self._prober is None:
-            self._prober = LinkProber(self._address, self._settings.token)
+            self._prober = LinkProber(self._address, self._settings.token, self._security)
             self._selector.register(self._prober.fileno(), selectors.EVENT_READ, self._probed)
         self._connection = Connection(sock, MAX_FRAME_BYTES)
         self._selector.register(sock, selectors.EVENT_READ, self._readable)
@@ -201,13 +208,17 @@ class NodeAgent:
                 self._take(frame)
         except EOFError as error:
             self._hang_up(str(error))
-        except FrameError as error:
-            if self._settings.address_file is not None:  # it says where the coordinator was, until that is there again
-                self._hang_up(str(error))
-                return
-            raise UserError(
-                f"what answers at {self._coordinator} is no coordinator: {error}. Correct --coordinator."
-            ) from None
+        except (FrameError, NotSecured) as error:
+            self._not_understood(error)
+
+    def _not_understood(self, error: FrameError | NotSecured) -> None:
+        if self._settings.address_file is not None:  # it says where the coordinator was, until that is there again
+            self._hang_up(str(error))
+            return
+        where = self._coordinator
+        if isinstance(error, NotSecured | SpeaksTls):
+            raise UserError(f"no connection to the coordinator at {where}: {error}.") from None
+        raise UserError(f"what answers at {where} is no coordinator: {error}. Correct --coordinator.") from None
 
     def _take(self, frame: bytes) -> None:
         try:
@@ -278,6 +289,7 @@ class NodeAgent:
             host=self._address,
             zone=self._settings.zone,
             mark=self._welcome.mark,
+            tls=self._settings.tls,
         ):
             self._nodes.spawn(settings)
         self._nodes_told()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.worker import PlanMessage
 from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
-from planaria.runtime.wire.control_frames import FrameError, control_frame
+from planaria.runtime.wire.control_frames import ALERT, SpeaksTls, control_frame, frame_size
+from planaria.runtime.wire.tls import NotSecured, SecureSocket, pending
 
 
 class Connection:
@@ -29,6 +31,7 @@ class Connection:
         self.is_watched_for_room = False
         self.is_closed = False
         self.plan: PlanMessage | None = None
+        self._has_shaken_hands = False
         self._incoming = bytearray()
         self._outgoing = bytearray()
 
@@ -36,21 +39,45 @@ class Connection:
         """Yields the whole frames that came. Raises EOFError at the end, FrameError for a frame that is too long.
 
         The limit is asked for frame by frame: it rises once the first of them has shown the token. And once one of them
-        has closed the connection, nobody hears the others.
+        has closed the connection, nobody hears the others. Raises NotSecured for an end that is not trusted.
         """
+        while self._read():
+            yield from self._whole()
+            if self.is_closed or not pending(self.socket):
+                return
+
+    def _read(self) -> bool:
+        """Reads once; returns False where nothing has come."""
         try:
+            if not self._is_secured():
+                return False
             data = self.socket.recv(1 << 18)
         except BlockingIOError:
-            return
+            return False
+        except NotSecured:
+            raise
         except OSError as error:
             raise EOFError(str(error)) from error
         if not data:
             raise EOFError("connection closed")
         self._incoming += data
+        return True
+
+    def _is_secured(self) -> bool:
+        """Goes on with the handshake of a connection under TLS; returns whether there is nothing left of it."""
+        if isinstance(self.socket, SecureSocket) and not self._has_shaken_hands:
+            self._has_shaken_hands = self.socket.shake_hands()
+            return self._has_shaken_hands
+        return True
+
+    def _whole(self) -> Iterator[bytes]:
         while len(self._incoming) >= 4 and not self.is_closed:
-            size = int.from_bytes(self._incoming[:4], "big")
-            if size > self.limit_bytes:
-                raise FrameError(f"a frame of {size} bytes is over the limit of {self.limit_bytes}")
+            try:
+                size = frame_size(bytes(self._incoming[:4]), self.limit_bytes)
+            except SpeaksTls:
+                with contextlib.suppress(OSError):
+                    self.socket.send(ALERT)
+                raise
             if len(self._incoming) < 4 + size:
                 break
             frame = bytes(self._incoming[4 : 4 + size])
@@ -69,7 +96,7 @@ class Connection:
                 return True
             except OSError:
                 # The reading side learns of it and tells the machine.
-                self._outgoing.clear()
+                self._outgoing = bytearray()
                 return False
             del self._outgoing[:sent]
         return False

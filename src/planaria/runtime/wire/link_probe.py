@@ -25,6 +25,7 @@ from planaria.runtime.thresholds import (
 from planaria.runtime.wire.control_frames import read_exactly
 from planaria.runtime.wire.listener import PeerListener, greeting
 from planaria.runtime.wire.sockets import received, watch_over
+from planaria.runtime.wire.tls import Security, connect
 
 _CHUNK: Final = 1 << 18
 _SMALL: Final = b"p"
@@ -36,10 +37,11 @@ class ProbeListener:
 
     Args:
         token: of the job.
+        security: see `PeerListener`.
     """
 
-    def __init__(self, token: str) -> None:
-        self._listener = PeerListener(token, self._greeted)
+    def __init__(self, token: str, security: Security | None = None) -> None:
+        self._listener = PeerListener(token, self._greeted, security)
 
     def start(self, host: str) -> int:
         """Starts to listen; returns the port."""
@@ -83,20 +85,21 @@ def _arriving(sock: socket.socket, seconds: float) -> float:
     return max(rates)
 
 
-def probe(address: str, token: str, seconds: float) -> tuple[float, float]:
+def probe(address: str, token: str, seconds: float, security: Security | None = None) -> tuple[float, float]:
     """Returns the seconds of a small message one way, and the bytes a second of many.
 
     Args:
         address: of the other host's listener.
         token: of the job.
         seconds: for how long bytes are sent.
+        security: see `PeerListener`.
 
     Raises:
         OSError: the other host cannot be reached, or does not answer.
         EOFError: it closed.
     """
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=PROBE_ANSWER_WITHIN_S) as sock:
+    with connect((host, int(port)), PROBE_ANSWER_WITHIN_S, security) as sock:
         watch_over(sock)
         sock.sendall(greeting(0, token))
         round_trip_s = _round_trip_s(sock)

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from typing import Final
 
 from planaria.runtime.thresholds import GREETING_WITHIN_S, HELLO_LIMIT_BYTES, LISTENER_TICK_S
-from planaria.runtime.wire.control_frames import control_frame
+from planaria.runtime.wire.control_frames import FrameError, control_frame, frame_size
 from planaria.runtime.wire.sockets import watch_over
+from planaria.runtime.wire.tls import SecureSocket, Security
 from planaria.runtime.wire.unauthenticated import Strangers
 
 _GREETING: Final = b"planaria-data-1"
@@ -37,13 +38,22 @@ class Guest:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
+        self._is_secured = not isinstance(sock, SecureSocket)
         self._said = bytearray()
         self._missing = _LENGTH_BYTES
 
     def listen(self, token: bytes) -> int | None:
-        """Reads the greeting; returns the sender, None while it has not said all. Raises GreetingRefused."""
+        """Reads the greeting; returns the sender, None while it has not said all. Raises GreetingRefused.
+
+        Whoever belongs to the job sends it in a piece of its own: with the last byte of it nothing else has come that
+        a selector does not know of.
+        """
         while self._missing:
             try:
+                if isinstance(self.socket, SecureSocket) and not self._is_secured:
+                    self._is_secured = self.socket.shake_hands()
+                    if not self._is_secured:
+                        return None
                 data = self.socket.recv(self._missing)
             except BlockingIOError:
                 return None
@@ -54,11 +64,10 @@ class Guest:
             self._said += data
             self._missing -= len(data)
             if len(self._said) == _LENGTH_BYTES:
-                self._missing = int.from_bytes(self._said, "big")
-                if self._missing > HELLO_LIMIT_BYTES:
-                    raise GreetingRefused(
-                        f"a greeting of {self._missing} bytes is over the limit of {HELLO_LIMIT_BYTES}"
-                    )
+                try:
+                    self._missing = frame_size(bytes(self._said), HELLO_LIMIT_BYTES)
+                except FrameError as error:
+                    raise GreetingRefused(str(error)) from error
         return self._identity(token)
 
     def _identity(self, token: bytes) -> int:
@@ -77,9 +86,13 @@ class PeerListener:
     Args:
         token: the job's token.
         welcome: takes a connection (blocking) and who is at its other end; called from the greeter's thread.
+        security: what connections have to show, and are shown; None: they are plain.
     """
 
-    def __init__(self, token: str, welcome: Callable[[socket.socket, int], None]) -> None:
+    def __init__(
+        self, token: str, welcome: Callable[[socket.socket, int], None], security: Security | None = None
+    ) -> None:
+        self._security = security
         self._token = token.encode()
         self._welcome = welcome
         self._selector = selectors.DefaultSelector()
@@ -129,7 +142,12 @@ class PeerListener:
                 time.sleep(LISTENER_TICK_S)
             return
         sock.setblocking(False)
-        guest = Guest(sock)
+        try:
+            guest = Guest(sock if self._security is None else self._security.accepted(sock))
+        except OSError:  # it is gone again
+            sock.close()
+            return
+        sock = guest.socket
         self._selector.register(sock, selectors.EVENT_READ, guest)
         too_many = self._strangers.came(guest, time.monotonic())
         if too_many is not None:

@@ -17,6 +17,7 @@ from planaria.runtime.thresholds import BACKLOG, HELLO_WITHIN_S, MOST_ROUNDS_HEA
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError
 from planaria.runtime.wire.sockets import watch_over
+from planaria.runtime.wire.tls import NotSecured, Security
 from planaria.runtime.wire.unauthenticated import Strangers
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class SocketServer:
         ended: called once for each connection that ends from the other side, or is ended for what it sent, with the
             cause.
         warn: takes a line for people.
+        security: what connections have to show, and are shown; None: they are plain.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class SocketServer:
         take: Callable[[Connection, bytes], None],
         ended: Callable[[Connection, str], None],
         warn: Callable[[str], None],
+        security: Security | None = None,
     ) -> None:
+        self._security = security
         self._take = take
         self._ended = ended
         self._selector = selectors.DefaultSelector()
@@ -121,7 +125,13 @@ class SocketServer:
                 self._send_away(oldest, "too many files are open")
             return
         sock.setblocking(False)
-        watch_over(sock)
+        try:
+            watch_over(sock)
+            if self._security is not None:
+                sock = self._security.accepted(sock)
+        except OSError:  # it is gone again
+            sock.close()
+            return
         connection = Connection(sock)
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._readable(connection))
         too_many = self._strangers.came(connection, time.monotonic())
@@ -141,7 +151,7 @@ class SocketServer:
         except Unwanted as error:
             log.info("a connection was ended: %s", error)
             self._end(connection, str(error))
-        except (FrameError, Nonsense) as error:
+        except (FrameError, Nonsense, NotSecured) as error:
             if connection.worker is not None:
                 log.warning("worker %d sent what is not a message: %s", connection.worker, error)
             else:

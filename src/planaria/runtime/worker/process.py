@@ -19,6 +19,7 @@ from planaria.job.settings import Device
 from planaria.job.users_code import look_in
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, CutOff, Hello
 from planaria.runtime.thresholds import SIGTERM_GRACE_S
+from planaria.runtime.wire.tls import security_of
 from planaria.runtime.worker.compute.engine import Engine, real_engine
 from planaria.runtime.worker.emulated.numbers import emulated_engine, read_costs
 from planaria.runtime.worker.emulated.time import EmulatedMailbox, EmulatedPace, EmulatedTransport
@@ -89,9 +90,15 @@ Parts = tuple[Mailbox, Control, Transport, Callable[[], float], str, Callable[[]
 def _real_parts(settings: WorkerSettings) -> Parts:
     job, worker = settings.job, settings.worker
     mailbox = Mailbox()
-    control = Control(settings.coordinator, mailbox, settings.job.resilience.coordinator_timeout_s)
+    security = security_of(settings.tls)
+    control = Control(settings.coordinator, mailbox, job.resilience.coordinator_timeout_s, security)
     transport = Transport(
-        worker, settings.peer_token, mailbox, settings.host, cut_off=lambda peer: control.send(CutOff(peer=peer))
+        worker,
+        settings.peer_token,
+        mailbox,
+        settings.host,
+        cut_off=lambda peer: control.send(CutOff(peer=peer)),
+        security=security if job.cluster.data_encryption else None,
     )
     worked = processor_time()
     data = functools.cache(lambda: open_data(job, Path(settings.data_folder)))
@@ -118,8 +125,15 @@ def _emulated_parts(settings: WorkerSettings) -> Parts:
         storage_bytes_per_s=job.cluster.storage_gb_per_s * 1e9,
         zone_of=job.cluster.zone_of,
     )
-    control = Control(settings.coordinator, mailbox, settings.job.resilience.coordinator_timeout_s)
+    security = security_of(settings.tls)
+    control = Control(settings.coordinator, mailbox, job.resilience.coordinator_timeout_s, security)
     transport = EmulatedTransport(
-        worker, settings.peer_token, mailbox, pace, settings.host, lambda peer: control.send(CutOff(peer=peer))
+        worker,
+        settings.peer_token,
+        mailbox,
+        pace,
+        settings.host,
+        cut_off=lambda peer: control.send(CutOff(peer=peer)),
+        security=security if job.cluster.data_encryption else None,
     )
     return mailbox, control, transport, pace.worked, "", lambda: emulated_engine(profile, job, pace)

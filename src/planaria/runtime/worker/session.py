@@ -26,6 +26,7 @@ from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
 from planaria.protocol.worker.session import WorkerSession
 from planaria.runtime.thresholds import SESSION_CONNECT_S
 from planaria.runtime.wire.control_frames import FrameError, control_frame, read_control
+from planaria.runtime.wire.tls import Security, connect
 from planaria.runtime.worker.transport.mailbox import Mailbox
 
 
@@ -37,9 +38,13 @@ class Control:
         mailbox: gets the orders; `CoordinatorBack` after each new connection; `CoordinatorGone` when none was made in
             time.
         timeout_s: for which another coordinator is looked for.
+        security: what the coordinator has to show, and is shown; None: the connection is plain.
     """
 
-    def __init__(self, address: str, mailbox: Mailbox, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, address: str, mailbox: Mailbox, timeout_s: float = 60.0, security: Security | None = None
+    ) -> None:
+        self._security = security
         host, port = address.rsplit(":", 1)
         self._address = (host, int(port))
         self._mailbox = mailbox
@@ -147,7 +152,7 @@ class Control:
         return pause_s
 
     def _connect(self, timeout_s: float) -> socket.socket:
-        sock = socket.create_connection(self._address, timeout=timeout_s)
+        sock = connect(self._address, timeout_s, self._security)
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A coordinator's host that is gone without a word: what nobody acknowledges breaks the connection.

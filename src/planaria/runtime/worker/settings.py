@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+
 import msgspec
 
 from planaria.job.faults import Fault
@@ -28,6 +30,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         host: address on which its peers reach it.
         zone: where its node is; "": not known.
         mark: tells this run from others with the same token.
+        tls: folder with the run's certificates; "": connections are plain.
         trace: file for what it did when, for benchmarks; None: none.
     """
 
@@ -46,9 +49,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = LOOPBACK
     zone: str = ""
     mark: str = ""
+    tls: str = ""
     trace: str | None = None
 
     @property
     def peer_token(self) -> str:
-        """The token that workers of this run show each other."""
-        return f"{self.token}.{self.mark}"
+        """The token that workers of this run show each other: who hears it does not know the job's."""
+        return hmac.new(self.token.encode(), self.mark.encode(), "sha256").hexdigest()

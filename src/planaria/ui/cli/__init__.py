@@ -4,7 +4,7 @@
 - `live_commands`: `status`, `add`, `drain`, `policy`, `save`, `stop`; `live`: what each asks and shows, without torch.
 - `folder_commands`: `ls` and `logs`, which read run folders alone.
 - `planning/`: `plan` and `profile`; `rehearsal/`: `drill` and `compare`; `simulation/`: `simulate` and `trace`.
-- `host_commands`: `agent`; `start_commands`: `init` and `doctor`.
+- `host_commands`: `agent` and `certificates`; `start_commands`: `init` and `doctor`.
 
 A new command is a function with a line in `main`.
 """

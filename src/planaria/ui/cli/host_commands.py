@@ -1,4 +1,4 @@
-"""`planaria agent`: a node's side of a job whose nodes are other hosts. Reads arguments only."""
+"""`planaria agent` and `certificates`: a job whose nodes are other hosts. Reads arguments only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from planaria.ui.cli.options import EXIT_DRAINED, TOKEN_VARIABLE, ZONE_VARIABLE, token_of, token_option
+from planaria.ui.cli.options import EXIT_DRAINED, TOKEN_VARIABLE, ZONE_VARIABLE, tls_option, token_of, token_option
 
 
 @click.command()
@@ -27,6 +27,7 @@ from planaria.ui.cli.options import EXIT_DRAINED, TOKEN_VARIABLE, ZONE_VARIABLE,
     help="Where this node is: whatever fails as one, a cloud's zone or a rack. The replicas of a layer are spread "
     f"over zones. Or set {ZONE_VARIABLE}.",
 )  # fmt: skip
+@tls_option
 @click.option(
     "--import-path", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="FOLDER",
     help="Where a model given as module:function is looked for.  [default: the current folder]",
@@ -35,7 +36,15 @@ from planaria.ui.cli.options import EXIT_DRAINED, TOKEN_VARIABLE, ZONE_VARIABLE,
     "--give-up", "give_up_s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
     metavar="SECONDS", help="End when nothing was heard from the coordinator for so long.",
 )  # fmt: skip
-def agent(coordinator: str, token_file: Path | None, host: str, zone: str, import_path: Path, give_up_s: float) -> int:
+def agent(
+    coordinator: str,
+    token_file: Path | None,
+    host: str,
+    zone: str,
+    tls: Path | None,
+    import_path: Path,
+    give_up_s: float,
+) -> int:
     """Offer this node to a job whose cluster.launcher is "agents"; see docs/howto/hosts.md.
 
     Starts the node's workers, and offers the node again under a new number when it was cut off. Ctrl-C, SIGTERM
@@ -65,6 +74,30 @@ def agent(coordinator: str, token_file: Path | None, host: str, zone: str, impor
         zone=zone,
         import_path=import_path.resolve(),
         give_up_s=give_up_s,
+        tls="" if tls is None else str(tls.resolve()),
     )
     codes = {Farewell.OVER: 0, Farewell.DRAINED: EXIT_DRAINED, Farewell.SUSPENDED: os.EX_TEMPFAIL}
     return codes[NodeAgent(settings, Output(sys.stderr).say).run()]
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--days", type=click.IntRange(min=1, max=36500), default=365, show_default=True, help="For which they are valid."
+)
+def certificates(folder: Path, days: int) -> int:
+    """Make the certificates of a run in FOLDER, for connections under TLS between its hosts.
+
+    ca.pem, cert.pem and key.pem, which you alone can read. Set cluster.tls to the folder, copy it to every host, and
+    give agents --tls FOLDER. Whoever has key.pem can take part, if it has the job's token too. The CA's own key is
+    thrown away: nobody can sign another certificate.
+
+    \b
+    Example:
+      planaria certificates tls
+    """
+    from planaria.runtime.wire.certificates import make_certificates
+
+    make_certificates(folder, days)
+    click.echo(f"made {folder}/ca.pem, cert.pem and key.pem, valid for {days} days")
+    return 0

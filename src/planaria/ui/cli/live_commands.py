@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planaria.ui.cli.options import FILE, RUN_FOLDER, TOKEN_VARIABLE, token_of
+from planaria.ui.cli.options import FILE, RUN_FOLDER, TOKEN_VARIABLE, tls_option, token_of
 
 if TYPE_CHECKING:
     from planaria.ui.cli.live import Address
@@ -31,14 +31,15 @@ def _of_run(command: Callable[..., int]) -> Callable[..., int]:
         metavar="FILE",
         help=f"The job's token, where RUN is host:port of a coordinator; or set {TOKEN_VARIABLE}.",
     )
+    @tls_option
     @functools.wraps(command)
-    def with_run(run: Path, token_file: Path | None, **options: Any) -> int:
-        return command(_run_at(run, token_file), **options)
+    def with_run(run: Path, token_file: Path | None, tls: Path | None, **options: Any) -> int:
+        return command(_run_at(run, token_file, tls), **options)
 
     return with_run
 
 
-def _run_at(run: Path, token_file: Path | None) -> Path | Address:
+def _run_at(run: Path, token_file: Path | None, tls: Path | None) -> Path | Address:
     """Returns what RUN names: a folder, or the host and port of a coordinator.
 
     Raises:
@@ -52,7 +53,7 @@ def _run_at(run: Path, token_file: Path | None) -> Path | Address:
     token = token_of(token_file)
     if not token:
         raise UserError(f"{run} is an address: give the job's token by --token-file FILE or in {TOKEN_VARIABLE}.")
-    return Address(address=str(run), token=token)
+    return Address(address=str(run), token=token, tls="" if tls is None else str(tls))
 
 
 @click.command()

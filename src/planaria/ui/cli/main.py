@@ -21,7 +21,7 @@ from planaria.job.version import __version__
 from planaria.runtime.interrupts import Interrupted
 from planaria.runtime.progress.output import OutputClosed
 from planaria.ui.cli.folder_commands import list_runs, logs, trace_steps
-from planaria.ui.cli.host_commands import agent
+from planaria.ui.cli.host_commands import agent, certificates
 from planaria.ui.cli.live_commands import add, drain, policy, save, status, stop
 from planaria.ui.cli.options import (
     EXIT_EXHAUSTED,
@@ -260,7 +260,8 @@ def export(run: Path, target: Path, step: int | None, form: str, adapters: bool)
 LIVE = (status, add, drain, policy, save, stop)
 START = (init, doctor)
 FOLDERS = (list_runs, logs, trace_steps)
-for command in (*START, train, agent, plan, profile, simulate, *FOLDERS, *LIVE, export, trace, drill, compare):
+HOSTS = (agent, certificates)
+for command in (*START, train, *HOSTS, plan, profile, simulate, *FOLDERS, *LIVE, export, trace, drill, compare):
     cli.add_command(command)
 
 

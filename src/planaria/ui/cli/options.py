@@ -21,6 +21,7 @@ EXIT_SIGNALLED = 128
 """Exit code, plus the signal's number: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 141 where nobody reads the output."""
 
 TOKEN_VARIABLE = "PLANARIA_TOKEN"
+TLS_VARIABLE = "PLANARIA_TLS"
 ZONE_VARIABLE = "PLANARIA_ZONE"
 JOB_FILE = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -55,6 +56,14 @@ def token_option(command: _Command) -> _Command:
         "--token-file", type=FILE, metavar="FILE",
         help=f"The job's token, readable by you alone; or set {TOKEN_VARIABLE}.  [default of train: a new one, "
         "in the run folder]",
+    )(command)  # fmt: skip
+
+
+def tls_option(command: _Command) -> _Command:
+    return click.option(
+        "--tls", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER", envvar=TLS_VARIABLE,
+        help="Folder with the run's certificates (ca.pem, cert.pem, key.pem), where the job has cluster.tls; or set "
+        f"{TLS_VARIABLE}.",
     )(command)  # fmt: skip
 
 

@@ -16,7 +16,9 @@ import torch
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.worker import Stop
 from planaria.runtime.thresholds import HELLO_LIMIT_BYTES, STATE_UNSENT_BYTES
+from planaria.runtime.wire.certificates import make_certificates
 from planaria.runtime.wire.control_frames import FrameError, control_frame
+from planaria.runtime.wire.tls import Security
 from planaria.runtime.worker.transport import outgoing
 from planaria.runtime.worker.transport import transport as transport_module
 from planaria.runtime.worker.transport.frames import data_frame
@@ -34,11 +36,11 @@ def key(item: int = 0, sender: int = 0) -> Key:
 class Party:
     """A worker's mailbox and transport."""
 
-    def __init__(self, number: int, token: str = TOKEN) -> None:
+    def __init__(self, number: int, token: str = TOKEN, security: Security | None = None) -> None:
         self.number = WorkerId(number)
         self.mailbox = Mailbox()
         self.cut_off: queue.SimpleQueue[WorkerId] = queue.SimpleQueue()
-        self.transport = Transport(self.number, token, self.mailbox, cut_off=self.cut_off.put)
+        self.transport = Transport(self.number, token, self.mailbox, cut_off=self.cut_off.put, security=security)
         self.address = self.transport.start()
 
     def take(self, wanted: Key) -> tuple[torch.Tensor, ...]:
@@ -57,12 +59,23 @@ class Party:
 Introduce = Callable[..., list[Party]]
 
 
+@pytest.fixture(scope="module")
+def security(tmp_path_factory: pytest.TempPathFactory) -> Security:
+    folder = tmp_path_factory.mktemp("tls") / "run"
+    make_certificates(folder, 1)
+    return Security(folder)
+
+
+BOTH = pytest.mark.parametrize("parties", ["plain", "tls"], indirect=True)
+
+
 @pytest.fixture
-def parties() -> Iterator[Introduce]:
+def parties(request: pytest.FixtureRequest, security: Security) -> Iterator[Introduce]:
     made: list[Party] = []
 
     def introduce(count: int) -> list[Party]:
-        made.extend(Party(number) for number in range(count))
+        shown = security if getattr(request, "param", "plain") == "tls" else None
+        made.extend(Party(number, security=shown) for number in range(count))
         addresses = {party.number: party.address for party in made}
         for party in made:
             party.transport.set_peers({n: a for n, a in addresses.items() if n != party.number})
@@ -73,6 +86,7 @@ def parties() -> Iterator[Introduce]:
         party.transport.close()
 
 
+@BOTH
 def test_messages_arrive_in_both_directions(parties: Introduce) -> None:
     one, two = parties(2)
     for item in range(50):
@@ -85,6 +99,7 @@ def test_messages_arrive_in_both_directions(parties: Introduce) -> None:
         assert int(one.take(key(item, 1))[0]) == -item
 
 
+@BOTH
 def test_large_messages_do_not_hold_up_the_sender_nor_change_places(parties: Introduce) -> None:
     """More than any socket buffer holds, while nobody reads yet."""
     one, two = parties(2)
@@ -97,6 +112,7 @@ def test_large_messages_do_not_hold_up_the_sender_nor_change_places(parties: Int
         assert int(two.take(key(2 * item + 1))[0]) == item
 
 
+@BOTH
 def test_a_peer_that_left_the_plan_and_came_back(parties: Introduce) -> None:
     one, two = parties(2)
     one.send(two, 1, torch.ones(1))
@@ -164,6 +180,7 @@ def test_state_gives_way_to_what_steps_wait_for(parties: Introduce) -> None:
             reader.join(DEADLINE_S)
 
 
+@BOTH
 def test_state_comes_right_where_it_is_expected(parties: Introduce) -> None:
     one, two = parties(2)
     fits, other, late = (Key(Kind.STATE, 0, 1, 1, group, 0) for group in range(3))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from planaria.job.faults import Fault
 from planaria.job.registry import Launcher
 from planaria.job.settings import Job
@@ -19,6 +21,7 @@ from planaria.runtime.launch.expected_losses import losses_of_trace
 from planaria.runtime.machine_limits import check_machine_limits
 from planaria.runtime.observers.views import check_packages
 from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.wire.tls import security_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,10 @@ def checked(request: TrainRequest) -> TrainRequest:
     folder = request.folder
     if request.job.cluster.launcher is not Launcher.LOCAL:
         folder = RunFolder(folder.path.resolve())  # nodes have another working folder
+        if tls := request.job.cluster.tls:
+            cluster = msgspec.structs.replace(request.job.cluster, tls=str(Path(tls).resolve()))
+            request = replace(request, job=msgspec.structs.replace(request.job, cluster=cluster))
+            security_of(cluster.tls)
     factors = _rate_factors(request) if is_function(request.job.train.lr_schedule) else ()
     return replace(
         request,

@@ -31,6 +31,7 @@ from planaria.plan.program.instructions import Instruction, Op
 from planaria.plan.sum_slices import slices_of
 from planaria.protocol.worker.sums import Piece, read_share
 from planaria.runtime.thresholds import AHEAD_S
+from planaria.runtime.wire.tls import Security
 from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.runtime.worker.transport.transport import Transport
 
@@ -328,8 +329,9 @@ class EmulatedTransport(Transport):
         pace: EmulatedPace,
         host: str = LOOPBACK,
         cut_off: Callable[[WorkerId], None] = lambda peer: None,
+        security: Security | None = None,
     ) -> None:
-        super().__init__(worker, token, mailbox, host, cut_off)
+        super().__init__(worker, token, mailbox, host, cut_off, security)
         self._pace = pace
 
     def host_of(self, worker: WorkerId) -> Hashable:

@@ -18,6 +18,7 @@ import xxhash
 
 from planaria.runtime.thresholds import BUFFERED_BYTES, MAX_HEADER_BYTES, READ_BYTES, READ_TURN_BYTES, WAKE_BYTES
 from planaria.runtime.wire.control_frames import FrameError
+from planaria.runtime.wire.tls import RECORD_BYTES, SecureSocket, pending
 from planaria.runtime.worker.transport.mailbox import Key
 
 _DATA = struct.Struct("!IQQ")
@@ -123,6 +124,8 @@ class FrameReader:
         self._buffer = memoryview(bytearray(BUFFERED_BYTES))
         self._begin = self._end = 0
         self._low = 1
+        self._hidden = 2 * RECORD_BYTES if isinstance(sock, SecureSocket) else 0
+        """Most bytes of a message that have left the kernel and are not here: TLS has them until it has all of them."""
         self._arriving: _Arriving | None = None
 
     def read(self) -> Iterator[Arrived]:
@@ -138,7 +141,13 @@ class FrameReader:
             asked, got = self._receive()
             yield from self._whole()
             left = left - got if got == asked else 0
-        self._wake_for(WAKE_BYTES if self._arriving is not None and self._arriving.left > WAKE_BYTES else 1)
+        rest = 0 if self._arriving is None else self._arriving.left - self._hidden
+        self._wake_for(WAKE_BYTES if rest > WAKE_BYTES else 1)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether something has come that a selector does not know of."""
+        return pending(self._socket) > 0
 
     def _wake_for(self, size: int) -> None:
         """Has the socket count as readable from so many bytes on: a large message is not read in crumbs."""

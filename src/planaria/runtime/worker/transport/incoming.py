@@ -58,14 +58,23 @@ class Incoming:
 
     def _run(self) -> None:
         try:
-            while all(self._serve(key) for key, _ in self._selector.select()):
-                pass
+            unread: list[selectors.SelectorKey] = []
+            while True:
+                ready = {key.fd: key for key, _ in self._selector.select(0 if unread else None)}
+                ready |= {key.fd: key for key in unread if self._is_read(key)}
+                if not all(self._serve(key) for key in ready.values()):
+                    break
+                unread = [key for key in ready.values() if self._is_read(key) and key.data[1].is_unread]
         except BaseException as error:
             self._failed(error)
         finally:
             for key in list(self._selector.get_map().values()):
                 key.fileobj.close()  # type: ignore[union-attr]
             self._selector.close()
+
+    def _is_read(self, key: selectors.SelectorKey) -> bool:
+        """Returns whether a connection has not been given up."""
+        return self._selector.get_map().get(key.fd) == key
 
     def _serve(self, key: selectors.SelectorKey) -> bool:
         """Reads one connection; returns False if it is time to end."""

@@ -29,6 +29,7 @@ from planaria.runtime.thresholds import (
     UNREACHABLE_PAUSE_S,
 )
 from planaria.runtime.wire.sockets import bound_silence, sent, watch_over
+from planaria.runtime.wire.tls import Security, connect
 
 _MOST_PIECES: Final = 64
 """Most pieces that one call sends; a kernel takes up to 1,024."""
@@ -37,9 +38,14 @@ _SIOCOUTQNSD: Final = 0x894B
 
 
 class Outgoing:
-    """All connections of a worker to its peers, and the thread that sends on them."""
+    """All connections of a worker to its peers, and the thread that sends on them.
 
-    def __init__(self) -> None:
+    Args:
+        security: see `planaria.runtime.worker.transport.transport.Transport`.
+    """
+
+    def __init__(self, security: Security | None = None) -> None:
+        self.security = security
         self._selector = selectors.DefaultSelector()
         self._bell, self._ear = socket.socketpair()
         self._selector.register(self._ear, selectors.EVENT_READ)
@@ -238,7 +244,7 @@ class Connection:
         began = time.monotonic()
         while True:
             try:
-                sock = socket.create_connection((host, int(port)), timeout=PEER_CONNECT_S)
+                sock = connect((host, int(port)), PEER_CONNECT_S, self._outgoing.security)
             except TimeoutError:
                 if self._is_closed:
                     raise

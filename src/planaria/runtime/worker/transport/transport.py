@@ -18,6 +18,7 @@ from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.worker import Flow
 from planaria.protocol.thresholds import CUT_OFF_S
 from planaria.runtime.wire.listener import PeerListener, greeting
+from planaria.runtime.wire.tls import Security
 from planaria.runtime.worker.transport.frames import Arrived, DamagedFrame, data_frame
 from planaria.runtime.worker.transport.incoming import Incoming
 from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
@@ -33,6 +34,7 @@ class Transport:
         mailbox: for what arrives.
         host: to listen on.
         cut_off: told, from another thread, of a peer that is in the plan and to which the connection is lost.
+        security: what peers have to show, and are shown; None: connections are plain.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Transport:
         mailbox: Mailbox,
         host: str = "127.0.0.1",
         cut_off: Callable[[WorkerId], None] = lambda peer: None,
+        security: Security | None = None,
     ) -> None:
         self._worker = worker
         self._token = token
@@ -51,9 +54,9 @@ class Transport:
         self._connections: dict[tuple[WorkerId, bool], Connection] = {}
         """By peer, and whether it is for state."""
         self._addresses: dict[WorkerId, str] = {}
-        self._outgoing = Outgoing()
+        self._outgoing = Outgoing(security)
         self._incoming = Incoming(self._arrived, mailbox.place, self._header_damaged, mailbox.put_error)
-        self._greeter = PeerListener(token, self._incoming.add)
+        self._greeter = PeerListener(token, self._incoming.add, security)
 
     def start(self) -> str:
         """Begins to listen; returns the address that peers need."""
