@@ -117,12 +117,16 @@ def test_another_folder_is_taken_for_what_cannot_be_saved(
 
 
 def test_the_user_may_end_a_run_without_its_state(tmp_path: Path, text: Path, run: Run) -> None:
-    unsaved = WhenUnsaved(lambda: live.stop(tmp_path / "run-0", discard=True))
+    folder = tmp_path / "run-0"
+    unsaved = WhenUnsaved(lambda: (live.status(folder, as_json=False), live.stop(folder, discard=True)))
     job = make_job(text, run__checkpoint_every=0)
     outcome = run(job, observers=[BrokenDisk(tmp_path / "run-0" / "checkpoints", 1, 99), unsaved])
     assert outcome.result.status is RunStatus.FAILED
     assert outcome.result.message.startswith("step 5 could not be saved")
     assert outcome.result.steps == 5
+    status, said = unsaved.result()
+    assert status.startswith(f"{folder}: saving, 5 of 5 steps done")
+    assert said == "the run ends; the state after step 5 is not saved"
     assert any("no checkpoints are written on the way" in note["text"] for note in outcome.events("note"))
 
 

@@ -14,7 +14,7 @@ from planaria.protocol.handlers import precompute
 from planaria.protocol.handlers.policy import refusal
 from planaria.protocol.messages.events import Command, Event
 from planaria.protocol.messages.run_measurements import RunMeasurements
-from planaria.protocol.messages.user import RunState
+from planaria.protocol.messages.user import EVALUATING, RunState
 from planaria.protocol.phases import Phase
 from planaria.protocol.planning.memory_limits import Shortages
 from planaria.protocol.planning.policy_switch import MakePolicy
@@ -122,7 +122,7 @@ class Coordinator:
         run = self._run
         plan = run.current
         return RunState(
-            phase="evaluating" if run.is_evaluating else run.phase.value,
+            phase=EVALUATING if run.is_evaluating else run.phase.value,
             step=run.step - run.is_evaluating,
             steps=run.settings.train.steps,
             nodes=run.members.nodes,

@@ -9,6 +9,9 @@ import msgspec
 from planaria.protocol.messages.records import Evaluated, PlanTaken
 from planaria.protocol.messages.worker import Seconds, decoded
 
+EVALUATING = "evaluating"
+"""What is told as the phase where the state is evaluated before the step."""
+
 
 class Wish(enum.StrEnum):
     STATUS = "status"

@@ -12,8 +12,9 @@ from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import Event, NodeNotice, PolicyRequested, SaveRequested, StopRequested
-from planaria.protocol.messages.user import Answer, Request, RequestRefused, Wish, decode_request
+from planaria.protocol.messages.user import EVALUATING, Answer, Request, RequestRefused, RunState, Wish, decode_request
 from planaria.protocol.messages.worker import decode_first, other_version
+from planaria.protocol.phases import Phase
 from planaria.runtime.thresholds import MAX_ADDED
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError
@@ -123,8 +124,7 @@ class Requests:
                 self._handle(StopRequested(discards=request.discards))
                 if state.unsaved and not request.discards:
                     return True, f"{state.unsaved}. It is tried until it can be; to end without it, add --discard"
-                saved = "" if request.discards else " and saved"
-                return True, f"step {state.step} is finished{saved}, then the run ends"
+                return True, _end(state, discards=request.discards)
             case Wish.SAVE:
                 return False, "another request to save is being answered. Ask again when it is"
             case Wish.DRAIN:
@@ -165,3 +165,17 @@ class Requests:
         added = self._started = tuple(self._start_node() for _ in range(count))
         self._coming.update(added)
         return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started"
+
+
+def _end(state: RunState, *, discards: bool) -> str:
+    """Describes how a run ends that is asked to, by its state before."""
+    if state.phase == Phase.SAVING and discards:
+        return f"the run ends; the state after step {state.step - 1} is not saved"
+    if state.phase == Phase.SAVING:
+        return f"the run ends once the state after step {state.step - 1} is saved"
+    if state.phase in (Phase.GATHERING, Phase.WAITING):
+        return "the run ends"
+    saved = "" if discards else " and saved"
+    if state.phase == EVALUATING:
+        return f"the evaluation is finished{saved and f', step {state.step} saved'}, then the run ends"
+    return f"step {state.step} is finished{saved}, then the run ends"

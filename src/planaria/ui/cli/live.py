@@ -14,7 +14,7 @@ from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
 from planaria.plan.quantities import count
 from planaria.protocol.messages.records import Restored, RunEnded, StepCommitted, StepSkipped
-from planaria.protocol.messages.user import Answer, Wish
+from planaria.protocol.messages.user import Answer, RunState, Wish
 from planaria.protocol.phases import Phase
 from planaria.runtime.coordinator.client import Contact, NotReached, ask
 from planaria.runtime.progress.progress import Ending
@@ -55,7 +55,7 @@ def status(run: Path | Address, *, as_json: bool) -> str:
     phase = "starting: nodes join" if state.phase == Phase.GATHERING else state.phase
     leaving = f", of them leaving: {', '.join(map(str, state.leaving))}" if state.leaving else ""
     lines = [
-        f"{run}: {phase}, step {state.step} of {state.steps}",
+        f"{run}: {phase}, {_progress(state)}",
         f"{count(len(state.nodes), 'node')}: {', '.join(map(str, state.nodes))}{leaving}",
     ]
     if state.speeds:
@@ -78,6 +78,13 @@ def status(run: Path | Address, *, as_json: bool) -> str:
         table = plan_table(state.pipelines, state.microbatches, state.devices_per_node)
         lines += [f"plan {state.generation}:", *(f"  {line}" for line in table)]
     return "\n".join(lines)
+
+
+def _progress(state: RunState) -> str:
+    """Returns the step in progress, or how many are done where none is."""
+    if state.phase == Phase.SAVING or state.step > state.steps:
+        return f"{state.step - 1} of {count(state.steps, 'step')} done"
+    return f"step {state.step} of {state.steps}"
 
 
 @dataclass(frozen=True, slots=True)
