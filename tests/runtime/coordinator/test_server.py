@@ -48,6 +48,7 @@ from planaria.runtime.coordinator import client as client_module
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.client import Contact, ask
 from planaria.runtime.coordinator.journal import Journal
+from planaria.runtime.coordinator.kernel_kills import KernelKills
 from planaria.runtime.coordinator.server import Server
 from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
 from planaria.runtime.wire.connection import Connection
@@ -367,7 +368,10 @@ def test_a_node_that_never_joins_is_lost_and_the_others_begin(tmp_path: Path) ->
 def test_what_is_silent_or_hangs_was_not_killed_by_the_kernel(tmp_path: Path) -> None:
     """Though it killed something a moment ago: what that was has ended."""
     running = Running(tmp_path, Limits(join_s=0.3))
-    running.server._kernel_kills = lambda: True
+    count = tmp_path / "vmstat"
+    count.write_text("oom_kill 3\n")
+    running.server._kernel_kills = KernelKills([count])
+    count.write_text("oom_kill 4\n")
     try:
         running.join(*range(4))
         assert running.wait_for(NodeLost).cause.startswith("did not join within")

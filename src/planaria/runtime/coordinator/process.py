@@ -158,7 +158,7 @@ class _Coordinating:
             tell_again=lambda record, time_s: link.send(Told(record, time_s, again=True)),
             strike=self._strike,
             # Of other hosts' kernels nothing is known here.
-            kernel_kills=KernelKills(counters() if agents is None else ()).recently,
+            kernel_kills=KernelKills(counters() if agents is None else ()),
         )
 
     def serve(self, listener: socket.socket) -> None:

@@ -49,6 +49,7 @@ from planaria.protocol.thresholds import DETECTOR_TICK_S
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.executor import Executor, Observer
 from planaria.runtime.coordinator.journal import Journal
+from planaria.runtime.coordinator.kernel_kills import KernelKills
 from planaria.runtime.coordinator.manifests import ManifestWriter
 from planaria.runtime.coordinator.nodes import Nodes
 from planaria.runtime.coordinator.requests import Requests
@@ -93,7 +94,7 @@ class Server(Reception[Connection]):
         gone_at: when nodes were gone, likewise.
         tell_again: gets records that an earlier coordinator may have published.
         strike: kills this process at the points that the user asked for, see `job.faults.COORDINATOR_POINTS`.
-        kernel_kills: whether this machine's kernel killed something for lack of memory in the last seconds.
+        kernel_kills: what this machine's kernel kills for lack of memory; None: nothing is known of that.
         agents: of nodes on other hosts; None: all nodes are started by this one.
         patience_s: where agents offer nodes, how long silence is borne when all are silent: the coordinator itself may
             be the one that is cut off.
@@ -118,7 +119,7 @@ class Server(Reception[Connection]):
         gone_at: Mapping[NodeId, float] | None = None,
         tell_again: Observer = lambda record, time_s: None,
         strike: Callable[[str, int], None] = lambda at, step: None,
-        kernel_kills: Callable[[], bool] = lambda: False,
+        kernel_kills: KernelKills | None = None,
         agents: Agents | None = None,
         patience_s: float = 0.0,
         most_nodes: int | None = None,
@@ -132,7 +133,7 @@ class Server(Reception[Connection]):
         self._step_began = step_began
         self._gone_at = gone_at or {}
         self._strike = strike
-        self._kernel_kills = kernel_kills
+        self._kernel_kills = kernel_kills or KernelKills(())
         own = range(machine.settings.num_nodes) if agents is None else ()
         self._started = sorted({*map(NodeId, own), *started})
         self._wishes: list[str] = []
@@ -299,7 +300,9 @@ class Server(Reception[Connection]):
         super()._ended(connection, cause)
 
     def _why(self, cause: str) -> tuple[str, RanOut | None]:
-        return ("killed by the kernel for lack of memory", RanOut()) if self._kernel_kills() else (cause, None)
+        if self._kernel_kills.explain(cause):
+            return "killed by the kernel for lack of memory", RanOut()
+        return cause, None
 
     def _look_at_the_clock(self) -> None:
         """Gives up the nodes whose workers are silent or hang."""
@@ -310,7 +313,7 @@ class Server(Reception[Connection]):
             self.handle(TimerDue())
         if not self._judge.is_due(now):
             return
-        self._kernel_kills()  # asked now and then, so that it sees when a count rises
+        self._kernel_kills.look()  # now and then, so that it sees when a count rises
         self._socket_server.send_strangers_away(now)
         self._judge_all(now)
 
