@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,14 @@ from typing import Any
 
 from planaria.job.settings import Job
 from planaria.job.users_code import import_function, look_in
-from planaria.protocol.messages.records import AnyRecord, Note
+from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, Note
 
 _LOOK_S = 0.2
 """Seconds between two looks at whether callbacks are still to be waited for."""
+
+
+_TOLD_AFTER_S = 5.0
+"""Seconds after which it is told which callback is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,8 @@ class Callbacks:
         self._notes: queue.SimpleQueue[Note] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._waiting = 0
+        self._at = ""
+        """What is being called, and on what."""
         if named:
             threading.Thread(target=self._call_all, name="callbacks", daemon=True).start()
 
@@ -71,27 +78,36 @@ class Callbacks:
         """Returns what has gone wrong since the last time."""
         return [self._notes.get() for _ in range(self._notes.qsize())]
 
-    def catch_up(self) -> None:
-        """Waits until all have seen every record that there is."""
+    def catch_up(self, tell: Callable[[str], None]) -> None:
+        """Waits until all have seen every record that there is; after some seconds, tells what is waited for."""
+        told_at: float | None = time.monotonic() + _TOLD_AFTER_S
         with self._changed:
             while self._waiting and not self._is_hurried():
                 self._changed.wait(_LOOK_S)
+                if told_at is not None and time.monotonic() >= told_at and self._at:
+                    told_at = None
+                    tell(f"the end waits for the callback {self._at}; Ctrl-C twice ends the run without it")
 
     def close(self) -> None:
         """Ends the thread, once all have seen every record."""
-        self.catch_up()
+        self.catch_up(_print)  # the run's last record is written already
         self._records.put(None)
         for note in self.notes():
-            print(note.text, file=sys.stderr)  # the run's last record is written already
+            _print(note.text)
 
     def _call_all(self) -> None:
         while (record := self._records.get()) is not None:
             for name, callback in list(self._named.items()):
+                self._at = f"{name}, at a {type(record).__name__}"
                 try:
                     callback(record, self._run)
                 except BaseException as error:  # the user's function may raise anything, also SystemExit
+                    if isinstance(record, CheckpointSaved) and not Path(record.folder).exists():
+                        self._notes.put(Note(level="warning", text=_removed(name, record, self._run.job)))
+                        continue
                     del self._named[name]
                     self._notes.put(Note(level="warning", text=_raised(name, error, record)))
+            self._at = ""
             with self._changed:
                 self._waiting -= 1
                 self._changed.notify_all()
@@ -113,6 +129,18 @@ def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
         f"{getattr(callback, '__qualname__', type(callback).__qualname__)} (callbacks[{at}])": callback
         for at, callback in enumerate(callbacks)
     }
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _removed(name: str, record: CheckpointSaved, job: Job) -> str:
+    return (
+        f"the callback {name} was not done with the checkpoint of step {record.step} when newer ones took its place. "
+        f"Set run.keep_checkpoints to more than {job.run.keep_checkpoints}, or run.checkpoint_every to more steps; the "
+        "callback is called again"
+    )
 
 
 def _raised(name: str, error: BaseException, record: AnyRecord) -> str:

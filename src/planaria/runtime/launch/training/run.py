@@ -160,7 +160,7 @@ class _Told:
 
     def catch_up(self) -> None:
         """Waits until callbacks have seen every record up to the last but one."""
-        self.callbacks.catch_up()
+        self.callbacks.catch_up(lambda text: self.record(Note(level="info", text=text), time.time()))
         self._tell_of_callbacks()
 
     def _tell_of_callbacks(self) -> None:
