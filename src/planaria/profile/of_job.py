@@ -6,17 +6,22 @@ is taken to fit the model's config.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from planaria.job.errors import UserError
 from planaria.job.settings import Device, DType, Job
 from planaria.job.values import is_function
 from planaria.model.training.optimizer import value_bytes
 from planaria.plan.costs.byte_counts import ValueBytes
-from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.model_profile import LayerCost, ModelProfile
+from planaria.plan.costs.profile_check import check_profile
+from planaria.plan.plan import Group
 from planaria.profile.presets.presets import computed
 from planaria.profile.presets.shapes import ModelShape
 from planaria.profile.presets.transformers import Transformer
@@ -26,6 +31,9 @@ if TYPE_CHECKING:
 
 ASSUMED_DEVICE = "a100"
 """Device that is assumed where none is given."""
+
+_FROZEN_BYTES = 4
+"""Of a parameter that is not trained: float32, as a worker holds it."""
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Paths on a machine with a GPU that torch can use: NVIDIA's driver, AMD's, or the one of Windows' subsystem."""
@@ -59,12 +67,6 @@ def profile_of_job(job: Job, device: str) -> ModelProfile:
     tokenizer = job.data.tokenizer
     vocab_size = load_tokenizer(tokenizer).vocab_size if tokenizer == BYTES or Path(tokenizer).is_file() else None
     model = load_huggingface_model(job.model, job.train, vocab_size=vocab_size)
-    if model.frozen:
-        raise UserError(
-            f"model.type = {job.model.type!r}: {len(model.frozen)} of its parameters are not trained, and costs are "
-            "computed for models that are trained whole. Plan on a machine with the job's device, or give the costs by "
-            "--profile FILE."
-        )
     shape = ModelShape(
         title=job.model.type,
         layers=_transformer(job, model).layers,
@@ -73,7 +75,54 @@ def profile_of_job(job: Job, device: str) -> ModelProfile:
         published_parameters=0,
         source="model.config",
     )
-    return computed(job.model.type, shape, device, values=_values(job))
+    values = _values(job)
+    profile = computed(job.model.type, shape, device, values=values)
+    return _partly_trained(profile, model, values) if model.frozen else profile
+
+
+def _partly_trained(profile: ModelProfile, model: HuggingFaceModel, values: ValueBytes) -> ModelProfile:
+    """Returns the profile of a model of which some parameters are frozen: no gradients of theirs, no state, no sums.
+
+    A layer's weight gradients take the share of the parameters that are trained. What adapters add is not counted.
+    """
+    num_layers = len(profile.layers)
+    if len(model.layer_names) != num_layers:
+        raise UserError(
+            f"model.type = {model.config.model_type!r}: costs are computed of {num_layers} layers, and with the "
+            f"parameters that are not trained it has {len(model.layer_names)}. Plan on a machine with the job's "
+            "device, or give the costs by --profile FILE."
+        )
+    trained, frozen = [0] * num_layers, [0] * num_layers
+    groups = []
+    for group in model.groups:
+        number = sum(math.prod(spec.shape) for spec in group.parameters)
+        for layer in group.layers:
+            trained[layer] += number
+        optimizer_bytes = 0 if group.is_statistics else values.optimizer * number
+        groups.append(Group(layers=group.layers, size_bytes=values.parameter * number, optimizer_bytes=optimizer_bytes))
+    for spec in model.frozen:
+        for layer in {layer for layer, _ in spec.uses}:
+            frozen[layer] += math.prod(spec.shape)
+    layers = tuple(
+        _partly_trained_layer(cost, trained[number], frozen[number], values)
+        for number, cost in enumerate(profile.layers)
+    )
+    told = f"{profile.provenance}; {sum(trained):,} parameters of {sum(trained) + sum(frozen):,} are trained"
+    return check_profile(msgspec.structs.replace(profile, layers=layers, groups=tuple(groups), provenance=told))
+
+
+def _partly_trained_layer(cost: LayerCost, trained: int, frozen: int, values: ValueBytes) -> LayerCost:
+    share = trained / (trained + frozen) if trained + frozen else 1.0
+    times = tuple(msgspec.structs.replace(one, backward_weight_s=share * one.backward_weight_s) for one in cost.times)
+    return msgspec.structs.replace(
+        cost,
+        times=times,
+        parameter_bytes=values.parameter * trained,
+        gradient_bytes=values.gradient * trained,
+        optimizer_bytes=values.optimizer * trained,
+        workspace_bytes=max(0, cost.workspace_bytes - round(values.in_layer * frozen)),
+        frozen_bytes=_FROZEN_BYTES * frozen,
+    )
 
 
 def _values(job: Job) -> ValueBytes:
@@ -83,7 +132,7 @@ def _values(job: Job) -> ValueBytes:
 
 def _transformer(job: Job, model: HuggingFaceModel) -> Transformer:
     """Returns the shape of a stack of equal transformer blocks. Raises UserError: the model is another."""
-    config, names = model.config, [spec.name for group in model.groups for spec in group.parameters]
+    config, names = model.config, [*_names(model)]
     counted = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     if config.is_encoder_decoder or not all(hasattr(config, name) for name in counted) or _any("expert", names):
         raise UserError(
@@ -105,6 +154,11 @@ def _transformer(job: Job, model: HuggingFaceModel) -> Transformer:
         tied=config.tie_word_embeddings,
         pooled=config.model_type == "bert",
     )
+
+
+def _names(model: HuggingFaceModel) -> Iterable[str]:
+    yield from (spec.name for group in model.groups for spec in group.parameters)
+    yield from (spec.name for spec in model.frozen)
 
 
 def _any(part: str, names: Iterable[str]) -> bool:
