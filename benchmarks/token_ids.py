@@ -4,13 +4,15 @@
 
 Texts are Python's standard library, over and over in another order, as rows of JSON; the tokenizer has byte pairs
 learned from them. `datasets` is timed for its map alone, not for reading the rows into its own tables; Planaria for all
-that it does. Memory is the most that the processes of a side have at a time (PSS). Needs `pip install datasets`.
+that it does. Processor time is of all processes of a side, start and reading of rows left out, and holds under load as
+seconds do not. Memory is the most that the processes of a side have at a time (PSS). Needs `pip install datasets`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import statistics
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from figures import SCRATCH
@@ -70,28 +73,50 @@ def train_tokenizer(tokenizer: Path, vocabulary: int, num_bytes: int, special: S
     made.save(str(tokenizer))
 
 
-def ours(source: Path, tokenizer: Path, folder: Path) -> float:
-    """Returns the seconds that Planaria takes."""
-    began = time.perf_counter()
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What a side took.
+
+    Attributes:
+        seconds: by the clock.
+        cpu_s: of all its processes on all cores.
+    """
+
+    seconds: float
+    cpu_s: float
+
+    @classmethod
+    def until_now(cls) -> Took:
+        """Returns what this process, and those below it that ended, have taken so far."""
+        spent = os.times()
+        return cls(time.perf_counter(), spent.user + spent.system + spent.children_user + spent.children_system)
+
+    def __sub__(self, other: Took) -> Took:
+        return Took(self.seconds - other.seconds, self.cpu_s - other.cpu_s)
+
+
+def ours(source: Path, tokenizer: Path, folder: Path) -> Took:
+    """Returns what Planaria takes."""
+    began = Took.until_now()
     prepare_tokens(DataSection(source=str(source), tokenizer=str(tokenizer), eos=False), folder)
-    return time.perf_counter() - began
+    return Took.until_now() - began
 
 
-def theirs(source: Path, tokenizer: Path, folder: Path) -> float:
-    """Returns the seconds that the map of `datasets` takes."""
+def theirs(source: Path, tokenizer: Path, folder: Path) -> Took:
+    """Returns what the map of `datasets` takes."""
     from datasets import load_dataset
     from transformers import PreTrainedTokenizerFast
 
     rows = load_dataset("json", data_files=str(source), split="train", cache_dir=str(folder))
     encode = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer))
-    began = time.perf_counter()
+    began = Took.until_now()
     rows.map(
         lambda batch: {"input_ids": encode(batch["text"])["input_ids"]},
         batched=True,
         num_proc=PROCESSES,
         remove_columns=["text"],
     )
-    return time.perf_counter() - began
+    return Took.until_now() - began
 
 
 SIDES = {"planaria": ours, "datasets.map": theirs}
@@ -112,8 +137,8 @@ def memory_bytes(root: int) -> int:
     return total
 
 
-def measured(side: str, source: Path, tokenizer: Path) -> tuple[float, int]:
-    """Runs a side in a process of its own; returns its seconds, and its memory at most."""
+def measured(side: str, source: Path, tokenizer: Path) -> tuple[Took, int]:
+    """Runs a side in a process of its own; returns what it took, and its memory at most."""
     folder = SCRATCH / "token_ids" / "out"
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, __file__, "--side", side, str(source), str(tokenizer), str(folder)]
@@ -125,7 +150,7 @@ def measured(side: str, source: Path, tokenizer: Path) -> tuple[float, int]:
         assert process.stdout is not None
         said = process.stdout.read().split()
     assert process.returncode == 0, f"{side} failed"
-    return float(said[-1]), most
+    return Took(float(said[-2]), float(said[-1])), most
 
 
 def main() -> None:
@@ -136,23 +161,30 @@ def main() -> None:
     given = parser.parse_args()
     if given.side:
         side, *paths = given.side
-        print(SIDES[side](*map(Path, paths)))
+        took_here = SIDES[side](*map(Path, paths))
+        print(took_here.seconds, took_here.cpu_s)
         return
     source, tokenizer = SCRATCH / "token_ids" / "rows.jsonl", SCRATCH / "token_ids" / "tokenizer.json"
     make(source, given.megabytes * 1_000_000)
     train_tokenizer(tokenizer, VOCABULARY, 10_000_000)
-    took: dict[str, list[float]] = {side: [] for side in SIDES}
+    took: dict[str, list[Took]] = {side: [] for side in SIDES}
     most = dict.fromkeys(SIDES, 0)
+    loads = [os.getloadavg()[0]]
     for _ in range(given.turns):
         for side in SIDES:
-            seconds, memory = measured(side, source, tokenizer)
-            took[side].append(seconds)
+            one, memory = measured(side, source, tokenizer)
+            took[side].append(one)
             most[side] = max(most[side], memory)
-    for side, seconds_of in took.items():
-        rate = given.megabytes / statistics.median(seconds_of)
-        print(f"{side:13} {rate:6.2f} MB/s, {most[side] / 1e6:6.0f} MB of memory at most")
-    ratios = [theirs_s / ours_s for ours_s, theirs_s in zip(*took.values(), strict=True)]
-    print("planaria is so many times as fast, turn by turn:", ", ".join(f"{ratio:.2f}" for ratio in ratios))
+            loads.append(os.getloadavg()[0])
+    print(f"{given.megabytes} MB, {os.cpu_count()} cores, load {min(loads):.1f} to {max(loads):.1f}")
+    for side, all_of in took.items():
+        rate = given.megabytes / statistics.median(one.seconds for one in all_of)
+        of_cpu = given.megabytes / statistics.median(one.cpu_s for one in all_of)
+        memory_mb = most[side] / 1e6
+        print(f"{side:13} {rate:6.2f} MB/s, {of_cpu:6.2f} MB a processor second, {memory_mb:6.0f} MB of memory at most")
+    for what in ("seconds", "cpu_s"):
+        ratios = [getattr(b, what) / getattr(a, what) for a, b in zip(*took.values(), strict=True)]
+        print(f"planaria is so many times as fast, turn by turn ({what}):", ", ".join(f"{one:.2f}" for one in ratios))
 
 
 if __name__ == "__main__":
