@@ -5,6 +5,7 @@ Needs Pillow (`pip install pillow`, or in a clone `pip install -e ".[images]"`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from planaria.data.reading.sources import DataError
 from planaria.job.data_settings import OnBadRow
 
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+_LOOKED_AT_ONCE = 1024
 
 
 class ImageFolder:
@@ -52,28 +54,28 @@ class ImageFolder:
     ) -> None:
         self.classes = sorted(one.name for one in path.iterdir() if one.is_dir()) if path.is_dir() else []
         found = [
-            (at, number, file)
-            for number, name in enumerate(self.classes)
-            for at, file in enumerate(sorted(one for one in (path / name).rglob("*") if _is_image(one)))
+            (at, number, name)
+            for number, of_class in enumerate(self.classes)
+            for at, name in enumerate(_image_names(path / of_class))
         ]
         if not found:
             kinds = ", ".join(sorted(_SUFFIXES))
             raise DataError(f"data.config.path = {str(path)!r} has no folders of images ({kinds}), one for each class.")
         self._size, self._flip = size, flip
         self._mean, self._std = (torch.tensor(one).view(3, 1, 1) for one in (mean, std))
-        with ThreadPoolExecutor() as pool:
-            reasons = list(pool.map(lambda one: _reason(one[-1]), found))
-        bad = [(file, reason) for (*_, file), reason in zip(found, reasons, strict=True) if reason]
+        found.sort()
+        bad = _bad([name for *_, name in found])
         if bad and on_bad_row is OnBadRow.REFUSE:
-            raise _cannot_read(*bad[0])
-        self._images = sorted(one for one, reason in zip(found, reasons, strict=True) if not reason)
-        self.bad_rows = (len(bad), f"{bad[0][0]}: {bad[0][1]}" if bad else "")
+            raise _cannot_read(*next(iter(bad.items())))
+        self._names = [name for *_, name in found if name not in bad]
+        self._labels = np.array([number for _, number, name in found if name not in bad])
+        self.bad_rows = (len(bad), ": ".join(next(iter(bad.items()), ())))
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self._names)
 
     def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        _, label, path = self._images[number]
+        path = self._names[number]
         try:
             with _image().open(path) as opened:
                 pixels = self._square(opened.convert("RGB"))
@@ -82,7 +84,7 @@ class ImageFolder:
         values = (torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 - self._mean) / self._std
         if self._flip and torch.rand(()) < 0.5:
             values = values.flip(-1)
-        return {"pixel_values": values.contiguous(), "labels": torch.tensor(label)}
+        return {"pixel_values": values.contiguous(), "labels": torch.tensor(int(self._labels[number]))}
 
     def _square(self, image: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
         ratio = self._size / min(image.size)
@@ -112,11 +114,28 @@ def _image() -> Any:
     return Image
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in _SUFFIXES and path.is_file()
+def _image_names(folder: Path) -> list[str]:
+    """Returns the paths of all images below a folder, in order: texts, which are small where there are many."""
+    found = [
+        os.path.join(at, name)
+        for at, _, names in os.walk(folder)
+        for name in names
+        if os.path.splitext(name)[1].lower() in _SUFFIXES and os.path.isfile(os.path.join(at, name))
+    ]
+    return sorted(found, key=lambda name: name.split(os.sep))
 
 
-def _reason(path: Path) -> str:
+def _bad(names: Sequence[str]) -> dict[str, str]:
+    """Returns the images that cannot be read, and why."""
+    bad: dict[str, str] = {}
+    with ThreadPoolExecutor() as pool:
+        for first in range(0, len(names), _LOOKED_AT_ONCE):
+            some = names[first : first + _LOOKED_AT_ONCE]
+            bad.update((name, reason) for name, reason in zip(some, pool.map(_reason, some), strict=True) if reason)
+    return bad
+
+
+def _reason(path: str) -> str:
     """Returns why an image cannot be read, by its beginning; "": it may be."""
     try:
         with _image().open(path) as opened:
@@ -126,7 +145,7 @@ def _reason(path: Path) -> str:
     return ""
 
 
-def _cannot_read(path: Path, reason: str) -> DataError:
+def _cannot_read(path: str, reason: str) -> DataError:
     return DataError(
         f"image {path} cannot be read ({reason}). Make it again, or set data.config.on_bad_row = "
         f'"{OnBadRow.SKIP.value}", which leaves out and counts what is broken at its beginning.'
