@@ -15,10 +15,12 @@ from typing import Any
 import msgspec
 import torch
 
-from planaria.checkpoint.manifest import MANIFEST, PARAMETER, read_manifest
+from planaria.checkpoint.manifest import MANIFEST, PARAMETER, newest_in_store, place_of, read_manifest
 from planaria.checkpoint.state import GroupState
+from planaria.checkpoint.store import GroupTensors, Place, store_at
 from planaria.job.errors import UserError
 from planaria.job.settings import TrainSection
+from planaria.job.values import is_url
 from planaria.model.model import Model
 from planaria.model.training.optimizer import optimizer_of
 
@@ -35,7 +37,7 @@ class Start(ABC):
         folder: where it lies, whatever else is saved later on.
     """
 
-    def __init__(self, field: str, folder: Path) -> None:
+    def __init__(self, field: str, folder: Place) -> None:
         self.field = field
         self.folder = folder
 
@@ -111,7 +113,7 @@ class Start(ABC):
 class _OfRun(Start):
     """A checkpoint of Planaria's."""
 
-    def __init__(self, field: str, folder: Path, *, verify: bool) -> None:
+    def __init__(self, field: str, folder: Place, *, verify: bool) -> None:
         super().__init__(field, folder)
         try:
             self._manifest = read_manifest(folder, verify=verify)
@@ -120,33 +122,34 @@ class _OfRun(Start):
 
     @property
     def steps(self) -> int:
-        job = self.folder.resolve().parents[1] / "job.json"
+        return self._manifest.step + (self._manifest.start_steps or self._start_steps)
+
+    @property
+    def _start_steps(self) -> int:
+        """Steps that the optimizer had made before the run, as its folder says: earlier manifests do not."""
+        if is_url(str(self.folder)):
+            return 0
+        job = Path(self.folder).resolve().parents[1] / "job.json"
         before = msgspec.json.decode(job.read_bytes()) if job.is_file() else {}
-        return self._manifest.step + int(before.get("train", {}).get("start_steps", 0))
+        return int(before.get("train", {}).get("start_steps", 0))
 
     @cached_property
-    def _files(self) -> dict[str, tuple[Path, tuple[int, ...]]]:
-        """The file and the shape of each value."""
-        from safetensors import safe_open
-
-        found: dict[str, tuple[Path, tuple[int, ...]]] = {}
+    def _files(self) -> dict[str, GroupTensors]:
+        """The file of each value."""
+        found: dict[str, GroupTensors] = {}
+        store = store_at(self.folder)
         for entry in self._manifest.groups:
-            path = self.folder / entry.file
-            with safe_open(path, framework="pt") as file:
-                found |= {key: (path, tuple(file.get_slice(key).get_shape())) for key in file.keys()}  # noqa: SIM118
+            tensors = store.tensors(entry.file)
+            found |= dict.fromkeys(tensors.keys(), tensors)
         return found
 
     def _shape(self, kind: str, name: str) -> tuple[int, ...] | None:
         found = self._files.get(f"{kind}/{name}")
-        return None if found is None else found[1]
+        return None if found is None else found.get_shape(f"{kind}/{name}")
 
     def _read(self, kind: str, name: str) -> torch.Tensor:
-        from safetensors import safe_open
-
-        path, _ = self._files[f"{kind}/{name}"]
-        with safe_open(path, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(f"{kind}/{name}")
-        return tensor
+        key = f"{kind}/{name}"
+        return torch.from_numpy(self._files[key].get_tensor(key))
 
 
 class _OfTorch(Start):
@@ -215,6 +218,8 @@ def start_of(train: TrainSection, *, verify: bool = False) -> Start | None:
     if not train.start_from:
         return None
     path, field = Path(train.start_from), f"train.start_from = {train.start_from!r}"
+    if is_url(train.start_from):
+        return _OfRun(field, _newest_in_store(field, train.start_from.rstrip("/")), verify=verify)
     if (path / MANIFEST).is_file():
         return _OfRun(field, path, verify=verify)
     if (path / "checkpoints").is_dir():
@@ -231,16 +236,25 @@ def start_of(train: TrainSection, *, verify: bool = False) -> Start | None:
     )
 
 
-def _newest(field: str, root: Path) -> Path:
+def _newest_in_store(field: str, url: str) -> Place:
+    """Returns the checkpoint that a URL names, or the newest one under it."""
+    try:
+        return newest_in_store(url)
+    except OSError as error:
+        raise UserError(f"{field} cannot be read: {error.strerror or error}. Check the URL and the network.") from None
+
+
+def _newest(field: str, root: Path) -> Place:
     """Returns the newest checkpoint of a run that is whole."""
     complaints = []
     for folder in sorted(root.glob("step-*"), reverse=True):
+        place = place_of(folder)
         try:
-            read_manifest(folder)
+            read_manifest(place)
         except UserError as error:
             complaints.append(str(error))
         else:
-            return folder
+            return place
     why = f": {'; '.join(complaints)}" if complaints else ""
     raise UserError(f"{field} has no checkpoint that is whole{why}. {_ANOTHER}")
 

@@ -35,6 +35,7 @@ from planaria.job.values import (
     is_dataset,
     is_function,
     is_reference,
+    is_url,
     path,
     positive,
     refuse,
@@ -312,6 +313,11 @@ def _check_run(run: RunSection) -> None:
     if run.checkpoint_every_s is not None:
         at_least("run.checkpoint_every_s", run.checkpoint_every_s, 0)
     at_least("run.keep_checkpoints", run.keep_checkpoints, 1)
+    if run.checkpoint_folder and not is_url(run.checkpoint_folder):
+        refuse(
+            "run.checkpoint_folder", run.checkpoint_folder, "is not a URL",
+            "Write for instance s3://bucket/folder, or leave it out: then they are in the run folder.",
+        )  # fmt: skip
     for callback in run.callbacks:
         function("run.callbacks", callback)
 

@@ -385,6 +385,8 @@ class RunSection(Section, frozen=True):
             seldom that checkpoints take 1% of the time by what they cost as measured, at least every 15 minutes.
         checkpoint_every_s: seconds between checkpoints; 0: as checkpoint_every = 0. With both set, whichever is first.
         keep_checkpoints: how many of the newest stay.
+        checkpoint_folder: a URL under which checkpoints are written, in a folder of the run's name: s3://bucket/folder,
+            or another that fsspec knows; "": in the run folder. See docs/howto/resume-and-save.md.
         callbacks: functions, each "module:function" (record, run), that are called with each record of the run; see
             docs/howto/callbacks.md.
     """
@@ -394,6 +396,7 @@ class RunSection(Section, frozen=True):
     checkpoint_every: int | None = None
     checkpoint_every_s: float | None = None
     keep_checkpoints: int = 2
+    checkpoint_folder: str = ""
     callbacks: tuple[str, ...] = ()
 
     @property
@@ -401,6 +404,11 @@ class RunSection(Section, frozen=True):
         """Whether some are written on the way, whatever happens."""
         is_automatic = self.checkpoint_every is None and self.checkpoint_every_s is None
         return is_automatic or bool(self.checkpoint_every or self.checkpoint_every_s)
+
+    @property
+    def checkpoints_url(self) -> str:
+        """Where the run's checkpoints are written; "": in its folder."""
+        return f"{self.checkpoint_folder.rstrip('/')}/{self.name}" if self.checkpoint_folder else ""
 
 
 class ObserveSection(Section, frozen=True):

@@ -64,10 +64,15 @@ def text(field: str, value: str) -> None:
         refuse(field, value, "is empty or has a NUL character", "Give a text, or leave the line out.")
 
 
+def is_url(value: str) -> bool:
+    """Returns whether a path is a URL."""
+    return _URL.match(value) is not None
+
+
 def path(field: str, value: str) -> None:
     """Refuses a URL: what lies elsewhere is not fetched."""
     text(field, value)
-    if _URL.match(value):
+    if is_url(value):
         refuse(
             field, value, "is a URL, and only files of this machine are read and written",
             "Copy it here (hf download, aws s3 sync, gsutil rsync, curl -O), or mount it, and give its path.",

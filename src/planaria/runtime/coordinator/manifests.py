@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import queue
-import shutil
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
+from planaria.checkpoint.manifest import discard
 from planaria.protocol.messages.events import Discard, ManifestFailed, ManifestWritten, WriteManifest
 
 
@@ -44,7 +44,7 @@ class ManifestWriter:
         while True:
             command = self._orders.get()
             if isinstance(command, Discard):
-                shutil.rmtree(command.folder, ignore_errors=True)
+                discard(command.folder)
                 continue
             began = time.monotonic()
             try:

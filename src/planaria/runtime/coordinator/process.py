@@ -18,7 +18,15 @@ from pathlib import Path
 
 import msgspec
 
-from planaria.checkpoint.manifest import link_checkpoint, retain, step_folder, write_manifest
+from planaria.checkpoint.manifest import (
+    expect_checkpoint,
+    forget_checkpoint,
+    known_places,
+    link_checkpoint,
+    retain,
+    step_folder,
+    write_manifest,
+)
 from planaria.estimate.restore_time import Storage
 from planaria.job.errors import UserError
 from planaria.job.history import schedule_ends
@@ -121,6 +129,7 @@ class _Coordinating:
         self._job = settings.job
         self._folder = RunFolder(Path(settings.folder))
         self._history = settings.history
+        self._own_places = known_places(self._folder.checkpoints)
         self._link = link
         self._begin = begin
         self._layers = tuple(group.layers for group in profile.groups)
@@ -189,23 +198,35 @@ class _Coordinating:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _write_manifest(self, command: WriteManifest) -> None:
-        folder, root = Path(command.folder), self._folder.checkpoints
-        write_manifest(
-            folder,
-            step=command.step,
-            job_fingerprint=job_fingerprint(self._job),
-            exponents=command.exponents,
-            saved=command.groups,
-            layers=self._layers,
-            history=self._history,
-        )
-        if folder.parent != root:  # the user named another place for it
+        place, root = command.folder, self._folder.checkpoints
+        expect_checkpoint(root, place)
+        try:
+            write_manifest(
+                place,
+                step=command.step,
+                job_fingerprint=job_fingerprint(self._job),
+                exponents=command.exponents,
+                saved=command.groups,
+                layers=self._layers,
+                history=self._history,
+                start_steps=self._job.train.start_steps,
+                replaces=place in self._own_places,
+            )
+        except FileExistsError:
+            forget_checkpoint(root, place)
+            raise
+        except OSError:
+            self._own_places.add(place)  # it may have come through without an answer
+            raise
+        self._own_places.add(place)
+        own = step_folder(root, command.step)
+        if place != str(own):  # it lies elsewhere
             try:
-                link_checkpoint(root, folder)
+                link_checkpoint(root, place)
             except OSError as error:
-                log.warning("%s cannot lead to %s: %s", root / folder.name, folder, error)
+                log.warning("%s cannot lead to %s: %s", own, place, error)
         best = None if command.best is None else step_folder(root, command.best)
-        retain(root, self._job.run.keep_checkpoints, root / folder.name, best)
+        retain(root, self._job.run.keep_checkpoints, own, best, self._job.run.checkpoints_url)
 
 
 def _planner(job: Job, profile: ModelProfile, most_bytes: int = 0) -> Planner:
@@ -229,7 +250,7 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
         num_nodes=job.cluster.nodes,
         devices_per_node=job.cluster.devices_per_node,
         num_groups=len(profile.groups),
-        checkpoint_root=str(RunFolder(Path(settings.folder)).checkpoints),
+        checkpoint_root=job.run.checkpoints_url or str(RunFolder(Path(settings.folder)).checkpoints),
         checkpoint_every=job.run.checkpoint_every,
         checkpoint_every_s=job.run.checkpoint_every_s,
         keep_checkpoints=job.run.keep_checkpoints,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-from planaria.checkpoint.manifest import PARAMETER, Manifest, newest, read_manifest, step_folder
+from planaria.checkpoint.manifest import PARAMETER, Manifest, newest, place_of, read_manifest, step_folder
 from planaria.checkpoint.state import read_group, read_parameters
+from planaria.checkpoint.store import Place
 from planaria.data.export import export_tokenizer
 from planaria.data.job_data import token_folders
 from planaria.data.tokenizer import BYTES, Tokenizer, load_tokenizer
@@ -30,7 +31,7 @@ def _tokenizer(job: Job, folder: RunFolder) -> tuple[Path | None, Tokenizer]:
     return path / TOKENIZER if path.is_dir() else path, tokenizer
 
 
-def _opened(run: Path, step: int | None) -> tuple[Job, Path, Manifest]:
+def _opened(run: Path, step: int | None) -> tuple[Job, Place, Manifest]:
     """Returns a run's job, and a checkpoint of it with its manifest."""
     folder = RunFolder.open(run)
     job = job_from_json(folder.job.read_bytes())
@@ -39,10 +40,11 @@ def _opened(run: Path, step: int | None) -> tuple[Job, Path, Manifest]:
     if step is None:
         checkpoint, manifest, _ = newest(folder.checkpoints)
         return job, checkpoint, manifest
-    checkpoint = step_folder(folder.checkpoints, step)
-    if not checkpoint.is_dir():
+    own = step_folder(folder.checkpoints, step)
+    if not own.is_dir():
         there = ", ".join(sorted(str(int(path.name[5:])) for path in folder.checkpoints.glob("step-*"))) or "none"
         raise UserError(f"--step {step}: run folder {run} has no checkpoint of it (there are: {there}).")
+    checkpoint = place_of(own)
     return job, checkpoint, read_manifest(checkpoint)
 
 

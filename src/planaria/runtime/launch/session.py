@@ -10,7 +10,7 @@ from planaria.runtime.launch.training.ending import result_of
 from planaria.runtime.launch.training.profiling import keep_named, measure
 from planaria.runtime.launch.training.request import TrainRequest, checked
 from planaria.runtime.launch.training.result import TrainResult
-from planaria.runtime.launch.training.resumption import resumed
+from planaria.runtime.launch.training.resumption import check_store, resumed
 from planaria.runtime.launch.training.run import run
 from planaria.runtime.nodes.local_nodes import LocalNodes
 
@@ -26,6 +26,7 @@ def train_job(request: TrainRequest, nodes: LocalNodes | None = None) -> TrainRe
         UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
     """
     request = checked(request)
+    check_store(request)
     resumption = resumed(request)
     keep_named(request)
     log = request.folder.logs / "launcher.log"

@@ -6,7 +6,6 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from planaria.checkpoint.state import GroupState, write_group
 from planaria.plan.plan import WorkerId
@@ -18,7 +17,7 @@ def write(save: Save, worker: WorkerId, states: Mapping[int, GroupState]) -> Sav
     prevents it: training goes on, and the coordinator says why the checkpoint is missing."""
     try:
         groups = tuple(
-            write_group(Path(save.folder), group, f"{worker}-{save.serial}", states[group]) for group in save.groups
+            write_group(save.folder, group, f"{worker}-{save.serial}", states[group]) for group in save.groups
         )
     except OSError as error:
         return save.failed(f"{save.folder}: {error.strerror or error}")

@@ -12,6 +12,7 @@ import msgspec
 
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
+from planaria.job.values import is_url
 from planaria.plan.quantities import count
 from planaria.protocol.messages.records import Restored, RunEnded, StepCommitted, StepSkipped
 from planaria.protocol.messages.user import Answer, RunState, Wish
@@ -188,9 +189,11 @@ def policy(run: Path | Address, *, as_json: bool) -> str:
     return "\n".join(lines)
 
 
-def save(run: Path | Address, folder: Path | None) -> str:
+def save(run: Path | Address, folder: str | Path | None) -> str:
     """Saves the run's state. Raises UserError where it cannot be saved there."""
-    wanted = "" if folder is None else str(folder.resolve() if isinstance(run, Path) else folder)
+    wanted = "" if folder is None else str(folder)
+    if wanted and isinstance(run, Path) and not is_url(wanted):
+        wanted = str(Path(wanted).resolve())
     return _ask(run, Wish.SAVE, folder=wanted, timeout_s=None).text
 
 

@@ -117,12 +117,12 @@ def policy(run: Path | Address, name: str | None, as_json: bool) -> int:
 
 @click.command()
 @_of_run
-@click.option("--to", "folder", type=click.Path(path_type=Path), help="Where; default: with the run's checkpoints.")
-def save(run: Path | Address, folder: Path | None) -> int:
+@click.option("--to", "folder", help="A folder or a URL; default: with the run's checkpoints.")
+def save(run: Path | Address, folder: str | None) -> int:
     """Save the state of a RUN that is under way, and wait until it is on disk.
 
-    With --to it is written under another folder, which every node must see: for a run that cannot end because its own
-    disk is full, for instance. RUN finds it there when it is resumed or exported.
+    With --to it is written under another folder, which every node must see, or under a URL: for a run that cannot end
+    because its own disk is full, for instance. RUN finds it there when it is resumed or exported.
     """
     from planaria.ui.cli import live
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from signal import Signals
 
 import msgspec
@@ -69,8 +68,7 @@ def result_of(outcome: RunOutcome) -> TrainResult:
         ended = msgspec.structs.replace(ended, status=RunStatus.INTERRUPTED, message=message)
     saved, digest = outcome.checkpoint, None
     if saved is not None and saved.step == ended.steps:
-        folder = Path(saved.folder)
-        digest = weights_sha256(folder, read_manifest(folder, verify=False))
+        digest = weights_sha256(saved.folder, read_manifest(saved.folder, verify=False))
     result = finish_run(outcome.recorder, outcome.observers, outcome.folder, ended, outcome.last, digest)
     return replace(result, signal=outcome.signal if ended.status is RunStatus.INTERRUPTED else None)
 

@@ -63,7 +63,8 @@ def job_folder(job: Job, name: str, *, resume: bool) -> Iterator[JobFolder]:
             start = start_of(job.train, verify=True)
             assert start is not None
             # The checkpoint itself: a run that still goes on has a newer one by the time others look.
-            job = _with_start(job, str(start.folder.absolute()), start.steps if job.train.start_optimizer else 0)
+            place = start.folder.absolute() if isinstance(start.folder, Path) else start.folder
+            job = _with_start(job, str(place), start.steps if job.train.start_optimizer else 0)
         folder = RunFolder.create(job.run.folder, name)
     recorded = _size(folder.events)
     with claimed(folder.claim):

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from planaria.checkpoint.manifest import newest
 from planaria.checkpoint.numerics import NUMERICS_VERSION
+from planaria.checkpoint.store import check_writable, has_checkpoints
 from planaria.data.job_data import token_identity
 from planaria.data.tokens import read_about
 from planaria.job.errors import UserError
@@ -67,6 +68,24 @@ class Resumption:
                 f"data.source: {told}: every later sample would be another. Restore the data, go on with these by "
                 "--accept-changed-data, or start a new run by --name NAME."
             )
+
+
+def check_store(request: TrainRequest) -> None:
+    """Checks the store that run.checkpoint_folder names, before anything is trained.
+
+    Raises:
+        UserError: it cannot be written, or has checkpoints of another run of this name.
+    """
+    run = request.job.run
+    if not run.checkpoints_url:
+        return
+    named = f"run.checkpoint_folder = {run.checkpoint_folder!r}"
+    check_writable(run.checkpoints_url, named)
+    if not request.resume and has_checkpoints(run.checkpoints_url):
+        raise UserError(
+            f"{named}: checkpoints of a run named {run.name} are there already, under {run.checkpoints_url}. Choose "
+            "another name by --name NAME, or remove them."
+        )
 
 
 def resumed(request: TrainRequest) -> Resumption | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -71,7 +70,7 @@ class StateTransfer(StateTransfers[Replica]):
         if any(self._worker in (transfer.source, transfer.target) for transfer in message.plan.transfers):
             self._faults.check("transfer", message.step)
         if message.source is StateSource.CHECKPOINT:
-            self._manifest = read_manifest(Path(message.folder), verify=False)
+            self._manifest = read_manifest(message.folder, verify=False)
             self._pace.read(_read_by_node(message.plan, self._worker))
         super().begin(message, forgets=forgets)
 
@@ -98,7 +97,7 @@ class StateTransfer(StateTransfers[Replica]):
             self._holdings.initialise(replica, group)
         else:
             assert self._manifest is not None
-            replica.load_named(read_group(Path(message.folder), self._manifest, group), message.step - 1)
+            replica.load_named(read_group(message.folder, self._manifest, group), message.step - 1)
         self._heartbeat.advance()
 
     def _send(self, transfer: Transfer, key: Key) -> None:
