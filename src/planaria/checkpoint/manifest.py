@@ -5,6 +5,7 @@ A checkpoint knows nothing of plans: any plan can write one, and any other can r
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 from pathlib import Path
@@ -282,7 +283,10 @@ def expect_checkpoint(root: Path, place: Place) -> None:
 
 def forget_checkpoint(root: Path, place: Place) -> None:
     """Takes back what `expect_checkpoint` noted: another's is there."""
-    (root / _name(place) / (ELSEWHERE + _PART)).unlink(missing_ok=True)
+    link = root / _name(place)
+    (link / (ELSEWHERE + _PART)).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # a folder of this name that has something in it stays
+        link.rmdir()
 
 
 def link_checkpoint(root: Path, place: Place) -> None:

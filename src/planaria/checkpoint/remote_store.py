@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -69,8 +70,11 @@ class RemoteStore:
         return f"-{uuid.uuid4().hex[:12]}"
 
     def write(self, name: str, data: bytes) -> None:
-        self._try(f"write {name}", lambda: self._call("pipe_file", self._path(name), data, size_bytes=len(data)))
-        found = self._size(name)
+        self._try(f"write {name}", lambda: self._put(name, data))
+
+    def _put(self, name: str, data: bytes) -> None:
+        self._call("pipe_file", self._path(name), data, size_bytes=len(data))
+        found = int(self._call("info", self._path(name))["size"])
         if found != len(data):
             raise StoreError(errno.EIO, f"{name} has {found} bytes there, and {len(data)} were written")
 
@@ -151,11 +155,12 @@ class RemoteStore:
 
     def remove(self) -> None:
         try:
-            self._try("remove", lambda: self._call("rm", self._path(""), recursive=True))
-        except FileNotFoundError:
-            pass
+            found = self._try("list", lambda: self._call("find", self._path("")))
+            # One by one: lists are expanded, and a name may have what a pattern has. The last one written goes first.
+            for path in sorted(map(str, found), key=lambda path: (not path.endswith(".json"), path)):
+                self._try("remove", partial(self._call, "rm_file", path))
         except OSError as error:
-            log.warning("%s cannot be removed: %s", self._url, error)
+            log.warning("%s cannot be removed: %s", self._url, _line(error))
 
     def delete(self, name: str) -> None:
         self._try(f"remove {name}", lambda: self._call("rm_file", self._path(name)))
