@@ -37,7 +37,8 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     },
 }
 """For each kind of URL: what its file system is told. Retries are ours alone."""
-_EXTRAS: Final = {"s3": "planaria[s3]", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+_S3FS = 's3fs (in a clone: pip install -e ".[s3]")'
+_EXTRAS: Final = {"s3": _S3FS, "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 _FINAL: Final = (FileNotFoundError, PermissionError, FileExistsError, NotImplementedError, ValueError, TypeError)
 """Errors that another attempt does not change."""
 _DTYPES: Final = {
@@ -224,7 +225,7 @@ def _opened(url: str) -> tuple[Any, str]:
         system, root = url_to_fs(url, use_listings_cache=False, **_OPTIONS.get(kind, {}))
     except ImportError as error:
         package = _EXTRAS.get(kind)
-        remedy = f'Install it: pip install "{package}".' if package else _line(error)
+        remedy = f"Install it: pip install {package}." if package else _line(error)
         raise UserError(f"{url}: what reads {kind}:// is not installed. {remedy}") from None
     except ValueError as error:
         raise UserError(f"{url}: {_line(error)}. Give a URL that fsspec knows, as s3://bucket/folder.") from None
