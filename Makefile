@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test proof lint style format docs bench papers chaos dst clean
+.PHONY: help demo test test-engines proof lint style format docs bench papers chaos dst clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,15 @@ proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, sim
 	$(BIN)/python -m pytest tests/runtime/observers
 	$(MAKE) dst SEEDS=1000 FIRST=200000
 	$(MAKE) chaos SECONDS=60
+
+test-engines: $(VENV)/.installed-dev ## a job on a real SLURM of this machine (Debian's, installed where that can be)
+	@if command -v slurmctld > /dev/null; then true; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy slurm-wlm; \
+	else \
+		echo "slurm-wlm is not installed, and cannot be here: the engines' tests are left out"; \
+	fi
+	$(BIN)/python -m pytest -m engines tests/engines
 
 lint: style ## linters, types and import rules
 	$(BIN)/mypy

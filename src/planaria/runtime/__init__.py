@@ -1,6 +1,7 @@
 """Everything that does I/O: processes, sockets, files, devices. What is decided is decided in `planaria.protocol`.
 
-- `launch/`: a training run from job to result; `nodes/`: processes and agents that are a job's nodes.
+- `engines/`: what starts agents on a cluster; `launch/`: a training run from job to result.
+- `nodes/`: processes and agents that are a job's nodes.
 - `coordinator/`: the server around the machine; `measure/`: profiles, measured with the worker's own compute.
 - `worker/`: a worker process; `wire/`: frames, sockets and connections.
 - `run_folder/`: what lies where in runs/NAME, and records as text; `progress/`: a run on a terminal;
@@ -9,5 +10,5 @@
 - `machine_limits`: most workers, open files, shared cores; `interrupts`: Ctrl-C and other signals.
 - `thresholds`: timeouts, sizes of messages, numbers of processes, and what they were measured on.
 
-Imports run from launch down to wire.
+Imports run from engines down to wire.
 """

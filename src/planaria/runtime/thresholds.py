@@ -323,3 +323,23 @@ between namespaces, on 2 cores with a load of 8."""
 
 PROBE_ANSWER_WITHIN_S = 1.0
 """Seconds that the other end of a probe may be silent. Not measured."""
+
+# Engines
+
+ENGINE_POLL_S = 5.0
+"""Seconds between two looks at an engine's tasks, and that a run may take to say how many nodes it has. Not
+measured."""
+
+ENGINE_COMMAND_S = 60.0
+"""Seconds that a command of an engine may take. Not measured."""
+
+LONGEST_REPLACEMENT_S = 300.0
+"""Longest pause in seconds before a task that is lost again and again is started once more; from 2 s on it doubles.
+Not measured."""
+
+RELEASED_FOR_S = 60.0
+"""Seconds between two requests that an engine start a task which it holds back: its scheduler may take as long. Not
+measured."""
+
+MOST_FRUITLESS_STARTS = 5
+"""Starts of a coordinator, one after the other, that bring no new checkpoint. Not measured."""

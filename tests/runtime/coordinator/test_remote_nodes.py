@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from planaria.runtime.coordinator.remote_nodes import (
     agents_of,
     call_agents,
     check_token,
-    reachable,
+    named,
     read_token,
     share,
     write_token,
@@ -79,9 +80,9 @@ def test_the_command_for_each_node_can_be_copied(tmp_path: Path) -> None:
     assert "0.0.0.0" not in call_agents(make_job(), folder, "0.0.0.0:29400").text
 
 
-def test_where_this_machine_finds_the_coordinator() -> None:
-    assert reachable("0.0.0.0:1") == "127.0.0.1:1"
-    assert reachable("10.0.0.1:1") == "10.0.0.1:1"
+def test_where_every_host_finds_the_coordinator() -> None:
+    assert named("0.0.0.0:1") == f"{socket.gethostname()}:1"
+    assert named("10.0.0.1:1") == "10.0.0.1:1"
 
 
 def test_only_a_job_that_says_so_waits_for_agents(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from planaria.job.errors import UserError
 from planaria.job.faults import Fault
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.registry import Launcher
-from planaria.job.settings import AUTO_MODEL, LOOPBACK, Job
+from planaria.job.settings import AUTO_MODEL, Job
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.agent import Welcome
 from planaria.protocol.messages.records import Note
@@ -115,15 +115,9 @@ def share(folder: RunFolder, token: str, mark: str, address: str) -> None:
 
 
 def named(address: str) -> str:
-    """Returns where other hosts find a coordinator that listens at `address`."""
+    """Returns where any host finds a coordinator that listens at `address`."""
     host, _, port = address.rpartition(":")
     return f"{socket.gethostname() if host == ANY_ADDRESS else host}:{port}"
-
-
-def reachable(address: str) -> str:
-    """Returns where a process of this machine finds a coordinator that listens at `address`."""
-    host, _, port = address.rpartition(":")
-    return f"{LOOPBACK if host == ANY_ADDRESS else host}:{port}"
 
 
 def call_agents(job: Job, folder: RunFolder, address: str) -> Note:

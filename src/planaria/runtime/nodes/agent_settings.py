@@ -54,9 +54,9 @@ class AgentSettings:
         """Returns "host:port" of the coordinator, as the file says it now. Raises OSError where it says none."""
         if self.address_file is None:
             return self.coordinator
-        text = self.address_file.read_text(errors="replace").strip()
+        text = self.address_file.read_text(errors="replace").strip() if self.address_file.exists() else ""
         if not is_address(text):
-            raise OSError(f"{self.address_file} holds no HOST:PORT yet")
+            raise OSError("the file does not say yet where it is")
         return text
 
 

@@ -22,6 +22,7 @@ from planaria.runtime.interrupts import Interrupted
 from planaria.runtime.progress.output import OutputClosed
 from planaria.ui.cli.folder_commands import list_runs, logs, trace_steps
 from planaria.ui.cli.host_commands import agent, certificates
+from planaria.ui.cli.launch_commands import attend, launch
 from planaria.ui.cli.live_commands import add, drain, policy, save, status, stop
 from planaria.ui.cli.options import (
     EXIT_EXHAUSTED,
@@ -51,7 +52,7 @@ class _Planaria(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns the commands in the order in which they are needed, as they stand below."""
-        return list(self.commands)
+        return [name for name, command in self.commands.items() if not command.hidden]
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Resolves a command as click does; where there is none, says what was probably meant."""
@@ -258,10 +259,9 @@ def export(run: Path, target: Path, step: int | None, form: str, adapters: bool)
 
 
 LIVE = (status, add, drain, policy, save, stop)
-START = (init, doctor)
+START = (init, doctor, train, agent, certificates, launch, attend)
 FOLDERS = (list_runs, logs, trace_steps)
-HOSTS = (agent, certificates)
-for command in (*START, train, *HOSTS, plan, profile, simulate, *FOLDERS, *LIVE, export, trace, drill, compare):
+for command in (*START, plan, profile, simulate, *FOLDERS, *LIVE, export, trace, drill, compare):
     cli.add_command(command)
 
 

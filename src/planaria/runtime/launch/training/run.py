@@ -19,7 +19,7 @@ from planaria.protocol.planning.failure_rate import Watched
 from planaria.runtime.component_settings import node_settings
 from planaria.runtime.coordinator.client import Contact
 from planaria.runtime.coordinator.executor import Observer
-from planaria.runtime.coordinator.remote_nodes import call_agents, network_warnings, reachable, share
+from planaria.runtime.coordinator.remote_nodes import call_agents, named, network_warnings, share
 from planaria.runtime.coordinator.settings import CoordinatorSettings
 from planaria.runtime.interrupts import interrupts
 from planaria.runtime.launch.callbacks import Callbacks, LiveRun
@@ -63,7 +63,7 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes) -> Iterator[Run
         listen(job.cluster.host, job.cluster.port) as listener,
     ):
         address = f"{job.cluster.host}:{listener.getsockname()[1]}"
-        contact = Contact(address=reachable(address), token=token, tls=job.cluster.tls)
+        contact = Contact(address=named(address), token=token, tls=job.cluster.tls)
         supervisor = told.supervisor = Supervisor(
             nodes,
             _settings(request, data, token, mark, watched, recorder),

@@ -1,0 +1,132 @@
+"""`planaria launch`: a job on an engine that runs a cluster. Reads arguments, shows what was started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from planaria.ui.cli.options import JOB_FILE, set_option
+
+AGENTS = ('cluster.launcher="agents"', 'cluster.host="0.0.0.0"')
+
+
+@click.group()
+def launch() -> None:
+    """Start a job on a cluster's engine: a coordinator, and an agent on each node."""
+
+
+@launch.command()
+@click.argument("job", type=JOB_FILE)
+@click.option("--nodes", type=click.IntRange(min=1), required=True, help="Nodes that train.")
+@click.option("--spares", type=click.IntRange(min=0), default=0, show_default=True, help="Nodes that take over.")
+@click.option("--partition", default="", metavar="NAME", help="SLURM's partition.  [default: SLURM's]")
+@click.option("--time", "limit", default="", metavar="TIME", help="Time limit of each job, as sbatch takes it.")
+@click.option(
+    "--notice", "notice_s", type=click.IntRange(min=1), default=120, show_default=True, metavar="SECONDS",
+    help="So long before the time limit work is handed over, and the run is saved and queued again.",
+)  # fmt: skip
+@click.option(
+    "--give-up", "give_up_s", type=click.FloatRange(min=0, min_open=True), default=86400.0, show_default=True,
+    metavar="SECONDS", help="An agent ends when it has heard nothing from the coordinator for so long.",
+)  # fmt: skip
+@click.option(
+    "--sbatch", "agent_options", multiple=True, metavar="OPTION",
+    help="An option of sbatch for the agents, as --sbatch=--gres=gpu:8. May be given several times.",
+)  # fmt: skip
+@click.option("--name", metavar="NAME", help="Name of the run, and of its folder.  [default: the job file's]")
+@set_option
+@click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
+@click.option("--print", "prints", is_flag=True, help="Print the two scripts. Nothing is written or submitted.")
+def slurm(
+    job: Path,
+    nodes: int,
+    spares: int,
+    partition: str,
+    limit: str,
+    notice_s: int,
+    give_up_s: float,
+    agent_options: tuple[str, ...],
+    name: str | None,
+    overrides: tuple[str, ...],
+    resume: bool,
+    prints: bool,
+) -> int:
+    """Train JOB on SLURM: a job for the coordinator, and an array of agents, one a node; see docs/howto/slurm.md.
+
+    A task that dies is started again, and a spare takes over at once. Notices of time limits and preemptions drain a
+    node. A coordinator that is requeued goes on. Submits, and returns.
+
+    \b
+    Example:
+      planaria launch slurm job.toml --nodes 16 --spares 2 --partition gpu --time 12:00:00 --sbatch=--gres=gpu:8
+    """
+    from planaria import api
+    from planaria.job.checks import check_name
+    from planaria.job.errors import UserError
+    from planaria.runtime.engines import slurm as engine
+    from planaria.runtime.engines.launch_folder import Launch, LaunchFolder
+    from planaria.runtime.engines.slurm_scripts import SlurmOptions
+
+    if name is not None:
+        check_name("--name", name)
+    overrides = (*overrides, *AGENTS, f"cluster.nodes={nodes}")
+    parsed = api.load_job(job, overrides)
+    directory = os.getcwd()
+    made = Launch(
+        job_file=str(job.resolve()),
+        overrides=overrides,
+        name=name or parsed.run.name or job.stem,
+        runs=str(Path(directory, parsed.run.folder)),
+        nodes=nodes,
+        spares=spares,
+        python=sys.executable,
+        directory=directory,
+        tls=str(Path(directory, parsed.cluster.tls)) if parsed.cluster.tls else "",
+    )
+    folder = LaunchFolder.of(made, engine.ENGINE)
+    options = SlurmOptions(
+        partition=partition, time=limit, notice_s=notice_s, give_up_s=give_up_s, agent_options=agent_options
+    )
+    scripts = engine.scripts(made, folder, options)
+    if prints:
+        for part, text in scripts.items():
+            click.echo(f"# {folder.script(part)}\n{text}")
+        return 0
+    if made.run.path.exists() and not resume:
+        raise UserError(
+            f"run folder {made.run.path} exists already. "
+            "Go on with it by --resume, or choose another name by --name NAME."
+        )
+    jobs = folder.jobs()
+    if jobs is not None and engine.in_queue(jobs):
+        raise UserError(
+            f"run {made.name} has jobs {jobs.coordinator} and {jobs.agents} in SLURM's queue. "
+            f"End them by scancel {jobs.coordinator} {jobs.agents}, or choose another name by --name NAME."
+        )
+    folder.write(made, scripts)
+    jobs = engine.submit(folder)
+    click.echo(f"coordinator: job {jobs.coordinator}; agents: job array {jobs.agents}, {nodes} nodes, {spares} spares")
+    click.echo(f"logs and scripts: {folder.path}")
+    click.echo(f"planaria status {made.run.path} says how far it is, once the coordinator runs")
+    return 0
+
+
+@click.command(hidden=True)
+@click.argument("engine", type=click.Choice(["slurm"]))
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def attend(engine: str, folder: Path) -> int:
+    """Run the coordinator of a launch, within the job that `planaria launch` submitted."""
+    from planaria.runtime.engines.attendant import Attendant
+    from planaria.runtime.engines.launch_folder import LaunchFolder
+    from planaria.runtime.engines.slurm import Slurm
+    from planaria.runtime.engines.slurm_scripts import planaria
+    from planaria.runtime.progress.output import Output
+
+    kept = LaunchFolder(folder)
+    made = kept.launch()
+    command = [*planaria(made), "train", made.job_file, "--name", made.name, "--token-file", str(kept.token)]
+    command += [word for override in made.overrides for word in ("--set", override)]
+    return Attendant(made, command, Slurm(kept), Output(sys.stderr).say).run()

@@ -1,0 +1,137 @@
+"""What is done about tasks of an engine that are lost or held, and how a coordinator's task begins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planaria.runtime.engines.attendant import Keeper, is_complete, prepare
+from planaria.runtime.engines.engine import EngineError, Task, TaskState
+from planaria.runtime.engines.launch_folder import Launch
+from planaria.runtime.engines.slurm import state_of
+from planaria.runtime.run_folder.run_folder import RunFolder
+
+
+class EngineStandIn:
+    """Has the tasks that a test says, and keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        self.now: list[Task] = []
+        self.replaced: list[str] = []
+        self.allowed: list[int] = []
+        self.fails = False
+
+    def tasks(self) -> list[Task]:
+        if self.fails:
+            raise EngineError("squeue fails: it is away")
+        return self.now
+
+    def replace(self, task: Task) -> None:
+        self.replaced.append(task.name)
+
+    def allow(self, num_running: int) -> None:
+        self.allowed.append(num_running)
+
+    def come_back(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Looking(Keeper):
+    """A keeper of two nodes and a spare, of which so many live as a test says."""
+
+    def __init__(self, engine: EngineStandIn, said: list[str]) -> None:
+        launch = Launch(
+            job_file="/job.toml",
+            overrides=(),
+            name="job",
+            runs="/runs",
+            nodes=2,
+            spares=1,
+            python="python",
+            directory="/",
+        )
+        super().__init__(engine, launch, said.append)
+        self.live: int | None = None
+
+    def _num_live(self) -> int | None:
+        return self.live
+
+
+def of(*states: TaskState) -> list[Task]:
+    return [Task(name=str(at), state=state) for at, state in enumerate(states)]
+
+
+def test_a_lost_task_is_started_again_and_not_at_once_a_second_time() -> None:
+    engine, said = EngineStandIn(), list[str]()
+    keeper = Looking(engine, said)
+    engine.now = of(TaskState.RUNNING, TaskState.LOST, TaskState.HELD, TaskState.DONE)
+    keeper.look()
+    keeper.look()
+    assert engine.replaced == ["1", "2"]
+    assert said == ["task 1 is lost, and started again"]
+
+
+def test_a_spare_runs_while_the_engine_has_not_seen_a_loss() -> None:
+    engine = EngineStandIn()
+    keeper = Looking(engine, [])
+    engine.now = of(TaskState.RUNNING, TaskState.RUNNING, TaskState.SPARE)
+    for keeper.live in (None, 0, 1, 1):
+        keeper.look()
+    assert not engine.allowed, "the nodes have yet to come"
+    for keeper.live in (2, 1):
+        keeper.look()
+    assert engine.allowed == [2], "it may be a moment"
+    for keeper.live in (1, 1, 2, 2):
+        keeper.look()
+    assert engine.allowed == [2, 3, 2]
+
+
+def test_an_engine_that_does_not_answer_is_complained_of_once() -> None:
+    engine, said = EngineStandIn(), list[str]()
+    keeper = Looking(engine, said)
+    engine.fails = True
+    keeper.look()
+    keeper.look()
+    assert said == ["squeue fails: it is away"]
+
+
+def test_a_run_without_a_checkpoint_is_moved_away(tmp_path: Path) -> None:
+    assert not prepare(RunFolder(tmp_path / "job"))
+    run = RunFolder.create(tmp_path, "job")
+    run.job.write_text("{}")
+    assert not prepare(run)
+    assert (tmp_path / "job-begun" / "job.json").exists()
+    run = RunFolder.create(tmp_path, "job")
+    (run.checkpoints / "step-00000010").mkdir()
+    (run.checkpoints / "step-00000010" / "manifest.json").write_text("{}")
+    assert prepare(run)
+
+
+def test_a_complete_run_is_known(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "job")
+    assert not is_complete(run)
+    run.summary.write_text(json.dumps({"status": "stopped"}))
+    assert not is_complete(run)
+    run.summary.write_text(json.dumps({"status": "completed"}))
+    assert is_complete(run)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "expected"),
+    [
+        ("RUNNING", "None", TaskState.RUNNING),
+        ("PENDING", "Resources", TaskState.WAITING),
+        ("PENDING", "BeginTime", TaskState.HELD),
+        ("PENDING", "JobArrayTaskLimit", TaskState.SPARE),
+        ("COMPLETED", "None", TaskState.DONE),
+        ("CANCELLED", "None", TaskState.DONE),
+        ("FAILED", "NonZeroExitCode", TaskState.LOST),
+        ("NODE_FAIL", "None", TaskState.LOST),
+        ("OUT_OF_MEMORY", "OutOfMemory", TaskState.LOST),
+    ],
+)
+def test_states_of_slurm(state: str, reason: str, expected: TaskState) -> None:
+    assert state_of(state, reason) is expected
