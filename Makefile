@@ -29,10 +29,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-engines proof lint style format docs bench papers chaos dst clean
+.PHONY: help demo test test-engines test-page proof lint style format docs bench papers chaos dst clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed ## train the demo job while killing nodes, and compare with one process training alone
 	@$(BIN)/python scripts/demo.py
@@ -42,6 +42,12 @@ test: style ## linters, types, import rules and tests: a few minutes
 	$(BIN)/mypy > "$$said" 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed=$(SEED); tests=$$?; \
 	wait $$types; types=$$?; cat "$$said"; exit $$((types | tests))
+
+test-page: $(VENV)/.installed-dev ## the page in a real browser; as root on Debian it installs Chromium first
+	@if ! command -v chromedriver > /dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+		(apt-get update -q && apt-get install -y -q --no-install-recommends chromium chromium-driver) > /dev/null || true; \
+	fi
+	$(BIN)/python -m pytest -m page -rs tests/ui/dashboard
 
 # What is large and needed by few tests, which skip without it, is installed here.
 proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, simulators against each other, chaos

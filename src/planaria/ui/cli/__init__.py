@@ -2,7 +2,7 @@
 
 - `main`: `train`, `export`, and how commands are found (a name that does not exist too); `options`: what several have.
 - `live_commands`: `status`, `add`, `drain`, `policy`, `save`, `stop`; `live`: what each asks and shows, without torch.
-- `folder_commands`: `ls` and `logs`, which read run folders alone.
+- `folder_commands`: `ls` and `logs`, which read run folders alone; `dashboard_commands`: `dashboard` and `report`.
 - `planning/`: `plan` and `profile`; `rehearsal/`: `drill` and `compare`; `simulation/`: `simulate` and `trace`.
 - `host_commands`: `agent` and `certificates`; `start_commands`: `init` and `doctor`.
 

@@ -1,0 +1,139 @@
+"""The nodes of a run as the page shows them: where each is, its state, its life, and what it newly holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from planaria.protocol.messages.records import (
+    AnyRecord,
+    NodeJoined,
+    NodeLeaving,
+    NodeLost,
+    NodeReleased,
+    NodeSpeed,
+    PlanTaken,
+)
+
+MOST_GONE: Final = 300
+"""Nodes that are gone and still shown: the last ones."""
+
+_GONE: Final = ("lost", "hung", "released")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Node:
+    zone: str
+    state: str
+    since_s: float
+    joined_s: float
+    gone_s: float | None = None
+    detail: str = ""
+    speed: float = 1.0
+
+
+class Nodes:
+    """The nodes, live and gone.
+
+    Attributes:
+        num_live: as the last record that tells it says.
+        num_at_start: live when the first plan was taken.
+        moved: the layers that each worker has to get for the plan in force, until a step of it is committed.
+    """
+
+    def __init__(self, devices_per_node: int) -> None:
+        """Makes a run without nodes."""
+        self.num_live = 0
+        self.num_at_start = 0
+        self.moved: dict[int, list[int]] = {}
+        self._per_node = devices_per_node
+        self._nodes: dict[int, _Node] = {}
+        self._held: dict[int, frozenset[int]] = {}
+        self._generation = 0
+        self._began_s: float | None = None
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether state is on its way to a worker."""
+        return bool(self.moved)
+
+    def note(self, record: AnyRecord, time_s: float) -> None:
+        """Notes what a record says of nodes."""
+        self._began_s = time_s if self._began_s is None else self._began_s
+        at_s = time_s - self._began_s
+        match record:
+            case NodeJoined():
+                self._nodes.pop(record.node, None)  # one that comes back stands at the end again
+                self._nodes[record.node] = _Node(zone=record.zone, state="joining", since_s=at_s, joined_s=at_s)
+                self.num_live = record.live_nodes
+            case NodeLost():
+                self._gone(record.node, _manner(record.cause), at_s, record.cause)
+                self.num_live = record.live_nodes
+            case NodeReleased():
+                self._gone(record.node, "released", at_s, "handed over its work")
+                self.num_live = record.live_nodes
+            case NodeLeaving():
+                self._turn(record.node, "leaving", at_s, record.cause)
+            case NodeSpeed():
+                is_slow = record.speed < 1
+                text = f"{record.speed:.0%} of the others' speed" if is_slow else ""
+                self._turn(record.node, "slow" if is_slow else "works", at_s, text)
+                if record.node in self._nodes:
+                    self._nodes[record.node].speed = record.speed
+            case PlanTaken(purpose="start" | "reconfigure" | "restore"):
+                self._place(record, at_s)
+            case _:
+                pass
+
+    def committed(self, generation: int) -> None:
+        """Notes that a step was committed: the state of its plan is where it belongs."""
+        if generation >= self._generation:
+            self.moved = {}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns the nodes by number."""
+        return [
+            {
+                "node": number,
+                "zone": node.zone,
+                "state": node.state,
+                "detail": node.detail,
+                "since_s": round(node.since_s, 3),
+                "joined_s": round(node.joined_s, 3),
+                "gone_s": None if node.gone_s is None else round(node.gone_s, 3),
+            }
+            for number, node in sorted(self._nodes.items())
+        ]
+
+    def _turn(self, number: int, state: str, at_s: float, detail: str) -> None:
+        node = self._nodes.get(number)
+        if node is not None:
+            node.state, node.since_s, node.detail = state, at_s, detail
+
+    def _gone(self, number: int, state: str, at_s: float, detail: str) -> None:
+        self._turn(number, state, at_s, detail)
+        if number in self._nodes:
+            self._nodes[number].gone_s = at_s
+        gone = [number for number, node in self._nodes.items() if node.state in _GONE]
+        for number in gone[: max(0, len(gone) - MOST_GONE)]:
+            del self._nodes[number]
+
+    def _place(self, plan: PlanTaken, at_s: float) -> None:
+        held = {worker: frozenset(range(first, end)) for stages in plan.pipelines for worker, first, end in stages}
+        if self._held:
+            new = {worker: sorted(layers - self._held.get(worker, frozenset())) for worker, layers in held.items()}
+            self.moved = {worker: layers for worker, layers in new.items() if layers}
+        else:
+            self.num_at_start = self.num_live
+        self._held, self._generation = held, plan.generation
+        at_work = {worker // self._per_node for worker in held}
+        for number, node in self._nodes.items():
+            if number in at_work and node.state in ("joining", "spare"):
+                self._turn(number, "slow" if node.speed < 1 else "works", at_s, node.detail)
+            elif number not in at_work and node.state in ("joining", "works", "slow"):
+                self._turn(number, "spare", at_s, "not in the plan")
+
+
+def _manner(cause: str) -> str:
+    """Returns how a node was lost, by its cause: it hung, or it is gone."""
+    return "hung" if "hung" in cause or "hang" in cause or "no progress" in cause else "lost"

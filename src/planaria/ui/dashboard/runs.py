@@ -1,0 +1,128 @@
+"""The runs of a folder, read as they grow: what was read is kept as views, and a look reads only what is new."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from planaria.job.errors import UserError
+from planaria.job.parse import job_from_json
+from planaria.protocol.messages.records import AnyRecord
+from planaria.runtime.run_folder.overview import RunOverview, find_runs, overview
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.ui.dashboard.tail import Tail
+from planaria.ui.dashboard.view import RunView
+
+_LOOK_S: Final = 0.2
+"""Most seconds that one look reads; a file with a million steps is shown while it is read."""
+
+MOST_VIEWS: Final = 32
+"""Runs that are kept as views; the one looked at longest ago is read again when it is wanted."""
+
+
+class RunReader:
+    """One run, read as it grows. Several threads may look."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        """Opens a run. Raises UserError: its job cannot be read."""
+        self.folder = folder
+        try:
+            self._job = job_from_json(folder.job.read_bytes())
+        except (OSError, msgspec.MsgspecError) as error:
+            raise UserError(f"run folder {folder.path} cannot be read: {error}. Give another.") from None
+        self._lock = threading.Lock()
+        self._decode = msgspec.json.Decoder(AnyRecord).decode
+        self._restart()
+
+    def _restart(self) -> None:
+        self._tail = Tail(self.folder.events)
+        self._view = RunView(self._job)
+        self._num_unknown = 0
+        self._epoch = time.monotonic_ns()
+
+    def look(self, known: tuple[int, int, int, int] | None = None) -> tuple[dict[str, Any], tuple[int, int, int, int]]:
+        """Returns what is new since what is known, and what is known then. None: nothing is known."""
+        with self._lock:
+            self._read()
+            view, series = self._view, self._view.series
+            mark = (self._epoch, view.changes, series.epoch, len(series))
+            found: dict[str, Any] = {"now": view.now(), "read": self._share_read(), "unknown": self._num_unknown}
+            found["run"] = msgspec.to_builtins(overview(self.folder))
+            if known is None or known[:2] != mark[:2]:
+                found["details"] = view.details()
+            # The last point may have grown, so it is told again.
+            goes_on = known is not None and (known[0], known[2]) == (mark[0], mark[2])
+            first = max(0, known[3] - 1) if known is not None and goes_on else 0
+            found["series"] = {"first": first, "rows": series.rows(first)}
+            return found, mark
+
+    def whole(self) -> dict[str, Any]:
+        """Returns everything, once the file is read to its end."""
+        found, _ = self.look()
+        while found["read"] < 1:
+            found, _ = self.look()
+        return found
+
+    def _share_read(self) -> float:
+        size = self._tail.size()
+        return 1.0 if size - self._tail.offset < 1 << 16 else self._tail.offset / size
+
+    def _read(self) -> None:
+        until = time.monotonic() + _LOOK_S
+        while True:
+            lines = self._tail.lines()
+            if lines is None:
+                self._restart()
+                continue
+            for line in lines:
+                self._add(line)
+            if not lines or time.monotonic() >= until:
+                return
+
+    def _add(self, line: bytes) -> None:
+        try:
+            # {"time":1795690506.600874, ...: the recorder writes it first
+            time_s = float(line[8 : line.index(b",")])
+            self._view.add(self._decode(line), time_s)
+        except (ValueError, LookupError):  # of a newer Planaria, or no record
+            self._num_unknown += 1
+
+
+class Runs:
+    """The runs of a folder, or the one whose folder it is, by name."""
+
+    def __init__(self, place: Path) -> None:
+        """Looks into the folder. Raises UserError: it does not exist."""
+        self.place = place
+        self.is_one = RunFolder(place).job.is_file()
+        list(find_runs(place))
+        self._readers: dict[str, RunReader] = {}
+        self._lock = threading.Lock()
+
+    def table(self) -> list[RunOverview]:
+        """Returns the runs at a glance, the one last written first; those that cannot be read are left out."""
+        found = []
+        for folder in find_runs(self.place):
+            try:
+                found.append(overview(folder))
+            except UserError:
+                continue
+        return sorted(found, key=lambda run: run.changed_s, reverse=True)
+
+    def reader(self, name: str) -> RunReader:
+        """Returns the reader of a run. Raises UserError: there is no such run."""
+        with self._lock:
+            reader = self._readers.pop(name, None)
+            if reader is None:
+                names = {folder.path.resolve().name: folder for folder in find_runs(self.place)}
+                if name not in names:
+                    raise UserError(f"there is no run {name} in {self.place}.")
+                reader = RunReader(names[name])
+            self._readers[name] = reader
+            while len(self._readers) > MOST_VIEWS:
+                del self._readers[next(iter(self._readers))]
+            return reader

@@ -1,0 +1,119 @@
+"""Any number of steps in a bounded number of points: where they are too many, each two neighbours become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+MOST_POINTS: Final = 1200
+"""Most points of a series: about one a pixel of a chart."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Point:
+    """The steps of one point: their number, sums of what is shown as a mean, and the range of losses.
+
+    Attributes:
+        count: of steps.
+        step: the last one.
+        time_s: when it was committed.
+        num_losses: of steps that have a finite loss.
+        loss: sum of their losses.
+        low: least of them.
+        high: greatest of them.
+        tokens_per_s: sum over the steps.
+        expected: sum of the plan's estimates of the same.
+        nodes: alive after the last step.
+    """
+
+    count: int
+    step: int
+    time_s: float
+    num_losses: int
+    loss: float
+    low: float
+    high: float
+    tokens_per_s: float
+    expected: float
+    nodes: int
+
+    def absorb(self, later: Point) -> None:
+        """Adds the steps of the point after it."""
+        if later.num_losses:
+            self.low = min(self.low, later.low) if self.num_losses else later.low
+            self.high = max(self.high, later.high) if self.num_losses else later.high
+        self.count += later.count
+        self.step, self.time_s, self.nodes = later.step, later.time_s, later.nodes
+        self.num_losses += later.num_losses
+        self.loss += later.loss
+        self.tokens_per_s += later.tokens_per_s
+        self.expected += later.expected
+
+    def row(self) -> list[Any]:
+        """Returns step, time, loss, its least and greatest, tokens per second, those expected, live nodes."""
+        has = self.num_losses > 0
+        return [
+            self.step,
+            round(self.time_s, 3),
+            _short(self.loss / self.num_losses) if has else None,
+            _short(self.low) if has else None,
+            _short(self.high) if has else None,
+            _short(self.tokens_per_s / self.count),
+            _short(self.expected / self.count),
+            self.nodes,
+        ]
+
+
+class Series:
+    """Steps in order, as at most MOST_POINTS points.
+
+    Attributes:
+        epoch: changes when points that were given out are no longer true.
+    """
+
+    def __init__(self) -> None:
+        """Makes one without steps."""
+        self.epoch = 0
+        self._points: list[Point] = []
+        self._stride = 1
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def add(self, point: Point) -> None:
+        """Adds a step after the others."""
+        if self._points and self._points[-1].count < self._stride:
+            self._points[-1].absorb(point)
+            return
+        if len(self._points) >= MOST_POINTS:
+            self._halve()
+            self.add(point)
+            return
+        self._points.append(point)
+
+    def forget_after(self, step: int) -> None:
+        """Forgets the points with later steps, which are trained again."""
+        kept = [point for point in self._points if point.step <= step]
+        if len(kept) < len(self._points):
+            self._points = kept
+            self.epoch += 1
+
+    def rows(self, first: int = 0) -> list[list[Any]]:
+        """Returns the points from the one with this number on; see `Point.row`."""
+        return [point.row() for point in self._points[first:]]
+
+    def _halve(self) -> None:
+        self._stride *= 2
+        self.epoch += 1
+        halved: list[Point] = []
+        for at, point in enumerate(self._points):
+            if at % 2:
+                halved[-1].absorb(point)
+            else:
+                halved.append(point)
+        self._points = halved
+
+
+def _short(value: float) -> float:
+    """Returns six digits of a number: more cannot be drawn."""
+    return float(f"{value:.6g}")

@@ -1,0 +1,110 @@
+"use strict";
+// The page of a run: follows its stream, shows what is new, and asks for what the buttons say, once confirmed.
+
+(() => {
+  const name = new URLSearchParams(location.search).get("name") || "";
+  const place = (id) => document.getElementById(id);
+  const state = { rows: [], details: null, now: null, session: { may_command: false, policies: [] }, run: null };
+  let isDue = false;
+
+  const take = (found) => {
+    state.now = found.now;
+    state.run = found.run;
+    state.rows.length = Math.min(state.rows.length, found.series.first);
+    state.rows.push(...found.series.rows);
+    const isNew = Boolean(found.details);
+    if (isNew) state.details = found.details;
+    state.read = found.read;
+    if (!isDue) { isDue = true; requestAnimationFrame(() => { isDue = false; draw(); }); }
+    state.isNew = state.isNew || isNew;
+  };
+
+  const draw = () => {
+    const began = performance.now();
+    const { now, details, run } = state;
+    document.title = `${state.now.step}/${now.steps} · ${title()}`;
+    P.show(place("name"), title());
+    place("state").className = `pill ${run.state}`;
+    P.show(place("state"), run.state === "gone" ? "process gone" : details.phase === "waiting" ? "waiting" : run.state);
+    P.show(place("policy"), `policy ${details.policy}`);
+    P.show(place("reading"), state.read < 1 ? `reading ${P.percent(state.read)}` : "");
+    place("progress").value = now.steps ? now.step / now.steps : 0;
+    P.show(place("facts"), P.facts(now, details));
+    const all = place("charts").clientWidth;
+    const size = { width: Math.max(280, innerWidth <= 720 ? all : all / 2 - 14) };
+    if (state.rows.length > 1)
+      P.show(place("charts"), P.lossChart(state.rows, details, size), P.throughputChart(state.rows, details, false, size));
+    place("split-part").hidden = !now.split;
+    if (now.split) P.show(place("split"), P.splitPart(now.split));
+    if (state.isNew) drawDetails(details);
+    state.isNew = false;
+    place("commands").hidden = run.state !== "training";
+    document.body.dataset.step = now.step;
+    document.body.dataset.read = state.read;
+    document.body.dataset.drawn = performance.now() - began;
+  };
+
+  const drawDetails = (details) => {
+    P.show(place("message"), details.message);
+    P.show(place("plan-title"), details.plan ? `Plan ${details.plan.generation}` : "Plan");
+    P.show(place("plan"), P.planPart(details));
+    P.show(place("nodes"), P.nodesPart(details));
+    const open = [...document.querySelectorAll(".recovery")];
+    const kept = open.length === details.recoveries.length ? new Set(open.filter((one) => one.open).map((one) => one.dataset.step)) : null;
+    P.show(place("recoveries"), P.recoveriesPart(details, kept));
+    P.show(place("decisions"), P.decisionsPart(details));
+    P.show(place("log"), P.logPart(details));
+  };
+
+  const title = () => (state.run ? state.run.run.split("/").pop() : name);
+
+  // Commands
+
+  const wanted = {
+    add: () => [P.el("label", {}, "Nodes to start ", P.el("input", { type: "number", name: "count", value: 1, min: 1, max: 64 }))],
+    drain: () => [P.el("label", {}, "Node ", P.el("select", { name: "node" }, state.details.nodes
+      .filter((node) => !["lost", "hung", "released", "leaving"].includes(node.state)).map((node) => P.el("option", {}, String(node.node))))),
+      P.el("p", {}, "It hands over its work and ends. Nothing runs twice.")],
+    policy: () => [P.el("label", {}, "Policy ", P.el("select", { name: "policy" }, state.session.policies.map((one) =>
+      P.el("option", { selected: one === state.details.policy ? "" : null }, one)))), P.el("p", {}, "It makes the plans from now on.")],
+    save: () => [P.el("p", {}, "Save the state after the next step.")],
+    stop: () => [P.el("p", {}, "Finish the step, save, and end the run.")],
+  };
+
+  const confirm = (action) => {
+    if (!state.session.may_command) { location.assign("/login"); return; }
+    P.show(place("dialog-title"), `${action[0].toUpperCase()}${action.slice(1)} ${title()}?`);
+    P.show(place("dialog-body"), wanted[action]());
+    place("dialog").dataset.action = action;
+    place("dialog-ok").className = action === "stop" || action === "drain" ? "danger" : "main";
+    P.show(place("dialog-ok"), action === "policy" ? "Switch" : action[0].toUpperCase() + action.slice(1));
+    place("dialog").showModal();
+  };
+
+  const send = async () => {
+    const action = place("dialog").dataset.action;
+    const body = { action };
+    for (const field of place("dialog-body").querySelectorAll("[name]"))
+      body[field.name] = field.name === "policy" ? field.value : Number(field.value);
+    say(`${action}: asked`);
+    try {
+      const answer = await fetch(`/api/command?name=${encodeURIComponent(name)}`,
+        { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+      const text = answer.headers.get("content-type").includes("json") ? (await answer.json()).text : await answer.text();
+      say(`${action}: ${text}`, answer.ok ? "" : "bad");
+    } catch {
+      say(`${action}: the page's server does not answer`, "bad");
+    }
+  };
+
+  const say = (text, kind = "") => { place("said").className = kind; P.show(place("said"), text); };
+
+  for (const button of document.querySelectorAll("[data-action]")) button.addEventListener("click", () => confirm(button.dataset.action));
+  place("dialog").addEventListener("close", () => { if (place("dialog").returnValue === "ok") send(); place("dialog").returnValue = ""; });
+
+  fetch("/api/session").then((answer) => answer.json()).then((session) => { state.session = session; });
+  const stream = new EventSource(`/api/run?name=${encodeURIComponent(name)}`);
+  stream.onmessage = (event) => { document.body.classList.remove("offline"); take(JSON.parse(event.data)); };
+  stream.onerror = () => { document.body.classList.add("offline"); };
+  place("home").hidden = !name;
+})();

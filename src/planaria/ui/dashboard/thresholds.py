@@ -1,0 +1,23 @@
+"""Numbers of the page that are choices."""
+
+from __future__ import annotations
+
+from typing import Final
+
+LOOK_EVERY_S: Final = 0.5
+"""Seconds between two looks of a page at a run: often enough to seem live."""
+
+TABLE_EVERY_S: Final = 2.0
+"""Seconds between two looks at a folder of runs."""
+
+SAVE_TIMEOUT_S: Final = 600.0
+"""Most seconds that a page waits until a state is on disk."""
+
+MOST_ADDED: Final = 64
+"""Most nodes that the page adds at once."""
+
+MOST_BODY_BYTES: Final = 4096
+"""Most bytes of a request: a command or a token."""
+
+MOST_COMPARED: Final = 8
+"""Most runs whose curves are laid over each other."""

@@ -1,0 +1,274 @@
+"""Folds a run's records into what the page shows, in bounded memory: it holds ends of lists, counts and series."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from planaria.job.settings import Job
+from planaria.protocol.messages.records import (
+    AnyRecord,
+    EstimateCorrected,
+    Evaluated,
+    NodeJoined,
+    NodeLeaving,
+    NodeLost,
+    NodeReleased,
+    NodeSpeed,
+    PlanMeasured,
+    PlanTaken,
+    PolicySwitched,
+    Recovered,
+    Restored,
+    RunEnded,
+    StepCommitted,
+    StepSkipped,
+    Waiting,
+)
+from planaria.protocol.step.time_accounting import TimeAccount
+from planaria.runtime.run_folder.sentences import recovery_sentence, sentence
+from planaria.ui.dashboard.nodes import Nodes
+from planaria.ui.dashboard.series import Point, Series
+
+MOST_RECOVERIES: Final = 40
+MOST_DECISIONS: Final = 40
+MOST_EVALUATIONS: Final = 500
+MOST_MARKS: Final = 300
+MOST_SENTENCES: Final = 150
+MOST_CANDIDATES: Final = 8
+MOST_ACCOUNTED: Final = 200_000
+"""Steps up to which a run's time is split by cause while it runs: the account holds a number for each."""
+
+_PLACED: Final = ("start", "reconfigure", "restore")
+"""Purposes of plans that say where the layers are from now on."""
+
+
+class RunView:
+    """What is shown of one run. Give it every record with its time, in order.
+
+    Attributes:
+        series: the steps.
+        changes: goes up with each record that is not of a step.
+    """
+
+    def __init__(self, job: Job) -> None:
+        """Makes the view of a run without records."""
+        self.series = Series()
+        self.changes = 0
+        self._job = job
+        self._nodes = Nodes(job.cluster.devices_per_node)
+        self._began_s = self._last_s = 0.0
+        self._step: StepCommitted | StepSkipped | None = None
+        self._num_steps = 0
+        self._plan: PlanTaken | None = None
+        self._plan_step_s = 0.0
+        self._finishes: PlanTaken | None = None
+        self._before: PlanTaken | None = None
+        self._policy = job.resilience.policy.value
+        self._phase = "starting"
+        self._ended: RunEnded | None = None
+        self._recoveries: deque[dict[str, Any]] = deque(maxlen=MOST_RECOVERIES)
+        self._num_recoveries = 0
+        self._decisions: deque[dict[str, Any]] = deque(maxlen=MOST_DECISIONS)
+        self._evaluations: deque[Evaluated] = deque(maxlen=MOST_EVALUATIONS)
+        self._marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
+        self._sentences: deque[tuple[float, str]] = deque(maxlen=MOST_SENTENCES)
+        self._time: TimeAccount | None = TimeAccount()
+
+    def add(self, record: AnyRecord, time_s: float) -> None:
+        """Adds a record: what happened, and when, in seconds since 1970 (UTC)."""
+        self._began_s = self._began_s or time_s
+        self._last_s = time_s
+        if self._time is not None:
+            self._time.note(record, time_s)
+            if self._num_steps > MOST_ACCOUNTED:
+                self._time = None
+        if isinstance(record, StepCommitted | StepSkipped):
+            self._add_step(record, time_s)
+            return
+        self.changes += 1
+        self._nodes.note(record, time_s)
+        self._note(record, time_s)
+        text = sentence(record)
+        if text is not None:
+            self._sentences.append((time_s, text))
+
+    def _add_step(self, step: StepCommitted | StepSkipped, time_s: float) -> None:
+        self._step = step
+        self._num_steps += 1
+        if self._nodes.is_moving:
+            self._nodes.committed(step.generation)
+            self.changes += 1
+        if self._phase != "training":
+            self._phase = "training"
+            self.changes += 1
+        loss = step.loss if step.loss is not None and math.isfinite(step.loss) else None
+        tokens = step.tokens_per_s * step.duration_s
+        self.series.add(
+            Point(
+                count=1,
+                step=step.step,
+                time_s=time_s - self._began_s,
+                num_losses=int(loss is not None),
+                loss=loss or 0.0,
+                low=loss or 0.0,
+                high=loss or 0.0,
+                tokens_per_s=step.tokens_per_s,
+                expected=tokens / self._plan_step_s if self._plan_step_s else 0.0,
+                nodes=step.live_nodes,
+            )
+        )
+
+    def _note(self, record: AnyRecord, time_s: float) -> None:
+        match record:
+            case PlanTaken():
+                self._take(record, time_s)
+            case EstimateCorrected():
+                self._plan_step_s = record.step_s
+            case PlanMeasured():
+                for decision in self._decisions:
+                    if decision["generation"] == record.generation:
+                        decision["measured_step_s"] = record.measured_step_s if record.steps else None
+            case NodeLost():
+                if self._before is None:
+                    self._before = self._plan
+                self._mark("lost", record.node, time_s)
+            case NodeJoined():
+                if self._step is not None:
+                    self._mark("joined", record.node, time_s)
+            case NodeLeaving() | NodeReleased():
+                if isinstance(record, NodeReleased):
+                    self._mark("released", record.node, time_s)
+            case Recovered():
+                self._recover(record, time_s)
+            case Restored():
+                self.series.forget_after(record.to_step)
+                kept = [found for found in self._evaluations if found.step <= record.to_step]
+                self._evaluations = deque(kept, maxlen=MOST_EVALUATIONS)
+                self._mark("restored", None, time_s)
+            case Evaluated():
+                self._evaluations.append(record)
+            case PolicySwitched():
+                self._policy = record.policy
+            case Waiting():
+                self._phase = "waiting"
+            case RunEnded():
+                self._ended = record
+            case NodeSpeed():
+                self._mark("slow" if record.speed < record.before else "faster", record.node, time_s)
+            case _:
+                pass
+        if self._ended is not None and not isinstance(record, RunEnded):
+            self._ended = None  # the run goes on: it was resumed
+
+    def _take(self, plan: PlanTaken, time_s: float) -> None:
+        if plan.purpose not in _PLACED:
+            self._finishes = plan if plan.purpose == "finish step" else self._finishes
+            return
+        self._finishes = None
+        self._plan, self._plan_step_s = plan, plan.estimated_step_s
+        if self._recoveries and self._recoveries[-1]["after"] is None:
+            self._recoveries[-1] |= {"after": _worms(plan), "candidates": _candidates(plan), "why": plan.reason}
+        self._decisions.append(
+            {
+                "time_s": time_s - self._began_s,
+                "step": plan.step,
+                "generation": plan.generation,
+                "purpose": plan.purpose,
+                "policy": plan.policy,
+                "reason": plan.reason,
+                "estimated_step_s": plan.estimated_step_s,
+                "measured_step_s": None,
+                "transfer_bytes": plan.transfer_bytes,
+                "estimated_transition_s": plan.estimated_transition_s,
+                "candidates": _candidates(plan),
+            }
+        )
+
+    def _recover(self, record: Recovered, time_s: float) -> None:
+        self._num_recoveries += 1
+        before, self._before = self._before, None
+        after = self._plan if self._plan is not before else None
+        self._recoveries.append(
+            {
+                **msgspec.to_builtins(record.recovery),
+                "time_s": time_s - self._began_s,
+                "text": recovery_sentence(record.recovery),
+                "before": None if before is None else _worms(before),
+                "after": None if after is None else _worms(after),
+                "candidates": [] if after is None else _candidates(after),
+                "why": record.recovery.reason if after is None else after.reason,
+            }
+        )
+
+    def _mark(self, kind: str, node: int | None, time_s: float) -> None:
+        step = 0 if self._step is None else self._step.step
+        self._marks.append({"kind": kind, "node": node, "step": step + 1, "time_s": time_s - self._began_s})
+
+    def now(self) -> dict[str, Any]:
+        """Returns the facts that change with each step."""
+        step = self._step
+        expected = self._plan_step_s
+        return {
+            "step": 0 if step is None else step.step,
+            "steps": self._job.train.steps,
+            "loss": None if step is None else _finite(step.loss),
+            "learning_rate": None if step is None else step.learning_rate,
+            "grad_norm": None if step is None else _finite(step.grad_norm),
+            "tokens_per_s": None if step is None else step.tokens_per_s,
+            "step_s": None if step is None else step.duration_s,
+            "expected_step_s": expected or None,
+            "live_nodes": self._nodes.num_live,
+            "elapsed_s": self._last_s - self._began_s,
+            "began_s": self._began_s,
+            "last_s": self._last_s,
+            "split": None if self._time is None or step is None else msgspec.to_builtins(self._time.split),
+        }
+
+    def details(self) -> dict[str, Any]:
+        """Returns the rest of what the page shows, but for the series."""
+        plan = self._plan
+        return {
+            "phase": self._phase if self._ended is None else self._ended.status.value,
+            "message": "" if self._ended is None else self._ended.message,
+            "policy": self._policy,
+            "layers": 0 if plan is None else max((end for p in plan.pipelines for _, _, end in p), default=0),
+            "devices_per_node": self._job.cluster.devices_per_node,
+            "plan": None if plan is None else {**_worms(plan), "generation": plan.generation, "reason": plan.reason},
+            "finishes": None if self._finishes is None else {**_worms(self._finishes), "step": self._finishes.step},
+            "moved": self._nodes.moved,
+            "nodes": self._nodes.rows(),
+            "num_nodes_at_start": self._nodes.num_at_start,
+            "recoveries": list(self._recoveries),
+            "num_recoveries": self._num_recoveries,
+            "decisions": list(self._decisions),
+            "evaluations": [[found.step, found.loss, found.accuracy, found.is_best] for found in self._evaluations],
+            "marks": list(self._marks),
+            "sentences": list(self._sentences),
+        }
+
+
+def _worms(plan: PlanTaken) -> dict[str, Any]:
+    return {"pipelines": plan.pipelines, "microbatches": plan.microbatches}
+
+
+def _candidates(plan: PlanTaken) -> list[Any]:
+    chosen = plan.candidates[:MOST_CANDIDATES]
+    found: list[Any] = msgspec.to_builtins(chosen)
+    return found
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def view_of(job: Job, records: Iterable[tuple[AnyRecord, float]]) -> RunView:
+    """Returns the view of a run that has these records."""
+    view = RunView(job)
+    for record, time_s in records:
+        view.add(record, time_s)
+    return view
