@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
+from functools import partial
 
 import msgspec
 
 from planaria.job.errors import UserError
 from planaria.job.registry import PolicyName
 from planaria.protocol.messages.user import Wish
-from planaria.runtime.coordinator.client import ask
+from planaria.runtime.coordinator.client import Contact, ask
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.ui.dashboard.thresholds import MOST_ADDED, SAVE_TIMEOUT_S
 
@@ -50,21 +51,22 @@ def decode_command(data: bytes) -> Command:
 
 def obey(folder: RunFolder, command: Command) -> str:
     """Asks the run, and returns what it answers. Raises UserError: it does not run, or refuses."""
+    send = partial(ask, Contact.read(folder.contact), run=str(folder.path))
     match command.action:
         case Action.DRAIN:
-            answer = ask(folder.contact, Wish.DRAIN, node=command.node)
+            answer = send(Wish.DRAIN, node=command.node)
         case Action.ADD:
             if not 1 <= command.count <= MOST_ADDED:
                 raise UserError(f"{command.count} nodes cannot be added. Give 1 to {MOST_ADDED}.")
-            answer = ask(folder.contact, Wish.ADD, count=command.count)
+            answer = send(Wish.ADD, count=command.count)
         case Action.POLICY:
             if command.policy not in policies():
                 raise UserError(f"there is no policy {command.policy}. There are {', '.join(policies())}.")
-            answer = ask(folder.contact, Wish.POLICY, policy=command.policy)
+            answer = send(Wish.POLICY, policy=command.policy)
         case Action.SAVE:
-            answer = ask(folder.contact, Wish.SAVE, timeout_s=SAVE_TIMEOUT_S)
+            answer = send(Wish.SAVE, timeout_s=SAVE_TIMEOUT_S)
         case Action.STOP:
-            answer = ask(folder.contact, Wish.STOP)
+            answer = send(Wish.STOP)
     if not answer.accepted:
         raise UserError(f"refused: {answer.text}.")
     return answer.text
