@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.page, pytest.mark.timeout(290), pytest.mark.skipif(boo
 ROOT = Path(__file__).parents[3]
 PICTURES = ROOT / "docs" / "pictures"
 PLANARIA = [sys.executable, "-m", "planaria.ui.cli.main"]
-DEADLINE_S = 240
+DEADLINE_S = 200
 
 
 def until(holds: Callable[[], Any]) -> Any:
@@ -58,6 +58,12 @@ def text(driver: Any, selector: str) -> str:
     return str(driver.execute_script("return document.querySelector(arguments[0])?.innerText || ''", selector))
 
 
+def log_in(driver: Any, address: str, token: str) -> None:
+    driver.get(f"{address}login")
+    driver.find_element("name", "token").send_keys(token)
+    driver.find_element("css selector", "button").click()
+
+
 def picture(driver: Any, name: str, scheme: str, height: int) -> None:
     prefer(driver, scheme)
     resize(driver, 1280, height)
@@ -76,11 +82,10 @@ def test_during_a_demo_with_two_kills_the_numbers_are_the_runs(
     until((run / "events.jsonl").exists)
     address, token = serve(run)
     with browser(1280, 900) as driver:
-        driver.get(f"{address}login")
-        driver.find_element("name", "token").send_keys(token)
-        driver.find_element("css selector", "button").click()
+        log_in(driver, address, token)
         until(lambda: text(driver, "#state") == "training")
         driver.execute_script("document.querySelector('[data-action=save]').click()")
+        until(lambda: driver.execute_script("return document.querySelector('#dialog').open"))
         driver.execute_script("document.querySelector('#dialog-ok').click()")
         until(lambda: "saved" in text(driver, "#said"))
         until(lambda: text(driver, "#state") == "completed")
@@ -108,8 +113,10 @@ def test_nothing_that_a_node_says_is_run_by_the_browser(
 ) -> None:
     made_up_run(tmp_path / "runs", "one", happenings(8, 10, 1, HOSTILE))
     write_report(tmp_path / "runs" / "one", tmp_path / "report.html")
-    address, _ = serve(tmp_path / "runs")
+    address, token = serve(tmp_path / "runs")
     with browser(1280, 900) as driver:
+        log_in(driver, address, token)
+        until(lambda: driver.execute_script("return location.pathname") == "/")
         for page in (f"{address}run?name=one", (tmp_path / "report.html").as_uri()):
             driver.get(page)
             until(lambda: "step 5" in text(driver, ".recovery"))

@@ -64,6 +64,7 @@ class RunView:
         self._began_s = self._last_s = 0.0
         self._step: StepCommitted | StepSkipped | None = None
         self._num_steps = 0
+        self._cost = 0.0
         self._plan: PlanTaken | None = None
         self._plan_step_s = 0.0
         self._finishes: PlanTaken | None = None
@@ -100,6 +101,7 @@ class RunView:
     def _add_step(self, step: StepCommitted | StepSkipped, time_s: float) -> None:
         self._step = step
         self._num_steps += 1
+        self._cost = step.cost if isinstance(step, StepCommitted) else self._cost
         if self._nodes.is_moving:
             self._nodes.committed(step.generation)
             self.changes += 1
@@ -158,6 +160,7 @@ class RunView:
                 self._phase = "waiting"
             case RunEnded():
                 self._ended = record
+                self._cost = record.cost or self._cost
             case NodeSpeed():
                 self._mark("slow" if record.speed < record.before else "faster", record.node, time_s)
             case _:
@@ -223,6 +226,7 @@ class RunView:
             "step_s": None if step is None else step.duration_s,
             "expected_step_s": expected or None,
             "live_nodes": self._nodes.num_live,
+            "cost": self._cost or None,
             "elapsed_s": self._last_s - self._began_s,
             "began_s": self._began_s,
             "last_s": self._last_s,

@@ -5,6 +5,7 @@
   const name = new URLSearchParams(location.search).get("name") || "";
   const place = (id) => document.getElementById(id);
   const state = { rows: [], details: null, now: null, session: { may_command: false, policies: [] }, run: null };
+  const isKnown = fetch("/api/session").then((answer) => answer.json()).then((session) => { state.session = session; });
   let isDue = false;
 
   const take = (found) => {
@@ -71,7 +72,8 @@
     stop: () => [P.el("p", {}, "Finish the step, save, and end the run.")],
   };
 
-  const confirm = (action) => {
+  const confirm = async (action) => {
+    await isKnown;
     if (!state.session.may_command) { location.assign("/login"); return; }
     P.show(place("dialog-title"), `${action[0].toUpperCase()}${action.slice(1)} ${title()}?`);
     P.show(place("dialog-body"), wanted[action]());
@@ -102,7 +104,6 @@
   for (const button of document.querySelectorAll("[data-action]")) button.addEventListener("click", () => confirm(button.dataset.action));
   place("dialog").addEventListener("close", () => { if (place("dialog").returnValue === "ok") send(); place("dialog").returnValue = ""; });
 
-  fetch("/api/session").then((answer) => answer.json()).then((session) => { state.session = session; });
   const stream = new EventSource(`/api/run?name=${encodeURIComponent(name)}`);
   stream.onmessage = (event) => { document.body.classList.remove("offline"); take(JSON.parse(event.data)); };
   stream.onerror = () => { document.body.classList.add("offline"); };

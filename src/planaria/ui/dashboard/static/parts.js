@@ -19,6 +19,7 @@ P.facts = (now, details) => {
     P.fact("Nodes", String(live), at_start ? `of ${at_start} at the start` : "", live < at_start ? "warn" : ""),
     P.fact("Last recovery", last ? P.duration(last.resume_ms / 1000) : "none",
       last ? `step ${P.whole(last.step)}, node ${P.list(last.lost_nodes)} · ${P.whole(details.num_recoveries)} in all` : "no node was lost"),
+    ...(now.cost ? [P.fact("Cost", `$${now.cost.toFixed(2)}`, "so far, where prices are given")] : []),
   ];
 };
 
