@@ -51,7 +51,7 @@ test-page: $(VENV)/.installed-dev ## the page in a real browser; as root on Debi
 
 # What is large and needed by few tests, which skip without it, is installed here.
 proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, simulators against each other, chaos
-	$(BIN)/python -m pip install --quiet -e ".[wandb,mlflow]"
+	$(BIN)/python -m pip install --quiet -e ".[wandb,mlflow]" || echo "their tests are left out"
 	PLANARIA_PROOF=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed=$(SEED) \
 	  -m "proof or hypothesis"
 	$(BIN)/python -m pytest tests/runtime/observers
@@ -61,7 +61,8 @@ proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, sim
 test-engines: $(VENV)/.installed-dev ## a job on a real SLURM of this machine (Debian's, installed where that can be)
 	@if command -v slurmctld > /dev/null; then true; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
-		apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy slurm-wlm; \
+		(apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy slurm-wlm) > /dev/null || \
+		echo "slurm-wlm could not be installed: the engines' tests are left out"; \
 	else \
 		echo "slurm-wlm is not installed, and cannot be here: the engines' tests are left out"; \
 	fi

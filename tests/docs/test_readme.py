@@ -185,7 +185,7 @@ def test_ci_calls_all_tests() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     lines = [line.strip() for line in script.read_text().splitlines() if line.strip().startswith("make ")]
-    assert lines == ["make test", "make proof", "make test-engines"]
+    assert lines == ["make test", "make test-page", "make proof", "make test-engines"]
 
 
 def test_the_readme_is_short() -> None:
