@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,54 @@ def test_a_split_is_read_by_name(asked: list[Any], tmp_path: Path) -> None:
     ]
 
 
+ROWS = 10_000
+
+
+def stream_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the library stream a file of this machine, by its own code."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"text": f"{n:05}", "other": n}) + "\n" for n in range(ROWS)))
+    load = datasets.load_dataset
+
+    def load_dataset(name: str, config: str | None, *, streaming: bool, **options: Any) -> Any:
+        return load("json", data_files=str(file), split="train", streaming=streaming, cache_dir=str(tmp_path / "hf"))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+
+
+@pytest.mark.parametrize(("rows", "there"), [(1, 1), (4096, 4096), (9000, 9000), (ROWS + 5, ROWS)])
+def test_first_rows_of_a_stream(rows: int, there: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream_of(tmp_path, monkeypatch)
+    assert read(f"hf://some/corpus?rows={rows}", tmp_path) == "".join(f"{n:05}|" for n in range(there))
+    monkeypatch.setattr(datasets, "load_dataset", None)  # all is there
+    assert read(f"hf://some/corpus?rows={rows}", tmp_path) == "".join(f"{n:05}|" for n in range(there))
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_stream_that_was_interrupted_is_read_on(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream_of(tmp_path, monkeypatch)
+    told: list[str] = []
+
+    def interrupt(text: str) -> None:
+        told.append(text)
+        if sum("of the stream" in one for one in told) == at:
+            raise KeyboardInterrupt
+
+    section = DataSection(source="hf://some/corpus?rows=9000")
+    with pytest.raises(KeyboardInterrupt):
+        prepare_tokens(section, tmp_path / "run", tell=interrupt)
+    (place,) = (tmp_path / "run" / "streamed").iterdir()
+    before = {path: path.stat().st_mtime_ns for path in place.glob("rows-*")}
+    assert len(before) == at
+    assert read(section.source, tmp_path) == "".join(f"{n:05}|" for n in range(9000))
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("splits=train", "'splits' is not one of split, config, revision"),
+        ("rows=many", "rows=many is not how many rows to read"),
+        ("splits=train", "'splits' is not one of split, config, revision, rows"),
         ("split=train[:10%]", "is not the name of one split"),
     ],
 )

@@ -200,8 +200,8 @@ def stage_tokens(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(section.tokenizer)
     named = f"{field} = {section.source!r}"
-    files = _source_files(section.source, cache or folder, field, tell)
     formatted = row_format(section)
+    files = _source_files(section.source, formatted, cache or folder, field, tell)
     _check_kind(files[0], section, named)
     key, size_bytes = _key(tokenizer, formatted, files, section, named)
     kept = read_about(folder)
@@ -267,11 +267,11 @@ class StagedTokens:
             remove(self._folder / (_TOKENS + NEW))
 
 
-def _source_files(source: str, cache: Path, field: str, tell: Tell) -> tuple[SourceFile, ...]:
+def _source_files(source: str, formatted: RowFormat, cache: Path, field: str, tell: Tell) -> tuple[SourceFile, ...]:
     """Returns the files of a source, fetched if they lie elsewhere."""
     named = f"{field} = {source!r}"
     if is_hub_name(source):
-        return hub_files(source, named, tell)
+        return hub_files(source, formatted.columns, cache, named, tell)
     return find_files(fetched(source, cache, named, tell) if is_url(source) else source, field)
 
 

@@ -1,23 +1,27 @@
 """Datasets of the Hugging Face hub by name: `hf://OWNER/NAME?split=train&config=en&revision=main`.
 
 The library `datasets` fetches one and lays it down as Arrow files in its own cache, where they are read as those of any
-folder. What it has there does without a network.
+folder. What it has there does without a network. With `rows=N` its first N rows alone are
+streamed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 from planaria.data.reading.sources import DataError, Kind, SourceFile
+from planaria.data.reading.stream import laid_down
 
 _NAME = re.compile(r"hf://(?!datasets/|spaces/|buckets/)(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:\?(?P<options>.*))?")
-_OPTIONS = ("split", "config", "revision")
+_OPTIONS = ("split", "config", "revision", "rows")
 _SPLIT = "train"
+_STREAMED = "streamed"
 
 
 def is_hub_name(source: str) -> bool:
@@ -25,11 +29,15 @@ def is_hub_name(source: str) -> bool:
     return _NAME.fullmatch(source) is not None
 
 
-def hub_files(source: str, named: str, tell: Callable[[str], None]) -> tuple[SourceFile, ...]:
-    """Returns the Arrow files of a split of a dataset of the hub, fetched if they are not here.
+def hub_files(
+    source: str, columns: Collection[str], cache: Path, named: str, tell: Callable[[str], None]
+) -> tuple[SourceFile, ...]:
+    """Returns files of a split of a dataset of the hub, fetched if they are not here.
 
     Args:
         source: its name, with its options.
+        columns: that are read.
+        cache: folder in which rows of streams are kept.
         named: how messages call the source.
         tell: is told that it is fetched.
 
@@ -40,11 +48,19 @@ def hub_files(source: str, named: str, tell: Callable[[str], None]) -> tuple[Sou
     assert found is not None
     name, options = found["name"], _options(found["options"] or "", named)
     tell(f"dataset {name} is fetched, if it is not here")
-    try:
-        dataset = _library().load_dataset(
-            name, options.get("config"), split=options["split"], revision=options.get("revision")
+
+    def load(**more: bool) -> Any:
+        return _library().load_dataset(
+            name, options.get("config"), split=options["split"], revision=options.get("revision"), **more
         )
-        files = [Path(file["filename"]) for file in dataset.cache_files]
+
+    try:
+        if num_rows := int(options.get("rows", 0)):
+            wanted = sorted({column.partition(".")[0] for column in columns})
+            place = cache / _STREAMED / hashlib.sha256("\0".join([source, *wanted]).encode()).hexdigest()
+            files = laid_down(lambda: load(streaming=True), num_rows, wanted, place, tell)
+        else:
+            files = tuple(SourceFile(Path(file["filename"]), Kind.ARROW) for file in load().cache_files)
     except DataError:
         raise
     except Exception as error:  # the library, and what is under it, have many errors
@@ -54,7 +70,7 @@ def hub_files(source: str, named: str, tell: Callable[[str], None]) -> tuple[Sou
         ) from error
     if not files:
         raise DataError(f"{named}: {name} has no files of its own. Give its files, as in hf://datasets/{name}/*.jsonl.")
-    return tuple(SourceFile(file, Kind.ARROW) for file in files)
+    return files
 
 
 def _options(given: str, named: str) -> Mapping[str, str]:
@@ -63,6 +79,10 @@ def _options(given: str, named: str) -> Mapping[str, str]:
         raise DataError(f"{named}: {unknown[0]!r} is not one of {', '.join(_OPTIONS)}. Leave it out.")
     if re.search(r"[^\w.-]", options["split"]):
         raise DataError(f"{named}: split={options['split']} is not the name of one split. Name one, and no part of it.")
+    if not re.fullmatch(r"[1-9][0-9]{0,15}", options.get("rows", "1")):
+        raise DataError(
+            f"{named}: rows={options['rows']} is not how many rows to read. Write for instance rows=100000."
+        )
     return options
 
 
