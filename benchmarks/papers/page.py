@@ -27,6 +27,7 @@ SECTIONS = (
     "oobleck_figure10",
     "oobleck_figure11",
     "bamboo_figure3",
+    "bamboo_figure4",
     "bamboo_table2",
     "bamboo_table3a",
     "bamboo_table3b",

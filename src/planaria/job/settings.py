@@ -221,6 +221,8 @@ class TrainSection(Section, frozen=True):
             plan cuts there. Messages of bfloat16 have half the bytes of float32. An emulated device's messages have the
             bytes that its profile gives them.
         activation_checkpointing: recompute each layer's forward in its backward.
+        compile: compile each layer by torch.compile; see docs/howto/precision.md. Needs a C++ compiler, or on CUDA
+            triton. An emulated device has nothing to compile.
         numerics: exact or fast.
         when_not_finite: what to do with a step whose loss or gradient is NaN or infinite: stop (save the state before
             it, and end) or skip (count it, leave parameters and optimizer state as they are, and go on). Learning rate
@@ -251,6 +253,7 @@ class TrainSection(Section, frozen=True):
     dtype: DType = DType.FLOAT32
     boundary_dtype: DType = DType.FLOAT32
     activation_checkpointing: bool = False
+    compile: bool = False
     numerics: Numerics = Numerics.EXACT
     when_not_finite: WhenNotFinite = WhenNotFinite.STOP
 

@@ -8,9 +8,9 @@ layer after layer).
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -40,6 +40,7 @@ from planaria.runtime.run_folder.claim import say
 from planaria.runtime.run_folder.recorder import Recorder
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.worker.compute.accumulator import add_up
+from planaria.runtime.worker.compute.compilation import as_over_a_wire, compiled
 from planaria.runtime.worker.compute.device_clock import OwnPace
 from planaria.runtime.worker.compute.engine import Engine, real_engine
 from planaria.runtime.worker.compute.holdings import Holdings
@@ -255,6 +256,9 @@ class _TorchAlone:
         self.data: DataIdentity | None = data
         self._train = train
         self._modules: list[nn.Module] = []
+        self._called: list[Callable[..., Any]] = []
+        trained = [group for group in engine.model.groups if not group.is_statistics]
+        self._first_trained = min((layer for group in trained for layer in group.layers), default=0)
         self._parameters: list[dict[str, nn.Parameter]] = []
         self._statistics: list[RunningStatistics] = []
 
@@ -265,15 +269,16 @@ class _TorchAlone:
             self._parameters.append(bind(module, views))
             self._statistics.append(RunningStatistics(module, views, self._train.num_microbatches))
             self._modules.append(module)
+            self._called.append(compiled(module) if self._train.compile else module)
 
     def run(self, step: int, microbatch: int, batch: Batch, loss_scale: float) -> tuple[float, LayerGradients]:
         device, model = self.engine.device, self.engine.model
         batch = {k: v.to(device) for k, v in batch.items()}
         tensors: Tensors = tuple(batch[name] for name in model.inputs)
-        for layer, module in enumerate(self._modules):
+        for layer, called in enumerate(self._called):
             seed_layer(self._train.seed, step, microbatch, layer, device)
             with autocast(self._train, device):
-                outputs = module(*tensors)
+                outputs = called(*(self._for_compiled(layer, tensors) if self._train.compile else tensors))
                 # One autograd node a tensor at every boundary between layers, so that what several later layers
                 # send back is added up boundary by boundary, as it is when the model is cut there.
                 tensors = tuple(t.view_as(t) for t in (outputs if isinstance(outputs, tuple) else (outputs,)))
@@ -284,6 +289,14 @@ class _TorchAlone:
         told = [statistics.take(microbatch) for statistics in self._statistics]
         gradients = [unscaled(self._taken(parameters), loss_scale) for parameters in self._parameters]
         return float(loss.detach()), [{**of_layer, **norms} for of_layer, norms in zip(gradients, told, strict=True)]
+
+    def _for_compiled(self, layer: int, tensors: Tensors) -> Tensors:
+        """Has all inputs take gradients, as they do where a plan cuts: else other code is compiled."""
+        if layer <= self._first_trained:
+            return as_over_a_wire(tensors)
+        return as_over_a_wire(
+            tuple(t if t.requires_grad or not t.is_floating_point() else t.requires_grad_() for t in tensors)
+        )
 
     def evaluate(self, microbatch: int, batch: Batch) -> Score:
         device, model = self.engine.device, self.engine.model

@@ -34,6 +34,7 @@ from planaria.runtime.measure import ERROR_SUFFIX
 from planaria.runtime.measure.layers import measure_layers
 from planaria.runtime.measure.machine import measure_link, measure_step
 from planaria.runtime.measure.memory import device_bytes, process_bytes
+from planaria.runtime.worker.compute.compilation import check_compiler
 from planaria.runtime.worker.compute.device import open_device
 from planaria.runtime.worker.compute.layers import LayerFailed
 
@@ -55,6 +56,7 @@ def fingerprint(job: Job) -> str:
         *_of_data(job.data),
         *_of_optimizer(train),
         *_of_rules(train),
+        *(["compiled"] if train.compile else []),
         MEASURES,
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -88,6 +90,7 @@ def measure_into(job: Job, data_folder: Path, output: Path, import_path: str | N
     """
     look_in(import_path)
     try:
+        check_compiler(job)
         data = open_data(job, data_folder)
         model = load_model(job.model, job.train, vocab_size=data.vocab_size, example=data.example)
         check_start(job.train, model)

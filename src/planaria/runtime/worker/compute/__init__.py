@@ -1,6 +1,7 @@
 """What a worker computes with, and what it holds.
 
 - `engine`: model, data and device; `layers`: forwards and backwards; `split_backward`: in two passes.
+- `compilation`: layers compiled by torch, each alone.
 - `weight_copies`: copies of weights in bfloat16 or float16, made once a step.
 - `statistics`: running statistics of batch norms.
 - `accumulator`: sums of gradients, exact or fast; `replica`: parameters and optimizer state; `holdings`: all.

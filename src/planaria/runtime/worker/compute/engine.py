@@ -12,6 +12,7 @@ from planaria.data.job_data import JobData
 from planaria.job.settings import Job
 from planaria.model.load import load_model
 from planaria.model.model import Batch, Model
+from planaria.runtime.worker.compute.compilation import check_compiler
 from planaria.runtime.worker.compute.device import open_device
 from planaria.runtime.worker.compute.device_clock import DeviceClock, OwnPace
 from planaria.runtime.worker.compute.layers import Count, LayerCompute
@@ -52,7 +53,9 @@ def real_engine(job: Job, data: JobData, worker: int) -> Engine:
         ModelError: the model cannot be built.
         DataError: there are too few data.
         NoDevice: this machine lacks the device.
+        UserError: layers are to be compiled, and there is no compiler.
     """
+    check_compiler(job)
     device = open_device(job, worker)
     model = load_model(job.model, job.train, vocab_size=data.vocab_size, example=data.example)
     return Engine(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -25,8 +25,9 @@ from planaria.model.model import Batch, Model, Tensors
 from planaria.protocol.messages.worker import Score
 from planaria.protocol.worker.progress import Work
 from planaria.protocol.worker.step_work import LayerRunner
+from planaria.runtime.worker.compute.compilation import as_over_a_wire, compiled
 from planaria.runtime.worker.compute.seeds import seed_layer
-from planaria.runtime.worker.compute.split_backward import Gradients, WeightPass, backward_in_two
+from planaria.runtime.worker.compute.split_backward import Gradients, WeightPass, backward_at_once, backward_in_two
 from planaria.runtime.worker.compute.statistics import RunningStatistics
 from planaria.runtime.worker.compute.weight_copies import begin_run, copies_of, drop_copies, parameter
 
@@ -140,6 +141,7 @@ class Compute:
         trained = [group for group in model.groups if not group.is_statistics]
         self._first_trained = min((layer for group in trained for layer in group.layers), default=0)
         self._modules: dict[int, nn.Module] = {}
+        self._called: dict[int, Callable[..., Any]] = {}
         self._parameters: dict[int, dict[str, nn.Parameter]] = {}
         self._statistics: dict[int, RunningStatistics] = {}
         self._kept: dict[tuple[Work, int], _Kept] = {}
@@ -147,7 +149,7 @@ class Compute:
         self._weight_passes: dict[tuple[Work, int], WeightPass] = {}
         self._scale = 1.0 / train.num_microbatches
         dtype = _AUTOCAST.get(train.dtype)
-        self._make = nn.Parameter if dtype is None else partial(parameter, dtype=dtype)
+        self._make = nn.Parameter if dtype is None or train.compile else partial(parameter, dtype=dtype)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -157,13 +159,14 @@ class Compute:
         self._parameters[layer] = bind(module.to(self._device), parameters, self._make)
         self._statistics[layer] = RunningStatistics(module, parameters, self._train.num_microbatches)
         self._modules[layer] = module
+        self._called[layer] = compiled(module) if self._train.compile else module
 
     def parameters_of(self, layer: int) -> tuple[torch.Tensor, ...]:
         return tuple(self._parameters[layer].values())
 
     def drop_layer(self, layer: int) -> None:
         drop_copies(self._modules[layer].parameters())
-        del self._modules[layer], self._parameters[layer], self._statistics[layer]
+        del self._modules[layer], self._called[layer], self._parameters[layer], self._statistics[layer]
 
     def forget(self, keep: Callable[[Work], bool]) -> None:
         """Drops what is kept for microbatches that nobody will finish here. With all of them, copies of weights go."""
@@ -189,9 +192,9 @@ class Compute:
     ) -> tuple[Tensors, float | None]:
         recompute = self._train.activation_checkpointing
         moves = keep and on_host and not recompute and self._device.type != "cpu"
+        differentiates = (keep or self._train.compile) and layer > self._first_trained
         leaves = tuple(
-            tensor.detach().requires_grad_(keep and tensor.is_floating_point() and layer > self._first_trained)
-            for tensor in inputs
+            tensor.detach().requires_grad_(differentiates and tensor.is_floating_point()) for tensor in inputs
         )
         staying = list(self._modules[layer].parameters())
         saving = kept_on_host([*staying, *copies_of(staying)]) if moves else nullcontext()
@@ -211,7 +214,7 @@ class Compute:
         module = self._modules[layer].eval()
         try:
             with torch.no_grad(), self._statistics[layer].in_use():
-                outputs = self._outputs(0, work[0], layer, inputs)
+                outputs = self._outputs(0, work[0], layer, inputs, module)
                 if layer < self._last:
                     return rounded(outputs, self._train), None
                 assert batch is not None
@@ -224,7 +227,7 @@ class Compute:
         self, step: int, microbatch: int, layer: int, inputs: Tensors, batch: Batch | None
     ) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
         """Returns what comes out, and what the layer's norms tell of the microbatch."""
-        result = self._outputs(step, microbatch, layer, inputs)
+        result = self._outputs(step, microbatch, layer, inputs, self._called[layer])
         with self._naming(layer):
             told = self._statistics[layer].take(microbatch)
             if layer < self._last:
@@ -233,14 +236,14 @@ class Compute:
             with autocast(self._train, self._device):
                 return (self._model.loss(result, batch),), told
 
-    def _outputs(self, step: int, microbatch: int, layer: int, inputs: Tensors) -> Tensors:
-        """Runs the layer's module on what has come over a boundary."""
+    def _outputs(self, step: int, microbatch: int, layer: int, inputs: Tensors, called: Callable[..., Any]) -> Tensors:
+        """Runs the layer's module, as it is or compiled, on what has come over a boundary."""
         seed_layer(self._train.seed, step, microbatch, layer, self._device)
         begin_run(self._modules[layer].parameters())
         with self._naming(layer):
             given = widened(inputs, self._train) if layer > 0 else inputs
             with autocast(self._train, self._device):
-                outputs = self._modules[layer](*given)
+                outputs = called(*(as_over_a_wire(given) if self._train.compile else given))
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
     @contextmanager
@@ -269,7 +272,8 @@ class Compute:
         if not roots:
             return _filled(inputs, [None] * len(inputs))
         with self._naming(layer):
-            found, self._weight_passes[work, layer] = backward_in_two(roots, given, inputs, parameters)
+            in_two = backward_at_once if self._train.compile else backward_in_two
+            found, self._weight_passes[work, layer] = in_two(roots, given, inputs, parameters)
         return _filled(inputs, found)
 
     def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:

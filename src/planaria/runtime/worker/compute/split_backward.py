@@ -79,9 +79,7 @@ def backward_in_two(
     """
     cut = _cut(roots, inputs, parameters)
     if cut is None:
-        found = torch.autograd.grad(roots, [*inputs, *parameters], given, allow_unused=True)
-        of_parameters = found[len(inputs) :]
-        return found[: len(inputs)], WeightPass(lambda: of_parameters)
+        return backward_at_once(roots, given, inputs, parameters)
     of_inputs: Gradients = ()
     if inputs:
         handles = [border.node.register_prehook(border.note) for border in cut.borders]
@@ -92,6 +90,18 @@ def backward_in_two(
                 handle.remove()
     loose = [(roots[at], given[at]) for at in cut.loose_roots]
     return of_inputs, WeightPass(lambda: _weights(cut, loose, parameters))
+
+
+def backward_at_once(
+    roots: Sequence[torch.Tensor],
+    given: Sequence[torch.Tensor | None],
+    inputs: Sequence[torch.Tensor],
+    parameters: Sequence[torch.Tensor],
+) -> tuple[Gradients, WeightPass]:
+    """Computes everything in the first pass, for `backward_in_two`'s arguments; the second only hands it out."""
+    found = torch.autograd.grad(roots, [*inputs, *parameters], given, allow_unused=True)
+    of_parameters = found[len(inputs) :]
+    return found[: len(inputs)], WeightPass(lambda: of_parameters)
 
 
 def _weights(

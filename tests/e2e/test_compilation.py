@@ -1,0 +1,51 @@
+"""Compiled layers on real processes: whatever is lost, the bits of a reference that compiles too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planaria.job.errors import UserError
+from planaria.job.settings import Job
+from tests.e2e.conftest import Run
+from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.test_optimizers import KILLS
+
+Reference = Callable[[Job], Outcome]
+
+JOBS: dict[str, tuple[str, dict[str, Any]]] = {
+    "function": ("function", {}),
+    "gpt2, evaluated": ("gpt2", {"eval__every": 2, "eval__share": 0.1, "eval__microbatches": 2}),
+    "recomputed": ("function", {"train__activation_checkpointing": True, "resilience__policy": "redundancy"}),
+    "in two passes": ("function", {"cluster__schedule": "zb-h1"}),
+    "bfloat16": ("llama", {"train__dtype": "bfloat16", "train__boundary_dtype": "bfloat16"}),
+}
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", JOBS)
+def test_kills(name: str, text: Path, run: Run, reference: Reference) -> None:
+    model, changes = JOBS[name]
+    job = make_job(text, model, train__compile=True, **changes)
+    outcome = run(job, *KILLS)
+    outcome.assert_same_bits(reference(job))
+    assert len(outcome.summary["recoveries"]) == len(KILLS)
+
+
+def test_no_compiler_is_said_in_a_line(text: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cpp_builder, exc
+
+    from planaria.runtime.worker.compute.compilation import check_compiler
+
+    def none() -> str:
+        raise exc.InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
+    job = make_job(text, train__compile=True)
+    with pytest.raises(UserError, match=r"train\.compile = true needs a C\+\+ compiler.*Install g\+\+") as said:
+        check_compiler(job)
+    assert "\n" not in str(said.value)
+    check_compiler(make_job(text))
