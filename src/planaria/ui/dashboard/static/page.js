@@ -107,5 +107,6 @@
   const stream = new EventSource(`/api/run?name=${encodeURIComponent(name)}`);
   stream.onmessage = (event) => { document.body.classList.remove("offline"); take(JSON.parse(event.data)); };
   stream.onerror = () => { document.body.classList.add("offline"); };
+  addEventListener("resize", () => { if (state.details) requestAnimationFrame(draw); });
   place("home").hidden = !name;
 })();
