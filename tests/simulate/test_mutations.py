@@ -23,13 +23,14 @@ from planaria.protocol.membership.liveness import Liveness
 from planaria.protocol.membership.members import Membership
 from planaria.protocol.messages import plan_delta
 from planaria.protocol.messages.events import Command, Evict
-from planaria.protocol.messages.journal import AnyEntry, JournalCommit
+from planaria.protocol.messages.journal import JournalCommit
+from planaria.protocol.messages.records import AnyRecord
 from planaria.protocol.messages.worker import Commit, PlanMessage, Returned
 from planaria.protocol.planning import plan_selection
 from planaria.protocol.planning.straggler_detection import NodeSpeeds
-from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.returning import ReturningWorkers
 from planaria.protocol.run.run import Run
+from planaria.protocol.run.told_records import ToldRecords
 from planaria.protocol.step.checkpoint import Checkpoints, Saving
 from planaria.protocol.step.retained_replicas import RetainedReplicas
 from planaria.protocol.worker.machine import Apply, WorkerMachine
@@ -267,14 +268,14 @@ def what_idle_workers_hold_is_forgotten(patch: Patch) -> None:
 
 
 def a_commit_that_was_undone_is_told_again(patch: Patch) -> None:
-    """By a coordinator that begins on a journal whose last plan goes back."""
-    after = JournalState.after
+    """In other words than before, by a coordinator whose journal lost the plan that goes back."""
+    takes = ToldRecords.takes
 
-    def telling_all(self: JournalState, entry: AnyEntry) -> JournalState:
-        past = after(self, entry)
-        return past if isinstance(entry, JournalCommit) else replace(past, records=self.records + entry.records)
+    def takes_all(self: ToldRecords, record: AnyRecord, *, again: bool) -> bool:
+        self._restored_in = 0
+        return takes(self, record, again=again)
 
-    patch.setattr(JournalState, "after", telling_all)
+    patch.setattr(ToldRecords, "takes", takes_all)
 
 
 LOSSES = frozenset({FaultKind.KILL})
@@ -366,7 +367,7 @@ def test_state_that_moves_to_who_has_it_is_noticed(monkeypatch: Patch) -> None:
         (the_ledger_of_an_earlier_loss_is_forgotten, "a-ledger-forgotten"),
         (a_commit_that_only_a_worker_knows_is_ignored, "a-commit-that-only-workers-know"),
         (damage_is_not_told, "damage-of-state"),
-        (a_commit_that_was_undone_is_told_again, "a-commit-told-after-it-was-undone"),
+        (a_commit_that_was_undone_is_told_again, "a-commit-told-in-other-words-after-it-was-undone"),
         (
             what_was_held_before_the_job_went_back_counts,
             "an-idle-node-is-needed-after-other-samples-were-left-out",
