@@ -22,7 +22,7 @@ class EvaluationTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationShare:
-    """What the evaluations of a run are thought to take.
+    """Estimated time of a run's evaluations.
 
     Attributes:
         seconds: of one.

@@ -33,7 +33,7 @@ ASSUMED_DEVICE = "a100"
 """Device that is assumed where none is given."""
 
 _FROZEN_BYTES = 4
-"""Of a parameter that is not trained: float32, as a worker holds it."""
+"""Bytes of a parameter that is not trained: float32, as a worker holds it."""
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Paths on a machine with a GPU that torch can use: NVIDIA's driver, AMD's, or the one of Windows' subsystem."""

@@ -469,7 +469,7 @@ def decoded(decoder: msgspec.msgpack.Decoder[Decoded], data: bytes) -> Decoded:
 
 
 class First(msgspec.Struct, frozen=True, kw_only=True, rename={"kind": "type"}):
-    """What the first message on a connection has in every version of the protocol."""
+    """Fields that the first message on a connection has in every version of the protocol."""
 
     kind: str
     version: int

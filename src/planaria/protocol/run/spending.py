@@ -1,4 +1,4 @@
-"""What the nodes of a run cost: counted from step to step, and held to the budget."""
+"""The cost of a run: counted from step to step, and held to the budget."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Spending:
 
     @property
     def seen(self) -> Spent:
-        """What the next coordinator of the run goes on from."""
+        """Returns what the next coordinator of the run goes on from."""
         return Spent(dollars=self.dollars, hourly=self.hourly, since=self._since) if self.is_counted else Spent()
 
     def recall(self, spent: Spent) -> None:

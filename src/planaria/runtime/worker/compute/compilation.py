@@ -19,7 +19,7 @@ from planaria.job.settings import Device, Job
 from planaria.model.model import Tensors
 
 _MOST_GRAPHS = 1 << 20
-"""Of one function: each layer may have graphs of its own."""
+"""Most compiled graphs of one function: each layer may have graphs of its own."""
 
 
 def check_compiler(job: Job) -> None:
