@@ -262,6 +262,12 @@ measured."""
 MEASURE_REPEATS = 5
 """Times that a layer's kind, sums, the optimizer and links are measured; the median counts. Not measured."""
 
+START_TOLD_EVERY_S = 10.0
+"""Seconds of a start after which its stage is told, where no panel shows it. Not measured."""
+
+ROWS_LOOKED_AHEAD = 2
+"""Samples that a layer runs on, before it is measured on more of them. Not measured."""
+
 ENOUGH_S = 2.0
 """Seconds above which a kind of layer is repeated less often, but at least twice. Not measured."""
 
