@@ -390,6 +390,8 @@ class RunSection(Section, frozen=True):
         keep_checkpoints: how many of the newest stay.
         checkpoint_folder: a URL under which checkpoints are written, in a folder of the run's name: s3://bucket/folder,
             or another that fsspec knows; "": in the run folder. See docs/howto/resume-and-save.md.
+        journal: where the coordinator's decisions are kept: "etcd://HOST:PORT,HOST:PORT,...", so that another host may
+            go on when the coordinator's dies (nodes are agents); "": in the run folder. See docs/howto/standby.md.
         callbacks: functions, each "module:function" (record, run), that are called with each record of the run; see
             docs/howto/callbacks.md.
     """
@@ -400,6 +402,7 @@ class RunSection(Section, frozen=True):
     checkpoint_every_s: float | None = None
     keep_checkpoints: int = 2
     checkpoint_folder: str = ""
+    journal: str = ""
     callbacks: tuple[str, ...] = ()
 
     @property

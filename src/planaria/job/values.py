@@ -16,6 +16,9 @@ _FUNCTION = re.compile(rf"{_DOTTED}:{_DOTTED}")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _MAX_SHOWN = 80
 
+ETCD_URL = "etcd://"
+"""With what a journal's place begins that is in etcd."""
+
 
 def shown(value: object) -> str:
     """Returns a value as messages show it: one line, not too long."""
@@ -39,6 +42,12 @@ def is_reference(text: str) -> bool:
 def is_dataset(source: str) -> bool:
     """Whether `data.source` names a Python function that returns a dataset, and no file ("./a:b" is one)."""
     return is_reference(source)
+
+
+def is_host_port(text: str) -> bool:
+    """Whether a text is HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdecimal() and 0 < int(port) < 65536
 
 
 def refuse(field: str, value: object, problem: str, remedy: str) -> NoReturn:

@@ -109,6 +109,28 @@ Not measured."""
 COMMITS_KEPT = 64
 """How many of the newest commits are never removed, for people who look into the journal. Not measured."""
 
+LEASE_S = 3
+"""Seconds for which a coordinator leads without a word from etcd, where the journal is there; etcd may grant more.
+Not measured."""
+
+LEASE_ROUNDS = 6
+"""How often a lease is kept alive while it lasts. Not measured."""
+
+LEAD_POLL_S = 0.1
+"""Seconds between two looks of a standby at the lead. Not measured."""
+
+ETCD_TIMEOUT_S = 1.0
+"""Seconds that one member of etcd may take to answer, before the next is asked. Not measured."""
+
+ETCD_PAUSE_S = 0.05
+"""Seconds until etcd's members are asked again when none answered. Not measured."""
+
+ETCD_PAGE = 1024
+"""Keys that are read from etcd at a time. Not measured."""
+
+ETCD_DELETES = 100
+"""Removals in one transaction; etcd takes 128 by default."""
+
 MAX_RESTARTS = 5
 """Most coordinators that may die one after the other without a commit: then it is no accident. Not measured."""
 

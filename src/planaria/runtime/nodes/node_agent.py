@@ -40,6 +40,7 @@ from planaria.protocol.messages.worker import MAX_FRAME_BYTES, PROTOCOL_VERSION,
 from planaria.runtime.component_settings import node_settings
 from planaria.runtime.coordinator.remote_nodes import boot_id, imported
 from planaria.runtime.interrupts import Interrupted, interrupts
+from planaria.runtime.journal.coordinator_place import CoordinatorPlace
 from planaria.runtime.nodes.agent_settings import AgentSettings
 from planaria.runtime.nodes.link_prober import LinkProber
 from planaria.runtime.nodes.local_nodes import LocalNodes
@@ -89,6 +90,7 @@ class NodeAgent:
         self._selector = selectors.DefaultSelector()
         self._connection: Connection | None = None
         self._identity = secrets.token_hex(8)
+        self._place = CoordinatorPlace(settings.coordinator)
         self._coordinator = settings.coordinator
         self._address = ""
         self._welcome: Welcome | None = None
@@ -144,7 +146,7 @@ class NodeAgent:
         if now < self._retry_at:
             return
         try:
-            self._coordinator = self._settings.address()
+            self._coordinator = self._place.address()
             host, _, port = self._coordinator.rpartition(":")
             sock = connect((host, int(port)), AGENT_CONNECT_S, self._security)
         except NotSecured as error:
@@ -212,7 +214,7 @@ class NodeAgent:
             self._not_understood(error)
 
     def _not_understood(self, error: FrameError | NotSecured) -> None:
-        if self._settings.address_file is not None:  # it says where the coordinator was, until that is there again
+        if self._place.may_move:  # it says where the coordinator was, until that is there again
             self._hang_up(str(error))
             return
         where = self._coordinator
@@ -282,7 +284,7 @@ class NodeAgent:
             job,
             folder,
             node,
-            coordinator=self._coordinator,
+            coordinator=self._place.text,
             token=self._settings.token,
             faults=order.faults,
             import_path=self._settings.import_path,

@@ -50,6 +50,9 @@ class Recorder:
     """An observer that writes files. Call it with each record, and `finish` once, before or after `RunEnded`.
 
     In a folder that holds a run already, it appends, and the summary counts both parts of the run.
+
+    Attributes:
+        folder: the run's folder.
     """
 
     def __init__(self, folder: RunFolder, job: Job) -> None:
@@ -59,7 +62,7 @@ class Recorder:
             folder: the run's folder.
             job: the job; its name and fingerprint go into the summary.
         """
-        self._folder = folder
+        self.folder = folder
         self._job = job
         self._started_s: float | None = None
         self._ended: tuple[RunEnded, float] | None = None
@@ -206,7 +209,7 @@ class Recorder:
         ended, ended_s = self._ended
         summary: dict[str, object] = {
             "status": ended.status.value,
-            "name": self._job.run.name or self._folder.path.name,
+            "name": self._job.run.name or self.folder.path.name,
             "steps": ended.steps,
             "final_loss": _finite(self._last_step.loss) if self._last_step else None,
             "evaluation": self._evaluation_summary(),
@@ -236,9 +239,9 @@ class Recorder:
             **self._extra,
         }
         try:
-            write_atomically(self._folder.summary, json.dumps(summary, indent=2).encode() + b"\n")
+            write_atomically(self.folder.summary, json.dumps(summary, indent=2).encode() + b"\n")
         except OSError as error:  # what it tells is in the events, or on the screen; the run itself is whole
-            log.warning("%s could not be written: %s", self._folder.summary, error.strerror or error)
+            log.warning("%s could not be written: %s", self.folder.summary, error.strerror or error)
 
 
 def read_events(path: Path) -> Iterator[tuple[AnyRecord, float]]:

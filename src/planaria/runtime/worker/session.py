@@ -24,6 +24,7 @@ from planaria.protocol.messages.worker import (
 from planaria.protocol.thresholds import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
 from planaria.protocol.worker.session import WorkerSession
+from planaria.runtime.journal.coordinator_place import CoordinatorPlace
 from planaria.runtime.thresholds import SESSION_CONNECT_S
 from planaria.runtime.wire.control_frames import FrameError, control_frame, read_control
 from planaria.runtime.wire.tls import Security, connect
@@ -34,7 +35,7 @@ class Control:
     """Sends messages to the coordinator, and puts what it says into the mailbox.
 
     Args:
-        address: of the coordinator, "host:port".
+        coordinator: where it is, see `CoordinatorPlace`.
         mailbox: gets the orders; `CoordinatorBack` after each new connection; `CoordinatorGone` when none was made in
             time.
         timeout_s: for which another coordinator is looked for.
@@ -42,11 +43,10 @@ class Control:
     """
 
     def __init__(
-        self, address: str, mailbox: Mailbox, timeout_s: float = 60.0, security: Security | None = None
+        self, coordinator: str, mailbox: Mailbox, timeout_s: float = 60.0, security: Security | None = None
     ) -> None:
         self._security = security
-        host, port = address.rsplit(":", 1)
-        self._address = (host, int(port))
+        self._place = CoordinatorPlace(coordinator)
         self._mailbox = mailbox
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -152,7 +152,8 @@ class Control:
         return pause_s
 
     def _connect(self, timeout_s: float) -> socket.socket:
-        sock = connect(self._address, timeout_s, self._security)
+        host, _, port = self._place.address().rpartition(":")
+        sock = connect((host, int(port)), timeout_s, self._security)
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A coordinator's host that is gone without a word: what nobody acknowledges breaks the connection.

@@ -1,21 +1,30 @@
-"""`planaria agent` and `certificates`: a job whose nodes are other hosts. Reads arguments only."""
+"""`planaria agent`, `standby` and `certificates`: a job whose nodes are other hosts. Reads arguments only."""
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
-from planaria.ui.cli.options import EXIT_DRAINED, TOKEN_VARIABLE, ZONE_VARIABLE, tls_option, token_of, token_option
+from planaria.ui.cli.options import (
+    EXIT_DRAINED,
+    TOKEN_VARIABLE,
+    ZONE_VARIABLE,
+    exit_code,
+    tls_option,
+    token_of,
+    token_option,
+)
 
 
 @click.command()
 @click.option(
     "--coordinator", required=True, metavar="HOST:PORT",
-    help="Where `planaria train` listens; it prints this. Or file:RUN/address: the file is read again at each try, as "
-    "the coordinator may come back elsewhere.",
+    help="Where `planaria train` listens; it prints this. Or file:RUN/address, or etcd://HOST:PORT,.../RUN: read again "
+    "at each try, as the coordinator may come back elsewhere.",
 )  # fmt: skip
 @token_option
 @click.option(
@@ -78,6 +87,47 @@ def agent(
     )
     codes = {Farewell.OVER: 0, Farewell.DRAINED: EXIT_DRAINED, Farewell.SUSPENDED: os.EX_TEMPFAIL}
     return codes[NodeAgent(settings, Output(sys.stderr).say).run()]
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@token_option
+def standby(run: Path, token_file: Path | None) -> int:
+    """Wait beside RUN, whose journal is in etcd, and lead it when its coordinator's host is gone.
+
+    RUN is the run folder, which this host sees as well. Steps that were committed stay committed, and nodes keep their
+    state; see docs/howto/standby.md.
+
+    \b
+    Example:
+      planaria standby runs/job
+
+    \b
+    Exit code:
+      0 the run is over    1 another process took the lead    2 it cannot be led from here
+      otherwise as of `planaria train`, of a run that was led from here
+    """
+    from planaria.job.parse import job_from_json
+    from planaria.protocol.messages.records import AnyRecord
+    from planaria.runtime.coordinator.remote_nodes import read_token
+    from planaria.runtime.launch.session import stand_by_run
+    from planaria.runtime.progress.output import Output
+    from planaria.runtime.progress.progress import ProgressDisplay
+    from planaria.runtime.run_folder.run_folder import RunFolder
+
+    folder = RunFolder.open(run)
+    token = token_of(token_file) or read_token(folder.token)
+    displays: list[ProgressDisplay] = []
+    with ExitStack() as leading:
+
+        def show(record: AnyRecord, time_s: float) -> None:
+            if not displays:
+                job = job_from_json(folder.job.read_bytes())
+                displays.append(leading.enter_context(ProgressDisplay(job, folder)))
+            displays[0](record, time_s)
+
+        result = stand_by_run(folder, token, Output(sys.stderr).say, show)
+    return 0 if result is None else exit_code(result)
 
 
 @click.command()

@@ -22,16 +22,16 @@ from planaria.runtime.interrupts import Interrupted
 from planaria.runtime.progress.output import OutputClosed
 from planaria.ui.cli.dashboard_commands import dashboard, report
 from planaria.ui.cli.folder_commands import list_runs, logs, trace_steps
-from planaria.ui.cli.host_commands import agent, certificates
+from planaria.ui.cli.host_commands import agent, certificates, standby
 from planaria.ui.cli.launch_commands import attend, launch
 from planaria.ui.cli.live_commands import add, drain, policy, save, status, stop
 from planaria.ui.cli.options import (
-    EXIT_EXHAUSTED,
     EXIT_FAILED,
     EXIT_SIGNALLED,
     EXIT_USER_ERROR,
     JOB_FILE,
     RUN_FOLDER,
+    exit_code,
     set_option,
     token_of,
     token_option,
@@ -215,14 +215,7 @@ def train(
             token=token,
             accept_changed_data=accept_changed_data,
         )
-    codes = {
-        "completed": 0,
-        "stopped": 0,
-        "failed": EXIT_FAILED,
-        "exhausted": EXIT_EXHAUSTED,
-        "interrupted": EXIT_SIGNALLED + (result.signal or Signals.SIGINT),
-    }
-    return codes[result.status.value]
+    return exit_code(result)
 
 
 @click.command()
@@ -260,7 +253,7 @@ def export(run: Path, target: Path, step: int | None, form: str, adapters: bool)
 
 
 LIVE = (status, add, drain, policy, save, stop)
-START = (init, doctor, train, agent, certificates, launch, attend)
+START = (init, doctor, train, agent, standby, certificates, launch, attend)
 FOLDERS = (list_runs, logs, trace_steps, dashboard, report)
 for command in (*START, plan, profile, simulate, *FOLDERS, *LIVE, export, trace, drill, compare):
     cli.add_command(command)

@@ -9,9 +9,13 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from signal import Signals
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from planaria.runtime.launch.training.result import TrainResult
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -75,3 +79,15 @@ def token_of(file: Path | None) -> str:
         return read_token(file)
     given = os.environ.get(TOKEN_VARIABLE, "")
     return check_token(given, TOKEN_VARIABLE) if given else ""
+
+
+def exit_code(result: TrainResult) -> int:
+    """Returns the exit code of a run that ended so."""
+    codes = {
+        "completed": 0,
+        "stopped": 0,
+        "failed": EXIT_FAILED,
+        "exhausted": EXIT_EXHAUSTED,
+        "interrupted": EXIT_SIGNALLED + (result.signal or Signals.SIGINT),
+    }
+    return codes[result.status.value]
