@@ -19,6 +19,9 @@ _MAX_SHOWN = 80
 ETCD_URL = "etcd://"
 """With what a journal's place begins that is in etcd."""
 
+TOKEN_VARIABLE = "PLANARIA_TOKEN"
+"""Environment variable with the job's token."""
+
 
 def shown(value: object) -> str:
     """Returns a value as messages show it: one line, not too long."""

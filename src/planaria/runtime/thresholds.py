@@ -131,6 +131,12 @@ ETCD_PAGE = 1024
 ETCD_DELETES = 100
 """Removals in one transaction; etcd takes 128 by default."""
 
+SILENT_COORDINATOR_S = 1.0
+"""Seconds without a word after which a worker looks whether another coordinator leads, where one may. Not measured."""
+
+LAST_WORDS_S = 60.0
+"""Seconds that an agent leaves a standby which leads, to write how the run ended. Not measured."""
+
 MAX_RESTARTS = 5
 """Most coordinators that may die one after the other without a commit: then it is no accident. Not measured."""
 

@@ -20,6 +20,7 @@ class AgentSettings:
         zone: where this node is: whatever fails as one; "": not known.
         import_path: where a model given as "module:function" is looked for.
         give_up_s: without a word from the coordinator, after which the agent ends.
+        may_lead: whether a standby runs beside the node, to lead a run whose journal is in etcd.
         tls: folder with the run's certificates; "": connections are plain.
     """
 
@@ -30,6 +31,7 @@ class AgentSettings:
     import_path: Path | None = None
     give_up_s: float = 600.0
     tls: str = ""
+    may_lead: bool = False
 
     def __post_init__(self) -> None:
         CoordinatorPlace(self.coordinator)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
+from planaria.job.values import TOKEN_VARIABLE
 from planaria.ui.cli.options import (
     EXIT_DRAINED,
-    TOKEN_VARIABLE,
     ZONE_VARIABLE,
     exit_code,
     tls_option,
@@ -45,6 +45,10 @@ from planaria.ui.cli.options import (
     "--give-up", "give_up_s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
     metavar="SECONDS", help="End when nothing was heard from the coordinator for so long.",
 )  # fmt: skip
+@click.option(
+    "--may-lead", is_flag=True,
+    help="Run a standby beside the node, which leads the run when its coordinator's host is gone (run.journal).",
+)  # fmt: skip
 def agent(
     coordinator: str,
     token_file: Path | None,
@@ -53,6 +57,7 @@ def agent(
     tls: Path | None,
     import_path: Path,
     give_up_s: float,
+    may_lead: bool,
 ) -> int:
     """Offer this node to a job whose cluster.launcher is "agents"; see docs/howto/hosts.md.
 
@@ -84,6 +89,7 @@ def agent(
         import_path=import_path.resolve(),
         give_up_s=give_up_s,
         tls="" if tls is None else str(tls.resolve()),
+        may_lead=may_lead,
     )
     codes = {Farewell.OVER: 0, Farewell.DRAINED: EXIT_DRAINED, Farewell.SUSPENDED: os.EX_TEMPFAIL}
     return codes[NodeAgent(settings, Output(sys.stderr).say).run()]

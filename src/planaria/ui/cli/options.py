@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from planaria.job.values import TOKEN_VARIABLE
+
 if TYPE_CHECKING:
     from planaria.runtime.launch.training.result import TrainResult
 
@@ -24,7 +26,6 @@ EXIT_DRAINED = 4
 EXIT_SIGNALLED = 128
 """Exit code, plus the signal's number: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 141 where nobody reads the output."""
 
-TOKEN_VARIABLE = "PLANARIA_TOKEN"
 TLS_VARIABLE = "PLANARIA_TLS"
 ZONE_VARIABLE = "PLANARIA_ZONE"
 JOB_FILE = click.Path(path_type=Path)
