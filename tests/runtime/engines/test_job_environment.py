@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from planaria.job.errors import UserError
+from planaria.runtime.engines.engine import TaskState
 from planaria.runtime.engines.job_environment import NodePlace, first_host, place_of
+from planaria.runtime.engines.own_agent import OwnAgent
 from planaria.ui.cli.main import cli
 from tests.runtime.coordinator.test_remote_nodes import TOKEN
 from tests.runtime.engines.test_slurm import JOB
@@ -80,3 +85,34 @@ def test_a_node_without_a_place_says_so(environment: dict[str, str], words: str,
 def test_an_agent_asks_for_an_address_where_nothing_says_one() -> None:
     done = CliRunner().invoke(cli, ["agent"], env={"PLANARIA_TOKEN": TOKEN})
     assert (done.exit_code, "Missing option '--coordinator'" in done.output) == (2, True)
+
+
+def test_the_agent_beside_a_coordinator_is_started_again() -> None:
+    own = OwnAgent([sys.executable, "-c", "import time; time.sleep(600)"])
+    assert own.tasks() == []
+    own.start()
+    (task,) = own.tasks()
+    assert task.state is TaskState.RUNNING
+    own.end()
+    (task,) = own.tasks()
+    assert task.state is TaskState.LOST, "it was killed"
+    own.replace(task)
+    assert [task.state for task in own.tasks()] == [TaskState.RUNNING]
+    own.end()
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "DONE"), (4, "DONE"), (75, "LOST"), (1, "LOST")])
+def test_how_an_agent_ended_says_whether_it_is_needed(code: int, state: str) -> None:
+    own = OwnAgent([sys.executable, "-c", f"raise SystemExit({code})"])
+    own.start()
+    own.wait()
+    assert [task.state.name for task in own.tasks()] == [state]
+
+
+def test_the_example_of_skypilot_starts_an_agent() -> None:
+    task = yaml.safe_load((Path(__file__).parents[3] / "examples" / "skypilot-agent.yaml").read_text())
+    (line,) = [line for line in task["run"].splitlines() if "planaria" in line]
+    _, planaria, name, *words = shlex.split(line)
+    assert (planaria, name) == ("planaria", "agent")
+    assert cli.commands["agent"].make_context("agent", words).params["coordinator"] == "$COORDINATOR"
+    assert set(task["envs"]) == {"COORDINATOR", "SHARED"}

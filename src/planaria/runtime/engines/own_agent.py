@@ -51,9 +51,14 @@ class OwnAgent:
 
     def end(self) -> None:
         """Ends the agent, unless it has ended with its run."""
+        if self._process is not None:
+            self._process.terminate()
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits for the agent's end, and kills it when that takes too long."""
         if self._process is None:
             return
-        self._process.terminate()
         try:
             self._process.wait(ENGINE_COMMAND_S)
         except subprocess.TimeoutExpired:

@@ -80,7 +80,7 @@ def here(
     overrides = (*said, *overrides)
     parsed = api.load_job(job, overrides)
     made = Launch(
-        job_file=str(job.resolve()),
+        job_file=os.path.abspath(job),  # not resolved: of a ConfigMap, that leads to a folder that is replaced
         overrides=overrides,
         name=name or parsed.run.name or job.stem,
         runs=os.path.abspath(parsed.run.folder),
@@ -93,7 +93,7 @@ def here(
     agent: list[str] = []
     if place is not None and not no_agent:
         agent = [*planaria(made), "agent", "--coordinator", place.address, "--give-up", f"{give_up_s:g}", *token]
-        agent += ["--import-path", str(job.resolve().parent), *(["--host", host] if host else [])]
+        agent += ["--import-path", os.path.dirname(made.job_file), *(["--host", host] if host else [])]
         agent += [*(["--zone", zone] if zone else []), *(["--tls", parsed.cluster.tls] if parsed.cluster.tls else [])]
         if place.rank:
             os.execv(agent[0], agent)
