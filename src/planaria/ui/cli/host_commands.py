@@ -22,9 +22,10 @@ from planaria.ui.cli.options import (
 
 @click.command()
 @click.option(
-    "--coordinator", required=True, metavar="HOST:PORT",
-    help="Where `planaria train` listens; it prints this. Or file:RUN/address, or etcd://HOST:PORT,.../RUN: read again "
-    "at each try, as the coordinator may come back elsewhere.",
+    "--coordinator", metavar="HOST:PORT",
+    help="Where `planaria train` listens; it prints this. A name is looked up again at each try; of file:RUN/address "
+    "and etcd://HOST:PORT,.../RUN it is read again, as the coordinator may come back elsewhere.  [default: node 0, "
+    "where the environment is torchrun's, SkyPilot's or SLURM's]",
 )  # fmt: skip
 @token_option
 @click.option(
@@ -50,7 +51,7 @@ from planaria.ui.cli.options import (
     help="Run a standby beside the node, which leads the run when its coordinator's host is gone (run.journal).",
 )  # fmt: skip
 def agent(
-    coordinator: str,
+    coordinator: str | None,
     token_file: Path | None,
     host: str,
     zone: str,
@@ -74,6 +75,7 @@ def agent(
       1 the coordinator is gone    2 this node cannot take part    130 a second Ctrl-C
     """
     from planaria.protocol.messages.agent import Farewell
+    from planaria.runtime.engines.job_environment import NAMES, place_of
     from planaria.runtime.nodes.agent_settings import AgentSettings
     from planaria.runtime.nodes.node_agent import NodeAgent
     from planaria.runtime.progress.output import Output
@@ -81,8 +83,11 @@ def agent(
     token = token_of(token_file)
     if not token:
         raise click.UsageError(f"An agent needs the job's token. Give --token-file FILE, or set {TOKEN_VARIABLE}.")
+    place = None if coordinator else place_of(os.environ)
+    if not coordinator and place is None:
+        raise click.UsageError(f"Missing option '--coordinator': none of {NAMES} says where it is.")
     settings = AgentSettings(
-        coordinator=coordinator,
+        coordinator=coordinator or (place.address if place else ""),
         token=token,
         host=host,
         zone=zone,

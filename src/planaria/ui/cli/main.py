@@ -37,6 +37,7 @@ from planaria.ui.cli.options import (
     token_option,
 )
 from planaria.ui.cli.planning.plan_commands import plan, profile
+from planaria.ui.cli.pod_commands import here, kubernetes
 from planaria.ui.cli.rehearsal.drill_commands import compare, drill
 from planaria.ui.cli.simulation.simulate import simulate
 from planaria.ui.cli.simulation.trace import trace
@@ -257,6 +258,8 @@ START = (init, doctor, train, agent, standby, certificates, launch, attend)
 FOLDERS = (list_runs, logs, trace_steps, dashboard, report)
 for command in (*START, plan, profile, simulate, *FOLDERS, *LIVE, export, trace, drill, compare):
     cli.add_command(command)
+for command in (kubernetes, here):
+    launch.add_command(command)
 
 
 def main() -> None:
