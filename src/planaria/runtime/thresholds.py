@@ -129,7 +129,7 @@ ETCD_PAGE = 1024
 """Keys that are read from etcd at a time. Not measured."""
 
 ETCD_DELETES = 100
-"""Removals in one transaction; etcd takes 128 by default."""
+"""Removals in one transaction; etcd takes 128 by default. Not measured."""
 
 SILENT_COORDINATOR_S = 1.0
 """Seconds without a word after which a worker looks whether another coordinator leads, where one may. Not measured."""

@@ -57,7 +57,7 @@ from planaria.runtime.coordinator.supervisor_link import Begin, Finished, Link, 
 from planaria.runtime.journal.etcd_journal import EtcdJournal, NotLeader
 from planaria.runtime.journal.journal import Journal
 from planaria.runtime.journal.sqlite_journal import SqliteJournal
-from planaria.runtime.machine_limits import most_nodes, num_cores, shared_cores
+from planaria.runtime.machine.limits import most_nodes, num_cores, shared_cores
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.sentences import sentence
 from planaria.runtime.thresholds import OPENING_FACTOR, OVERSUBSCRIBED

@@ -94,7 +94,9 @@ class Etcd:
         try:
             from etcd3gw.client import Etcd3Client
         except ImportError:
-            raise UserError(f"run.journal = {url!r} needs etcd3gw: pip install 'planaria[etcd]'.") from None
+            raise UserError(
+                f"run.journal = {url!r} needs etcd3gw, which is not installed. Install it: pip install etcd3gw."
+            ) from None
         self.url = url
         self._members = [
             Etcd3Client(host, int(port), timeout=ETCD_TIMEOUT_S, api_path="/v3/")

@@ -20,7 +20,7 @@ from planaria.model.model import Batch, Model, Tensors
 from planaria.model.training.optimizer import value_bytes
 from planaria.plan.costs.model_profile import LayerCost, LayerTimes
 from planaria.plan.quantities import size
-from planaria.runtime.machine_limits import memory_bytes
+from planaria.runtime.machine.limits import memory_bytes
 from planaria.runtime.measure.allocations import follow_allocations
 from planaria.runtime.measure.clock import compute_now
 from planaria.runtime.measure.memory import device_bytes, give_back, held_bytes

@@ -42,8 +42,8 @@ from planaria.protocol.messages.agent import (
 from planaria.protocol.messages.worker import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message, encode
 from planaria.runtime.component_settings import node_settings
 from planaria.runtime.coordinator.remote_nodes import boot_id, imported
-from planaria.runtime.interrupts import Interrupted, interrupts
 from planaria.runtime.journal.coordinator_place import CoordinatorPlace
+from planaria.runtime.machine.interrupts import Interrupted, interrupts
 from planaria.runtime.nodes.agent_settings import AgentSettings
 from planaria.runtime.nodes.link_prober import LinkProber
 from planaria.runtime.nodes.local_nodes import LocalNodes

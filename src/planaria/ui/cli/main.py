@@ -18,7 +18,7 @@ import click
 
 from planaria.job.errors import PlanariaError, UserCodeError
 from planaria.job.version import __version__
-from planaria.runtime.interrupts import Interrupted
+from planaria.runtime.machine.interrupts import Interrupted
 from planaria.runtime.progress.output import OutputClosed
 from planaria.ui.cli.dashboard_commands import dashboard, report
 from planaria.ui.cli.folder_commands import list_runs, logs, trace_steps

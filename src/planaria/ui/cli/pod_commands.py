@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
+from planaria.job.values import TOKEN_VARIABLE
 from planaria.ui.cli.launch_commands import AGENTS
-from planaria.ui.cli.options import JOB_FILE, TOKEN_VARIABLE, ZONE_VARIABLE, set_option, token_of, token_option
+from planaria.ui.cli.options import JOB_FILE, ZONE_VARIABLE, set_option, token_of, token_option
 
 GIVE_UP = click.option(
     "--give-up", "give_up_s", type=click.FloatRange(min=0, min_open=True), default=86400.0, show_default=True,

@@ -18,7 +18,7 @@ from planaria.runtime.component_settings import check_size
 from planaria.runtime.coordinator.executor import Observer
 from planaria.runtime.launch.callbacks import Callback, imported
 from planaria.runtime.launch.expected_losses import losses_of_trace
-from planaria.runtime.machine_limits import check_machine_limits
+from planaria.runtime.machine.limits import check_machine_limits
 from planaria.runtime.observers.views import check_packages
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.wire.tls import security_of

@@ -21,7 +21,6 @@ from planaria.runtime.component_settings import node_settings
 from planaria.runtime.coordinator.client import Contact
 from planaria.runtime.coordinator.remote_nodes import call_agents, named, network_warnings, share
 from planaria.runtime.coordinator.settings import CoordinatorSettings
-from planaria.runtime.interrupts import interrupts
 from planaria.runtime.journal.etcd import NEVER
 from planaria.runtime.journal.lead import Lead
 from planaria.runtime.launch.supervisor import Supervisor
@@ -29,6 +28,7 @@ from planaria.runtime.launch.training.data import RunData
 from planaria.runtime.launch.training.ending import RunOutcome
 from planaria.runtime.launch.training.request import TrainRequest
 from planaria.runtime.launch.training.told import Told
+from planaria.runtime.machine.interrupts import interrupts
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.observers.secret_urls import without_secrets
 from planaria.runtime.observers.views import views_of

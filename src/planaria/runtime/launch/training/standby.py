@@ -23,13 +23,13 @@ from planaria.runtime.coordinator.client import Contact
 from planaria.runtime.coordinator.process import journal_of
 from planaria.runtime.coordinator.remote_nodes import named, share
 from planaria.runtime.coordinator.settings import CoordinatorSettings
-from planaria.runtime.interrupts import interrupts
 from planaria.runtime.journal.etcd import OutOfReach
 from planaria.runtime.journal.lead import Lead
 from planaria.runtime.launch.supervisor import Supervisor
 from planaria.runtime.launch.training.ending import RunOutcome
 from planaria.runtime.launch.training.request import TrainRequest
 from planaria.runtime.launch.training.told import Told
+from planaria.runtime.machine.interrupts import interrupts
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.observers.views import views_of
 from planaria.runtime.run_folder.claim import claimed
