@@ -123,6 +123,7 @@ def test_nothing_that_a_node_says_is_run_by_the_browser(
             driver.get(page)
             until(lambda: "step 5" in text(driver, ".recovery"))
             assert HOSTILE in text(driver, ".recovery")
+            assert "2 judged decisions" in text(driver, "#regret")
             assert driver.execute_script("return document.querySelectorAll('img').length") == 0
             assert errors(driver) == []
         driver.get(address)

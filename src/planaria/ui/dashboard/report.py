@@ -13,7 +13,7 @@ from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.ui.dashboard.runs import RunReader
 
 _STATIC = Path(__file__).parent / "static"
-_SCRIPTS = ("draw.js", "charts.js", "worms.js", "parts.js", "report.js")
+_SCRIPTS = ("draw.js", "charts.js", "worms.js", "accounts.js", "parts.js", "report.js")
 
 
 def write_report(run: Path, target: Path) -> None:

@@ -50,6 +50,8 @@ P.chart = ({ label, lines, marks = [], fromZero = false, format = P.number, form
     if (line.dots)
       for (const point of line.points) picture.append(P.svg("circle", { cx: x(point[0]), cy: y(point[1]), r: 3, class: `dot ${line.kind}` }));
     else picture.append(P.svg("path", { d: P.path(line.points, x, y), class: `line ${line.kind}` }));
+    for (const [at, value] of line.points.filter((point) => point[0] === line.best))
+      picture.append(P.svg("circle", { cx: x(at), cy: y(value), r: 6.5, class: `best ${line.kind}` }, P.svg("title", {}, `best: step ${P.whole(at)}`)));
   }
   P.cursor(picture, { lines, x, xs, width, margin, height, format, formatX, wordX });
   return P.el("figure", { class: "chartbox" },

@@ -17,8 +17,10 @@
     now.split ? part("Where the time went", P.splitPart(now.split)) : null,
     part("The last plan", ...P.planPart(details)),
     part("Loss", P.lossChart(rows, details, { width: 1060, height: 260 })),
+    details.evaluations.length ? part("Evaluations", ...P.evaluationsPart(details)) : null,
+    details.costs ? part("Cost, and what it bought", ...P.costPart(rows, details)) : null,
     part("Lives of nodes", P.lives(details.nodes, now.elapsed_s)),
     part("Recoveries", ...P.recoveriesPart(details, new Set(details.recoveries.map((one) => `${one.step}`)))),
-    part("Plans, planned and measured", P.decisionsPart(details)),
+    part("Decisions, and what the others would have given", ...P.decisionsPart(details), ...P.otherDecisions(details)),
     part("What happened", P.logPart(details)));
 })();
