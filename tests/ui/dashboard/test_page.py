@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from planaria.ui.dashboard.report import write_report
+from planaria.ui.report.report import write_report
 from tests.ui.dashboard.browser import browser, errors, prefer, resize, why_not
 from tests.ui.dashboard.made_up import HOSTILE, happenings, made_up_run
 

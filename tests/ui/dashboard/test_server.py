@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
-import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from planaria.job.settings import BudgetSection
-from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, Evaluated, StepCommitted
 from planaria.ui.dashboard.access import COOKIE, Access
-from planaria.ui.dashboard.report import write_report
 from planaria.ui.dashboard.runs import Runs
 from planaria.ui.dashboard.server import STATIC, dashboard_app
-from tests.runtime.run_folder.happenings import JOB
 from tests.ui.dashboard.made_up import HOSTILE, happenings, made_up_run
 
 TOKEN = "0123456789abcdef"
@@ -114,42 +108,3 @@ def test_elsewhere_looking_needs_the_token_too(runs: Runs) -> None:
 )
 def test_names_that_others_may_point_here_are_refused(host: str, header: str, is_allowed: bool) -> None:
     assert Access(host, TOKEN).allows_host(header) is is_allowed
-
-
-def test_a_report_holds_everything_and_nothing_in_it_ends_its_element(tmp_path: Path, runs: Runs) -> None:
-    target = tmp_path / "report.html"
-    write_report(tmp_path / "one", target)
-    text = target.read_text()
-    assert text.count("<script") == text.count("</script>") == 2
-    assert "alert(2)" in text
-    assert "src=" not in text.replace("src=x", "")
-
-
-def test_a_report_holds_regret_cost_and_the_best_evaluation(tmp_path: Path) -> None:
-    told: list[AnyRecord] = []
-    for record in happenings(8, 12, 1, HOSTILE):
-        told.append(msgspec.structs.replace(record, cost=0.5) if isinstance(record, StepCommitted) else record)
-    told += [
-        Evaluated(step=12, loss=2.0, perplexity=7.4, accuracy=0.5, microbatches=1, generation=2, duration_s=0.1),
-        CheckpointSaved(step=12, folder="", seconds=0.1),
-    ]
-    job = msgspec.structs.replace(JOB, budget=BudgetSection(price=2.0))
-    made_up_run(tmp_path, "priced", told, job)
-    write_report(tmp_path / "priced", tmp_path / "report.html")
-    found = json.loads(re.findall(r'<script [^>]*id="data">(.*?)</script>', (tmp_path / "report.html").read_text())[0])
-    details = found["details"]
-    assert details["regret"] == {
-        "num": 2,
-        "weighed": 2,
-        "judged": 2,
-        "lost": 0.0,
-        "trained": 12 * JOB.train.global_batch,
-    }
-    assert [[one["name"] for one in decision["candidates"]] for decision in details["decisions"]] == [
-        [HOSTILE, f"not {HOSTILE}"]
-    ] * 2
-    assert details["recoveries"][0]["generation"] == details["decisions"][1]["generation"] == 2
-    assert details["costs"]["samples_per_dollar"] == 24 * JOB.train.global_batch
-    assert found["series"]["rows"][-1][8:] == [0.5, 12 * JOB.train.global_batch]
-    assert details["evaluations"] == [[12, 2.0, 0.5, False, 7.4]]
-    assert details["best"] == {"metric": "loss", "step": 12, "saved": 12}

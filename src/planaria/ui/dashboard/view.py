@@ -41,7 +41,7 @@ MOST_SENTENCES: Final = 150
 MOST_ACCOUNTED: Final = 200_000
 """Steps up to which a run's time is split by cause while it runs: the account holds a number for each."""
 
-_NO_ANSWER: Final = {"after": None, "generation": None, "candidates": []}
+_NO_ANSWER: Final[dict[str, Any]] = {"after": None, "generation": None, "candidates": []}
 
 
 class RunView:

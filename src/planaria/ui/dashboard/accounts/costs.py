@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from typing import Any
 
 from planaria.job.settings import Job
@@ -37,7 +37,7 @@ class Costs:
         self._step = 0
         self._num_dropped = 0
         self._zones: dict[int, str] = {}
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._since_s = 0.0
 
     def note(self, record: AnyRecord, time_s: float) -> None:
@@ -76,7 +76,7 @@ class Costs:
         hours of nodes."""
         if not self._is_counted:
             return None
-        seconds = Counter(self._seconds)
+        seconds = self._seconds.copy()
         for zone in self._zones.values():
             seconds[zone] += max(0.0, now_s - self._since_s)
         return {
