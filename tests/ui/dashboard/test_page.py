@@ -107,6 +107,13 @@ def test_during_a_demo_with_two_kills_the_numbers_are_the_runs(
         picture(driver, "dashboard-light.png", "light", 1320)
         picture(driver, "dashboard-dark.png", "dark", 1320)
         assert errors(driver) == []
+        write_report(run, tmp_path / "report.html")
+        driver.get((tmp_path / "report.html").as_uri())
+        lost = driver.find_element("css selector", ".recovery[data-step='40']")
+        assert "as measured" in text(driver, ".recovery[data-step='40'] tr.chosen")
+        prefer(driver, "light")
+        lost.screenshot(str(PICTURES / "report-decisions.png"))
+        assert errors(driver) == []
     assert train.wait(60) == 0
 
 

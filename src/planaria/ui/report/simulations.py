@@ -51,8 +51,9 @@ def _outcome(outcome: Outcome, suffix: str, *, is_swept: bool) -> list[Section]:
     if not drawn and not is_swept:
         notes.append(_NO_TIMELINE)
     sections.append(Section(title=f"Totals{suffix}", table=_table(figures(outcome)), notes=tuple(notes)))
-    shares = tuple(_shares(summary) for summary in outcome.summaries if summary.share_by)
-    sections.append(Section(title=f"Where the time went{suffix}", shares=shares))
+    if not is_swept:
+        shares = tuple(_shares(summary) for summary in outcome.summaries if summary.share_by)
+        sections.append(Section(title="Where the time went", shares=shares))
     return sections
 
 

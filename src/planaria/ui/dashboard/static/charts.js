@@ -40,7 +40,7 @@ P.chart = ({ label, lines, marks = [], fromZero = false, format = P.number, form
   const inner = [width - margin.left - margin.right, height - margin.top - margin.bottom];
   const x = (value) => margin.left + ((value - xs[0]) / (xs[1] - xs[0] || 1)) * inner[0];
   const y = (value) => margin.top + (1 - (Math.min(Math.max(value, low), high) - low) / (high - low)) * inner[1];
-  const picture = P.svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": label });
+  const picture = P.svg("svg", { viewBox: `0 0 ${width} ${height}`, class: marks.length > 24 ? "chart dense" : "chart", role: "img", "aria-label": label });
   for (const tick of P.ticks(low, high, 4))
     picture.append(P.svg("path", { d: `M${margin.left} ${y(tick)}H${width - margin.right}`, class: "grid" }),
       P.svg("text", { x: margin.left - 7, y: y(tick) + 4, class: "axis end" }, format(tick)));
