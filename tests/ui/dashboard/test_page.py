@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from planaria.ui.dashboard.report import write_report
+from planaria.ui.report.report import write_report
 from tests.ui.dashboard.browser import browser, errors, prefer, resize, why_not
 from tests.ui.dashboard.made_up import HOSTILE, happenings, made_up_run
 
@@ -107,6 +107,13 @@ def test_during_a_demo_with_two_kills_the_numbers_are_the_runs(
         picture(driver, "dashboard-light.png", "light", 1320)
         picture(driver, "dashboard-dark.png", "dark", 1320)
         assert errors(driver) == []
+        write_report(run, tmp_path / "report.html")
+        driver.get((tmp_path / "report.html").as_uri())
+        lost = driver.find_element("css selector", ".recovery[data-step='40']")
+        assert "as measured" in text(driver, ".recovery[data-step='40'] tr.chosen")
+        prefer(driver, "light")
+        lost.screenshot(str(PICTURES / "report-decisions.png"))
+        assert errors(driver) == []
     assert train.wait(60) == 0
 
 
@@ -123,6 +130,7 @@ def test_nothing_that_a_node_says_is_run_by_the_browser(
             driver.get(page)
             until(lambda: "step 5" in text(driver, ".recovery"))
             assert HOSTILE in text(driver, ".recovery")
+            assert "2 judged decisions" in text(driver, "#regret")
             assert driver.execute_script("return document.querySelectorAll('img').length") == 0
             assert errors(driver) == []
         driver.get(address)

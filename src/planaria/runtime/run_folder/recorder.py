@@ -207,6 +207,8 @@ class Recorder:
         assert self._ended is not None
         assert self._started_s is not None
         ended, ended_s = self._ended
+        dropped_samples = sum(self._dropped.values()) * self._job.train.microbatch
+        samples = ended.steps * self._job.train.global_batch - dropped_samples
         summary: dict[str, object] = {
             "status": ended.status.value,
             "name": self._job.run.name or self.folder.path.name,
@@ -222,7 +224,7 @@ class Recorder:
                 cause: round(seconds, 6) for cause, seconds in msgspec.structs.asdict(self._spent.split).items()
             },
             "dropped_microbatches": sum(self._dropped.values()),
-            "dropped_samples": sum(self._dropped.values()) * self._job.train.microbatch,
+            "dropped_samples": dropped_samples,
             "policy": self._policy,
             "policy_switches": [{"step": s.step, "policy": s.policy, "before": s.before} for s in self._switches],
             "recoveries": msgspec.to_builtins(self._recoveries),
@@ -232,7 +234,7 @@ class Recorder:
             "tokens_per_s": _median(self._tokens_per_s),
             "live_nodes": self._live_nodes,
             "cost": round(self._cost, 4) if self._cost else None,
-            "samples_per_dollar": ended.steps * self._job.train.global_batch / self._cost if self._cost else None,
+            "samples_per_dollar": samples / self._cost if self._cost else None,
             "message": ended.message,
             "checkpoint": self._checkpoint,
             "job_fingerprint": job_fingerprint(self._job),

@@ -52,18 +52,19 @@ def dashboard(folder: Path, port: int, host: str, token_file: Path | None) -> in
 
 
 @click.command()
-@click.argument("run", type=RUN_FOLDER)
+@click.argument("source", metavar="RUN|FILE", type=RUN_FOLDER)
 @click.option(
     "-o", "--output", "target", type=click.Path(path_type=Path, dir_okay=False), default=Path("report.html"),
     show_default=True, help="File to write.",
 )  # fmt: skip
-def report(run: Path, target: Path) -> int:
+def report(source: Path, target: Path) -> int:
     """Write what happened in RUN into one HTML file, to keep, send or print.
 
-    RUN is the folder of a run, for instance runs/demo; it may be under way.
+    RUN is the folder of a run, of a drill or of a comparison, for instance runs/demo; it may be under way. FILE is what
+    planaria simulate --json --timeline printed; planaria simulate --report writes that report itself.
     """
-    from planaria.ui.dashboard.report import write_report
+    from planaria.ui.report.report import write_report
 
-    write_report(run, target)
-    click.echo(f"report of {run}: {target}")
+    write_report(source, target)
+    click.echo(f"report of {source}: {target}")
     return 0

@@ -30,6 +30,7 @@ _FILES = {
     "draw.js": "text/javascript",
     "charts.js": "text/javascript",
     "worms.js": "text/javascript",
+    "accounts.js": "text/javascript",
     "parts.js": "text/javascript",
     "page.js": "text/javascript",
     "runs.js": "text/javascript",

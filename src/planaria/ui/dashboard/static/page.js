@@ -53,7 +53,7 @@
     const open = [...document.querySelectorAll(".recovery")];
     const kept = open.length === details.recoveries.length ? new Set(open.filter((one) => one.open).map((one) => one.dataset.step)) : null;
     P.show(place("recoveries"), P.recoveriesPart(details, kept));
-    P.show(place("decisions"), P.decisionsPart(details));
+    P.show(place("decisions"), ...P.decisionsPart(details));
     P.show(place("log"), P.logPart(details));
   };
 
