@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -135,6 +136,7 @@ def dashboard_app(runs: Runs, access: Access) -> Starlette:
         Route("/api/command", command, methods=["POST"]),
     ]
     app = Starlette(routes=routes)
+    app.state.is_ending = lambda: False
     app.add_middleware(_Guard, access=access)
     return app
 
@@ -167,16 +169,21 @@ async def _body(request: Request) -> bytes:
 
 
 def _stream(request: Request, look: _Look, every_s: float) -> Response:
-    """Returns server-sent events: what each look finds that is new, until the page is closed."""
+    """Returns server-sent events: what each look finds that is new, until the page is closed, or no longer served."""
+    is_ending: Callable[[], bool] = request.app.state.is_ending
 
     async def events() -> AsyncIterator[bytes]:
         known: Any = None
-        while not await request.is_disconnected():
+        is_last = False
+        while not is_last and not await request.is_disconnected():
+            is_last = is_ending()
             found, known = await run_in_threadpool(look, known)
             if found is not None:
                 yield b"data: %b\n\n" % msgspec.json.encode(found)
             is_behind = isinstance(found, dict) and found.get("read", 1.0) < 1
-            await asyncio.sleep(0.05 if is_behind else every_s)
+            until = time.monotonic() + (0.05 if is_behind else every_s)
+            while not is_ending() and (left_s := until - time.monotonic()) > 0:
+                await asyncio.sleep(min(left_s, LOOK_EVERY_S))
 
     if request.query_params.get("once"):
         found, _ = look(None)

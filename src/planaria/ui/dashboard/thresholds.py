@@ -13,6 +13,9 @@ TABLE_EVERY_S: Final = 2.0
 SAVE_TIMEOUT_S: Final = 600.0
 """Most seconds that a page waits until a state is on disk."""
 
+NICENESS: Final = 10
+"""By how much the page of [observe] dashboard_port steps back for what trains on the same cores."""
+
 MOST_ADDED: Final = 64
 """Most nodes that the page adds at once."""
 

@@ -9,6 +9,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from signal import Signals
 
+import msgspec
+
 from planaria.checkpoint.manifest import whole_steps
 from planaria.job.faults import FaultKind
 from planaria.job.registry import Launcher
@@ -28,6 +30,7 @@ from planaria.runtime.launch.training.data import RunData
 from planaria.runtime.launch.training.ending import RunOutcome
 from planaria.runtime.launch.training.request import TrainRequest
 from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.observers.dashboard_page import DashboardPage
 from planaria.runtime.observers.secret_urls import without_secrets
 from planaria.runtime.observers.view import View, ViewedRun
 from planaria.runtime.observers.view_thread import Views
@@ -60,6 +63,7 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes) -> Iterator[Run
         closing(told.views),
         closing(told.callbacks),
         ExitStack() as heeding,
+        closing(DashboardPage(folder, job.observe.dashboard_port, told.is_hurried)) as page,
         listen(job.cluster.host, job.cluster.port) as listener,
     ):
         address = f"{job.cluster.host}:{listener.getsockname()[1]}"
@@ -79,7 +83,9 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes) -> Iterator[Run
             if not job.run.writes_checkpoints:
                 text = "no checkpoints are written on the way (run.checkpoint_every = 0), only where the run ends"
                 told.record(Note(level="info", text=text), time.time())
-            contact.write(folder.contact)
+            if (of_page := page.start(token)) is not None:
+                told.record(of_page, time.time())
+            msgspec.structs.replace(contact, page=page.address).write(folder.contact)
             if not is_local:
                 share(folder, token, mark, address)
                 told.record(call_agents(job, folder, address), time.time())
@@ -123,10 +129,10 @@ class _Told:
 
     def __init__(self, request: TrainRequest, recorder: Recorder, views: Sequence[View], last_number: int) -> None:
         live = LiveRun(job=request.job, folder=request.folder.path, stop=self.stop)
-        self.callbacks = Callbacks(request.callbacks, live, lambda: self._is_hurried)
+        self.callbacks = Callbacks(request.callbacks, live, self.is_hurried)
         name = request.job.run.name or request.folder.path.name
         viewed = ViewedRun(name=name, job=request.job, folder=request.folder, step=last_number)
-        self.views = Views(views, viewed, lambda: self._is_hurried)
+        self.views = Views(views, viewed, self.is_hurried)
         self.observers: tuple[Observer, ...] = (recorder, *request.observers, self.callbacks, self.views)
         self.supervisor: Supervisor | None = None
         self.last: StepCommitted | None = None
@@ -166,6 +172,10 @@ class _Told:
     def _tell_of_callbacks(self) -> None:
         for note in (*self.callbacks.notes(), *self.views.notes()):
             self.record(note, time.time())
+
+    def is_hurried(self) -> bool:
+        """Returns whether the user wants the end at once."""
+        return self._is_hurried
 
     def stop(self, reason: str) -> None:
         """Has the run finish its step, save and end. Safe from any thread."""
