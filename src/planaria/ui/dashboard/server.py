@@ -32,6 +32,7 @@ _FILES = {
     "charts.js": "text/javascript",
     "worms.js": "text/javascript",
     "parts.js": "text/javascript",
+    "schedule.js": "text/javascript",
     "page.js": "text/javascript",
     "runs.js": "text/javascript",
 }
@@ -100,6 +101,12 @@ def dashboard_app(runs: Runs, access: Access) -> Starlette:
         curves = [{"rows": data["series"]["rows"], "read": data["read"]} for data, _ in found]
         return _json([{"name": name, **curve} for name, curve in zip(names, curves, strict=True)])
 
+    async def schedule(request: Request) -> Response:
+        reader = await _reader(runs, request.query_params.get("name", ""))
+        wanted = request.query_params.get("step", "")
+        step = int(wanted) if wanted.isascii() and wanted.isdecimal() and len(wanted) < 16 else None
+        return _json(await run_in_threadpool(reader.schedules.of_step, step))
+
     async def login(request: Request) -> Response:
         if request.method == "GET":
             return _page("login.html")
@@ -133,6 +140,7 @@ def dashboard_app(runs: Runs, access: Access) -> Starlette:
         Route("/api/runs", table),
         Route("/api/run", run_stream),
         Route("/api/compare", compared),
+        Route("/api/schedule", schedule),
         Route("/api/command", command, methods=["POST"]),
     ]
     app = Starlette(routes=routes)
