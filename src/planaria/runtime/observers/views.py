@@ -30,8 +30,13 @@ def check_packages(job: Job) -> None:
             )
 
 
-def views_of(job: Job) -> list[View]:
-    """Returns the views that a job asks for, none of them started. Modules are imported for those alone."""
+def views_of(job: Job, metrics_token: str) -> list[View]:
+    """Returns the views that a job asks for, none of them started. Modules are imported for those alone.
+
+    Args:
+        job: with its secrets.
+        metrics_token: that Prometheus has to show; "": none.
+    """
     views: list[View] = []
     if job.observe.tensorboard:
         from planaria.runtime.observers.tensorboard_files import TensorBoardFiles
@@ -48,7 +53,7 @@ def views_of(job: Job) -> list[View]:
     if job.observe.metrics_port:
         from planaria.runtime.observers.prometheus_page import PrometheusPage
 
-        views.append(PrometheusPage(job.cluster.host, job.observe.metrics_port))
+        views.append(PrometheusPage(job.cluster.host, job.observe.metrics_port, metrics_token))
     if job.observe.webhook:
         from planaria.runtime.observers.webhook import Webhook
 

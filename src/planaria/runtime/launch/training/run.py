@@ -28,7 +28,7 @@ from planaria.runtime.launch.callbacks import Callbacks, LiveRun
 from planaria.runtime.launch.supervisor import Supervisor
 from planaria.runtime.launch.training.data import RunData
 from planaria.runtime.launch.training.ending import RunOutcome
-from planaria.runtime.launch.training.request import TrainRequest
+from planaria.runtime.launch.training.request import TrainRequest, metrics_token
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.observers.dashboard_page import DashboardPage
 from planaria.runtime.observers.secret_urls import without_secrets
@@ -49,7 +49,7 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes) -> Iterator[Run
         UserError: the job cannot be planned.
         CoordinatorFailed: coordinators died one after the other.
     """
-    views = views_of(request.job)
+    views = views_of(request.job, metrics_token(request.job, request.folder))
     request = replace(request, job=without_secrets(request.job))  # nobody but views needs to know them
     job, folder = request.job, request.folder
     is_local = job.cluster.launcher is Launcher.LOCAL
