@@ -88,7 +88,7 @@ def test_the_page_draws_a_step_as_planned_beside_as_it_ran(run: Run, slow_layers
     assert newest.step == 4
     for file in folder.logs.glob("trace-*.jsonl"):
         file.unlink()
-    unrecorded = schedules.of_step(None)
+    unrecorded = RunReader(folder).schedules.of_step(None)
     assert unrecorded.planned == newest.planned
     assert (unrecorded.step, unrecorded.measured) == (None, None)
     assert "Set observe.instructions = true in the job file" in unrecorded.notes[0]

@@ -31,8 +31,11 @@ def write(folder: RunFolder, worker: int, steps: list[int], attempt: int = 0) ->
 def test_steps_are_found_and_of_one_that_was_trained_again_the_last_time(folder: RunFolder) -> None:
     write(folder, 0, [1, 2, 3, 4])
     write(folder, 1, [1, 2])  # it was killed then
-    write(folder, 0, [3], attempt=1)
     recorded = RecordedSteps(folder)
+    recorded.look()
+    assert recorded.steps == (1, 2, 3, 4)
+    write(folder, 0, [3], attempt=1)
+    recorded.look()
     assert recorded.steps == (1, 2, 3)
     assert [entry.microbatch for entry in recorded.entries(3)[0]] == [1, 1]
     assert set(recorded.entries(2)) == {0, 1}
@@ -41,12 +44,20 @@ def test_steps_are_found_and_of_one_that_was_trained_again_the_last_time(folder:
 
 def test_of_a_long_run_only_the_last_steps_are_read(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, 0, list(range(1, 1001)))
-    (folder.logs / "trace-0.jsonl").open("ab").write(b'[1001,"forw')
+    with (folder.logs / "trace-0.jsonl").open("ab") as file:
+        file.write(b'[1001,"forw')
     monkeypatch.setattr(recorded_steps, "MOST_TRACE_BYTES", 1000)
     recorded = RecordedSteps(folder)
+    recorded.look()
     assert recorded.steps[-1] == recorded.newest == 1000
     assert 5 < len(recorded.steps) < 20
     assert all(len(recorded.entries(step)[0]) == 2 for step in recorded.steps)
+    with (folder.logs / "trace-0.jsonl").open("ab") as file:
+        file.write(b'ard",0,1,0,0.0,1.0]\n')
+    write(folder, 0, [1002])
+    recorded.look()
+    assert recorded.steps[-2:] == (1001, 1002)
+    assert [len(recorded.entries(step)[0]) for step in recorded.steps[-3:]] == [2, 1, 2]
     found = RunReader(folder).schedules.of_step(7)
     assert (found.step, found.measured) == (None, None)
     assert "Nothing of step 7 is recorded here. planaria trace-steps reads those of long ago." in found.notes

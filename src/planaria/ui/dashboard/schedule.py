@@ -102,12 +102,14 @@ class Schedules:
         self._folder = folder
         self._job = job
         self._lock = threading.Lock()
+        self._recorded = RecordedSteps(folder)
         self._known: dict[tuple[int, int, float], Picture] = {}
 
     def of_step(self, step: int | None) -> StepSchedule:
         """Returns the schedule of a recorded step; None: of the newest one, or, where none is, of the plan in force."""
         with self._lock:
-            recorded = RecordedSteps(self._folder)
+            recorded = self._recorded
+            recorded.look()
             shown = recorded.newest if step is None else step
             notes: tuple[str, ...] = ()
             found = self._plan_of(shown)

@@ -17,7 +17,8 @@ NICENESS: Final = 10
 """By how much the page of [observe] dashboard_port steps back for what trains on the same cores."""
 
 MOST_TRACE_BYTES: Final = 32 << 20
-"""Most bytes that one look reads of what workers have written of their steps: the last ones, in a tenth of a second."""
+"""Most bytes that are read of what workers have written of their steps: the last ones. They take 0.3 s of a
+processor once, and what is new some milliseconds."""
 
 MOST_STEPS_OFFERED: Final = 500
 """Most steps whose schedule may be chosen: the last ones."""
