@@ -337,8 +337,9 @@ def _check_run(run: RunSection, launcher: Launcher) -> None:
 
 def _check_observe(observe: ObserveSection) -> None:
     """Refuses an [observe] that cannot be. A URL may be secret, and is not shown."""
-    if not 0 <= observe.metrics_port <= 65535:
-        refuse("observe.metrics_port", observe.metrics_port, "is not a TCP port", "Set 1 to 65535, or 0 for none.")
+    for name in ("metrics_port", "dashboard_port"):
+        if not 0 <= (port := getattr(observe, name)) <= 65535:
+            refuse(f"observe.{name}", port, "is not a TCP port", "Set 1 to 65535, or 0 for none.")
     for name in ("wandb", "command"):
         value = getattr(observe, name)
         if "\0" in value or (value and not value.strip()):

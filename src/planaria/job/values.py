@@ -5,6 +5,7 @@ Each check raises a `UserError` that names the field, its value and the remedy.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from typing import NoReturn
@@ -74,6 +75,16 @@ def text(field: str, value: str) -> None:
     """Refuses an empty text, and one that no path can be."""
     if not value.strip() or "\0" in value:
         refuse(field, value, "is empty or has a NUL character", "Give a text, or leave the line out.")
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a name or address is reached from this machine alone."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def is_url(value: str) -> bool:

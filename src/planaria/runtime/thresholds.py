@@ -234,6 +234,10 @@ VIEW_END_S = 30.0
 VIEW_LOOK_S = 0.1
 """Seconds between two looks at whether views are still to be waited for. Not measured."""
 
+PAGE_END_S = 3.0
+"""Seconds that the page of [observe] dashboard_port may take to show the run's end: it looks each 0.5 s. Not
+measured."""
+
 TRACKER_STARTS_S = 60.0
 """Seconds that Weights & Biases may take to begin a run. Not measured."""
 

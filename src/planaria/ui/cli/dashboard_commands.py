@@ -1,4 +1,7 @@
-"""`planaria dashboard` and `planaria report`: a run in a browser, and in one file. Reads arguments only."""
+"""`planaria dashboard` and `planaria report`: a run in a browser, and in one file. Reads arguments only.
+
+`serve-page` is `dashboard` for `planaria train`, which starts it (`planaria.runtime.observers.dashboard_page`).
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,30 @@ def dashboard(folder: Path, port: int, host: str, token_file: Path | None) -> in
         click.echo(f"{folder}: {address_of(listener, host)}")
         click.echo("token for commands: " + ("the one given" if given else token))
         serve(dashboard_app(runs, Access(host, token)), listener)
+    return 0
+
+
+@click.command("serve-page", hidden=True)
+@click.argument("run", type=RUN_FOLDER)
+@click.argument("listener", type=int)
+def serve_page(run: Path, listener: int) -> int:
+    """Serve the page of RUN at a socket that is open already, until standard input ends; its first line is a token."""
+    import os
+    import socket
+    import sys
+    from functools import partial
+
+    from planaria.ui.dashboard.access import Access
+    from planaria.ui.dashboard.listen import serve
+    from planaria.ui.dashboard.runs import Runs
+    from planaria.ui.dashboard.server import dashboard_app
+    from planaria.ui.dashboard.thresholds import NICENESS
+
+    os.nice(NICENESS)
+    token = sys.stdin.readline().strip()
+    with socket.socket(fileno=listener) as opened:
+        app = dashboard_app(Runs(run), Access(opened.getsockname()[0], token))
+        serve(app, opened, until=partial(os.read, sys.stdin.fileno(), 1))
     return 0
 
 

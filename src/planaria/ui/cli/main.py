@@ -20,7 +20,7 @@ from planaria.job.errors import PlanariaError, UserCodeError
 from planaria.job.version import __version__
 from planaria.runtime.machine.interrupts import Interrupted
 from planaria.runtime.progress.output import OutputClosed
-from planaria.ui.cli.dashboard_commands import dashboard, report
+from planaria.ui.cli.dashboard_commands import dashboard, report, serve_page
 from planaria.ui.cli.folder_commands import list_runs, logs, trace_steps
 from planaria.ui.cli.host_commands import agent, certificates, standby
 from planaria.ui.cli.launch_commands import attend, launch
@@ -255,7 +255,7 @@ def export(run: Path, target: Path, step: int | None, form: str, adapters: bool)
 
 LIVE = (status, add, drain, policy, save, stop)
 START = (init, doctor, train, agent, standby, certificates, launch, attend)
-FOLDERS = (list_runs, logs, trace_steps, dashboard, report)
+FOLDERS = (list_runs, logs, trace_steps, dashboard, serve_page, report)
 for command in (*START, plan, profile, simulate, *FOLDERS, *LIVE, export, trace, drill, compare):
     cli.add_command(command)
 for command in (kubernetes, here):

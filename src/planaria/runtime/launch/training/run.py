@@ -26,10 +26,11 @@ from planaria.runtime.journal.lead import Lead
 from planaria.runtime.launch.supervisor import Supervisor
 from planaria.runtime.launch.training.data import RunData
 from planaria.runtime.launch.training.ending import RunOutcome
-from planaria.runtime.launch.training.request import TrainRequest
+from planaria.runtime.launch.training.request import TrainRequest, metrics_token
 from planaria.runtime.launch.training.told import Told
 from planaria.runtime.machine.interrupts import interrupts
 from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.observers.dashboard_page import DashboardPage
 from planaria.runtime.observers.secret_urls import without_secrets
 from planaria.runtime.observers.views import views_of
 from planaria.runtime.run_folder.claim import say
@@ -52,7 +53,7 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes, lead: Lead | No
         CoordinatorFailed: coordinators died one after the other.
         LeadTaken: another process leads the run.
     """
-    views = views_of(request.job)
+    views = views_of(request.job, metrics_token(request.job, request.folder))
     request = replace(request, job=without_secrets(request.job))  # nobody but views needs to know them
     job, folder = request.job, request.folder
     is_local = job.cluster.launcher is Launcher.LOCAL
@@ -66,6 +67,7 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes, lead: Lead | No
         closing(told.views),
         closing(told.callbacks),
         ExitStack() as heeding,
+        closing(DashboardPage(folder, job.observe.dashboard_port, told.is_hurried)) as page,
         listen(job.cluster.host, job.cluster.port) as listener,
     ):
         address = f"{job.cluster.host}:{listener.getsockname()[1]}"
@@ -90,7 +92,9 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes, lead: Lead | No
             if not job.run.writes_checkpoints:
                 text = "no checkpoints are written on the way (run.checkpoint_every = 0), only where the run ends"
                 told.record(Note(level="info", text=text), time.time())
-            contact.write(folder.contact)
+            if (of_page := page.start(token)) is not None:
+                told.record(of_page, time.time())
+            msgspec.structs.replace(contact, page=page.address).write(folder.contact)
             if not is_local:
                 share(folder, token, mark, address)
                 told.record(call_agents(job, folder, address), time.time())

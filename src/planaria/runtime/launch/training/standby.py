@@ -27,10 +27,11 @@ from planaria.runtime.journal.etcd import OutOfReach
 from planaria.runtime.journal.lead import Lead
 from planaria.runtime.launch.supervisor import Supervisor
 from planaria.runtime.launch.training.ending import RunOutcome
-from planaria.runtime.launch.training.request import TrainRequest
+from planaria.runtime.launch.training.request import TrainRequest, metrics_token
 from planaria.runtime.launch.training.told import Told
 from planaria.runtime.machine.interrupts import interrupts
 from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.observers.dashboard_page import DashboardPage
 from planaria.runtime.observers.views import views_of
 from planaria.runtime.run_folder.claim import claimed
 from planaria.runtime.run_folder.recorder import Recorder, read_events
@@ -85,7 +86,8 @@ def stand_by(
         with contextlib.suppress(UserError):  # a folder of the network may still hold the claim of a host that is gone
             stack.enter_context(claimed(folder.claim))
         recorder = stack.enter_context(Recorder(folder, job))
-        told = Told(request, recorder, views_of(job), settings.resume.step if settings.resume else 0)
+        views = views_of(job, metrics_token(job, folder))
+        told = Told(request, recorder, views, settings.resume.step if settings.resume else 0)
         stack.enter_context(closing(told.views))
         stack.enter_context(closing(told.callbacks))
         told.supervisor = supervisor
@@ -94,7 +96,11 @@ def stand_by(
         text = f"{socket.gethostname()} leads the run now, at {address}: the coordinator before is gone"
         told.record(Note(level="warning", text=text), time.time())
         share(folder, settings.token, settings.run_id, address)
-        Contact(address=address, token=settings.token, tls=job.cluster.tls).write(folder.contact)
+        page = stack.enter_context(closing(DashboardPage(folder, job.observe.dashboard_port, told.is_hurried)))
+        if (of_page := page.start(settings.token)) is not None:
+            told.record(of_page, time.time())
+        contact = Contact(address=address, token=settings.token, tls=job.cluster.tls, page=page.address)
+        contact.write(folder.contact)
         lead.tell(address)
         stack.enter_context(interrupts(told.heed))
         finished = supervisor.run(())

@@ -37,10 +37,10 @@ class Told:
 
     def __init__(self, request: TrainRequest, recorder: Recorder, views: Sequence[View], last_number: int) -> None:
         live = LiveRun(job=request.job, folder=request.folder.path, stop=self.stop)
-        self.callbacks = Callbacks(request.callbacks, live, lambda: self._is_hurried)
+        self.callbacks = Callbacks(request.callbacks, live, self.is_hurried)
         name = request.job.run.name or request.folder.path.name
         viewed = ViewedRun(name=name, job=request.job, folder=request.folder, step=last_number)
-        self.views = Views(views, viewed, lambda: self._is_hurried)
+        self.views = Views(views, viewed, self.is_hurried)
         self.observers: tuple[Observer, ...] = (recorder, *request.observers, self.callbacks, self.views)
         self.supervisor: Supervisor | None = None
         self.last: StepCommitted | None = None
@@ -80,6 +80,10 @@ class Told:
     def _tell_of_callbacks(self) -> None:
         for note in (*self.callbacks.notes(), *self.views.notes()):
             self.record(note, time.time())
+
+    def is_hurried(self) -> bool:
+        """Returns whether the user wants the end at once."""
+        return self._is_hurried
 
     def stop(self, reason: str) -> None:
         """Has the run finish its step, save and end. Safe from any thread."""
