@@ -94,6 +94,12 @@ History = tuple[JobInterval, ...]
 """A run's stretches, in order; the last is in force. Empty: not known, of a checkpoint before there were any."""
 
 
+def order_of(history: Sequence[JobInterval]) -> str:
+    """Returns the order in which a run's samples come; that of new runs, if it had none."""
+    data = history[-1].data if history else None
+    return KEYED if data is None else data.order
+
+
 def schedule_ends(history: Sequence[JobInterval]) -> tuple[tuple[int, int], ...]:
     """Where the learning rate's schedule ended, since which step."""
     return tuple((stretch.since, stretch.steps) for stretch in history)

@@ -134,7 +134,7 @@ def node_settings(
             faults=faults,
             import_path=None if import_path is None else str(import_path),
             metadata_url=metadata_url,
-            log=str(folder.logs / f"worker-{worker}.log"),
+            log=str(folder.worker_log(worker)),
             host=host,
             zone=zone,
             mark=mark,

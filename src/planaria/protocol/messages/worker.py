@@ -16,7 +16,7 @@ from planaria.job.checks import MAX_ZONE_LENGTH
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 
 def other_version(speaker: str, version: int) -> str | None:

@@ -10,7 +10,10 @@ import hmac
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from planaria.job.faults import Fault
 from planaria.plan.plan import NodeId
@@ -23,6 +26,7 @@ from planaria.protocol.messages.agent import (
     KillNode,
     LinkProbed,
     NodeEnded,
+    NodeLog,
     OfferRefused,
     Ping,
     Pong,
@@ -33,6 +37,7 @@ from planaria.protocol.messages.agent import (
 )
 from planaria.protocol.messages.run_measurements import HostLink
 from planaria.protocol.messages.worker import Message, decode_first, encode, other_version
+from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import LIGHT_PROBE_S, PROBE_S
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError
@@ -91,12 +96,23 @@ class Agents:
         token: the job's token.
         faults: the faults that the user asked for.
         only_boot: the one kernel on which nodes may run; "": on any.
+        profile: what hosts with run folders of their own are told of it.
+
+    Attributes:
+        has_own_folders: whether a host came that has a run folder of its own.
     """
 
     def __init__(
-        self, welcome: Welcome, token: str, faults: Mapping[NodeId, tuple[Fault, ...]], only_boot: str
+        self,
+        welcome: Welcome,
+        token: str,
+        faults: Mapping[NodeId, tuple[Fault, ...]],
+        only_boot: str,
+        profile: bytes = b"",
     ) -> None:
+        self.has_own_folders = False
         self._welcome = welcome
+        self._profile = profile
         self._token = token
         self._faults = faults
         self._only_boot = only_boot
@@ -145,7 +161,9 @@ class Agents:
             case NodeEnded() if agent is not None and agent.node == message.node:
                 agent.node = None
                 self.desk.lost(NodeId(message.node), message.cause)
-            case NodeEnded() if agent is not None:
+            case NodeLog() if agent is not None and agent.node == message.node:
+                self._keep_log(message)
+            case NodeEnded() | NodeLog() if agent is not None:
                 pass  # it was told so, and ended what it was told to end
             case _:
                 raise FrameError("an agent must enrol once, and first")
@@ -183,7 +201,8 @@ class Agents:
         if self._over is not None:
             self._tell(agent, Dismissed(farewell=self._over))
             return
-        self._tell(agent, self._welcome)
+        self.has_own_folders |= enrol.own_folder
+        self._tell(agent, msgspec.structs.replace(self._welcome, profile=self._profile if enrol.own_folder else b""))
         if node is not None and (taken or not self.desk.may_run(node)):
             self._tell(agent, KillNode(node=node))
 
@@ -192,7 +211,23 @@ class Agents:
             return "the token is not the job's"
         if self._only_boot not in ("", enrol.boot):
             return "nodes with an emulated device share one clock, so all agents must run on the coordinator's machine"
+        place = self._welcome.job.run.checkpoint_folder
+        if enrol.own_folder and (not place or place.startswith("file:")):
+            return (
+                "with a run folder of its own (--folder) it needs checkpoints where every node reads and writes them, "
+                f"and run.checkpoint_folder = {place!r}. Set it to the URL of a store, for instance s3://bucket/folder"
+            )
         return None
+
+    def _keep_log(self, message: NodeLog) -> None:
+        """Writes what a worker on a host with a run folder of its own has logged into the run's own."""
+        if message.worker // self._welcome.job.cluster.devices_per_node != message.node:
+            raise FrameError(f"worker {message.worker} is not of node {message.node}")
+        try:
+            with RunFolder(Path(self._welcome.run_folder)).worker_log(message.worker).open("ab") as file:
+                file.write(message.tail)
+        except OSError as error:
+            log.warning("the log of worker %d cannot be kept: %s", message.worker, error)
 
     def _available(self, agent: _Agent, message: Available) -> None:
         if message.after >= 0 and self.desk.was_released(NodeId(message.after)):

@@ -150,7 +150,7 @@ class _Coordinating:
         shortages = Shortages(job_profile(job, profile), partial(make, job.resilience.policy))
         self._machine = Coordinator(run_settings(settings, profile), policy, past, shortages, make)
         nodes = SupervisedNodes(link, begin, lambda: self._server.request_stop())
-        agents = agents_of(self._job, self._folder, settings.token, settings.run_id, settings.faults)
+        agents = agents_of(self._job, self._folder, settings.token, settings.run_id, settings.faults, self._history)
         self._server = Server(
             self._machine,
             settings.token,

@@ -13,6 +13,7 @@ from typing import Final
 
 from planaria.job.errors import UserError
 from planaria.job.faults import Fault
+from planaria.job.history import History, order_of
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.registry import Launcher
 from planaria.job.settings import AUTO_MODEL, Job
@@ -88,7 +89,9 @@ def boot_id() -> str:
         return ""
 
 
-def agents_of(job: Job, folder: RunFolder, token: str, mark: str, faults: Sequence[Fault]) -> Agents | None:
+def agents_of(
+    job: Job, folder: RunFolder, token: str, mark: str, faults: Sequence[Fault], history: History = ()
+) -> Agents | None:
     """Makes the agents' side of a job that waits for them; None where nodes are started here.
 
     Args:
@@ -97,15 +100,23 @@ def agents_of(job: Job, folder: RunFolder, token: str, mark: str, faults: Sequen
         token: the job's token.
         mark: of this run, the same for every coordinator that it has.
         faults: the faults that the user asked for.
+        history: of the run's samples.
     """
     if job.cluster.launcher is Launcher.LOCAL:
         return None
-    welcome = Welcome(job=job, run_folder=str(folder.path), mark=mark, patience_s=job.resilience.coordinator_timeout_s)
+    welcome = Welcome(
+        job=job,
+        run_folder=str(folder.path),
+        mark=mark,
+        patience_s=job.resilience.coordinator_timeout_s,
+        order=order_of(history),
+    )
     by_node: dict[NodeId, tuple[Fault, ...]] = {}
     for fault in faults:
         by_node[NodeId(fault.node)] = (*by_node.get(NodeId(fault.node), ()), fault)
-    only_boot = boot_id() if is_emulated(job) else ""
-    return Agents(welcome, token, by_node, only_boot)
+    if not is_emulated(job):
+        return Agents(welcome, token, by_node, "")
+    return Agents(welcome, token, by_node, boot_id(), folder.profile.read_bytes())
 
 
 def share(folder: RunFolder, token: str, mark: str, address: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from planaria.job.registry import PolicyName
+from planaria.job.values import is_url
 from planaria.plan.plan import NodeId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import Event, NodeNotice, PolicyRequested, SaveRequested, StopRequested
@@ -32,6 +33,7 @@ class Requests:
         start_node: starts one more; None: this is not done from here.
         is_gone: whether a node was lost or released, be it before it had joined.
         most_nodes: at a time; None: as many as are asked for.
+        has_own_folders: whether there are nodes that do not see the run folder.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Requests:
         start_node: Callable[[], NodeId] | None,
         is_gone: Callable[[NodeId], bool],
         most_nodes: int | None = None,
+        has_own_folders: Callable[[], bool] = lambda: False,
     ) -> None:
         self._machine = machine
         self._token = token
@@ -51,6 +54,7 @@ class Requests:
         self._start_node = start_node
         self._is_gone = is_gone
         self._most_nodes = most_nodes
+        self._has_own_folders = has_own_folders
         self._coming: set[NodeId] = set()
         """Nodes started on request that had neither joined nor been lost when the next request came."""
         self._held_up: deque[tuple[Connection, Request]] = deque()
@@ -104,6 +108,9 @@ class Requests:
             self._held_up.append((connection, request))
             return
         self._started = ()
+        if request.wish is Wish.SAVE and request.folder and not is_url(request.folder) and self._has_own_folders():
+            self._say(connection, False, f"nodes do not all see {request.folder}: name a URL (--to)")
+            return
         if request.wish is Wish.SAVE and not self._savers:
             self._savers.append(connection)
             self._handle(SaveRequested(request.folder))

@@ -159,7 +159,16 @@ class Server(Reception[Connection]):
         )
         start_node = self._start_node if agents is None else None
         is_gone = self._admission.is_fenced
-        self._requests = Requests(machine, token, self._socket_server, self.handle, start_node, is_gone, most_nodes)
+        self._requests = Requests(
+            machine,
+            token,
+            self._socket_server,
+            self.handle,
+            start_node,
+            is_gone,
+            most_nodes,
+            lambda: agents is not None and agents.has_own_folders,
+        )
         if agents is not None:
             agents.open(self)
 

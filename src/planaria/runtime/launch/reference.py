@@ -18,7 +18,7 @@ from torch import nn
 from planaria.checkpoint.manifest import read_manifest, step_folder, weights_sha256, write_manifest
 from planaria.checkpoint.state import write_group
 from planaria.data.job_data import prepare
-from planaria.job.history import DataIdentity, History, JobInterval, schedule_ends
+from planaria.job.history import DataIdentity, History, JobInterval, order_of, schedule_ends
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job, TrainSection, WhenNotFinite
 from planaria.job.users_code import look_in
@@ -35,7 +35,6 @@ from planaria.runtime.component_settings import is_emulated, named_profile
 from planaria.runtime.coordinator.executor import Observer
 from planaria.runtime.launch.training.ending import finish_run
 from planaria.runtime.launch.training.result import TrainResult
-from planaria.runtime.launch.training.resumption import order_of
 from planaria.runtime.run_folder.claim import say
 from planaria.runtime.run_folder.recorder import Recorder
 from planaria.runtime.run_folder.run_folder import RunFolder

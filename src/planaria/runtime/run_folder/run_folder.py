@@ -179,6 +179,10 @@ class RunFolder:
         """The folder of logs, one file for each process."""
         return self.path / "logs"
 
+    def worker_log(self, worker: int) -> Path:
+        """Returns the log of a worker."""
+        return self.logs / f"worker-{worker}.log"
+
 
 def free_name(root: str | Path, name: str) -> str:
     """Returns the name, or the name with the first number from 2 on, that is not taken in the folder of run folders."""

@@ -47,6 +47,11 @@ from planaria.ui.cli.options import (
     metavar="SECONDS", help="End when nothing was heard from the coordinator for so long.",
 )  # fmt: skip
 @click.option(
+    "--folder", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+    help="For a host that does not see the coordinator's run folder: it has one of its own under FOLDER, and prepares "
+    "the data itself. Checkpoints go to run.checkpoint_folder.",
+)  # fmt: skip
+@click.option(
     "--may-lead", is_flag=True,
     help="Run a standby beside the node, which leads the run when its coordinator's host is gone (run.journal).",
 )  # fmt: skip
@@ -58,6 +63,7 @@ def agent(
     tls: Path | None,
     import_path: Path,
     give_up_s: float,
+    folder: Path | None,
     may_lead: bool,
 ) -> int:
     """Offer this node to a job whose cluster.launcher is "agents"; see docs/howto/hosts.md.
@@ -95,6 +101,7 @@ def agent(
         give_up_s=give_up_s,
         tls="" if tls is None else str(tls.resolve()),
         may_lead=may_lead,
+        folder=None if folder is None else folder.resolve(),
     )
     codes = {Farewell.OVER: 0, Farewell.DRAINED: EXIT_DRAINED, Farewell.SUSPENDED: os.EX_TEMPFAIL}
     return codes[NodeAgent(settings, Output(sys.stderr).say).run()]
