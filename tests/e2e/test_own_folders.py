@@ -17,7 +17,7 @@ from planaria.job.settings import Job, RunSection
 from tests.e2e.agents import Agent, Hosts, end_all, family
 from tests.e2e.commands import DEADLINE_S, Command, summary, wait_until
 from tests.e2e.incubator import Incubator
-from tests.e2e.jobs import MODELS, Outcome
+from tests.e2e.jobs import Outcome
 from tests.s3_server import serving
 
 
@@ -33,7 +33,8 @@ class FarHosts(Hosts):
         (self.folder / "job.toml").write_text(
             f"""
 [model]
-{MODELS["gpt2"]}
+type = "gpt2"
+config = {{ n_layer = 2, n_embd = 16, n_head = 2, n_positions = 16 }}
 [data]
 source = "text.txt"
 [train]
@@ -47,7 +48,7 @@ nodes = 3
 launcher = "agents"
 port = {self.address.rpartition(":")[2]}
 [run]
-checkpoint_every = 10
+checkpoint_every = 8
 checkpoint_folder = "s3://bucket/runs"
 [resilience]
 heartbeat_timeout_s = 2.0
@@ -90,7 +91,7 @@ def test_nodes_without_the_run_folder_train_to_the_same_bits(
     agents = [far.start_far() for _ in range(3)]
     other = far.start_far("Other data. " * 2000)
     assert other.wait() == 2
-    assert "its data are not the run's, though data.source is the same. Put the same files" in other.said
+    assert "its data or weights are not the run's, though the job names the same. Put the same files" in other.said
     far.wait_for("checkpoint_saved")
     assert (far.root / "host-0" / "own" / "job" / "data" / "tokens.bin").exists()
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+import xxhash
 
 from planaria.data.encoding import Tell
 from planaria.data.reading.sources import DataError
@@ -36,6 +37,8 @@ Check = Callable[[DataIdentity], None]
 
 _CACHE = ".tokens"
 """In the folder of runs."""
+_WEIGHTS_PIECES = 16
+_WEIGHTS_PIECE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +104,12 @@ class JobData:
         return tuple(found)
 
     def quick_hash(self) -> str:
-        """Returns what tells these data from others, quickly: every node must have the same ones."""
+        """Returns what tells these data and the job's weights from others, quickly: every node must have the same."""
         parts: list[TokenSet | Items] = [*self.trained] if isinstance(self.trained, tuple) else [self.trained]
         parts += [] if self.validation is None else [self.validation]
-        return " ".join(part.quick_hash() if isinstance(part, TokenSet) else part.fingerprint for part in parts)
+        hashed = [part.quick_hash() if isinstance(part, TokenSet) else part.fingerprint for part in parts]
+        weights = self.job.model.weights
+        return " ".join(hashed if weights is None else [*hashed, _hash_of_weights(Path(weights))])
 
     def sampler(self, *, masked_lm: bool, has_encoder: bool = False) -> Sampler | Mixture:
         """Returns what deals the samples to microbatches.
@@ -235,6 +240,20 @@ def open_data(job: Job, folder: Path) -> JobData:
     other = load_items(job.eval.source, {**job.data.config, **job.eval.config}, "eval.source")
     other.check_like(items)
     return JobData(job=job, trained=items, validation=other)
+
+
+def _hash_of_weights(folder: Path) -> str:
+    """Hashes (xxh3_128, hex) names and sizes of a folder's safetensors, and evenly spaced pieces of each."""
+    digest = xxhash.xxh3_128()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        last = max(0, size - _WEIGHTS_PIECE_BYTES)
+        with path.open("rb") as file:
+            for start in sorted({index * last // (_WEIGHTS_PIECES - 1) for index in range(_WEIGHTS_PIECES)}):
+                file.seek(start)
+                digest.update(file.read(_WEIGHTS_PIECE_BYTES))
+    return digest.hexdigest()
 
 
 def token_identity(job: Job, sources: Sequence[TokensAbout]) -> DataIdentity:

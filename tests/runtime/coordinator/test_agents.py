@@ -21,6 +21,7 @@ from planaria.protocol.messages.agent import (
     Farewell,
     KillNode,
     NodeEnded,
+    NodeLog,
     OfferRefused,
     Ping,
     Pong,
@@ -33,11 +34,12 @@ from planaria.protocol.messages.records import NodeLost, NodeReleased, Note, Pla
 from planaria.protocol.messages.user import Request, Wish
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, Activity, Alive, PlanMessage, Pulse, Ready, encode
 from planaria.runtime.coordinator.agents import Agents
+from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
 from planaria.runtime.wire import socket_server as switchboard_module
 from planaria.runtime.wire.control_frames import control_frame, read_control
 from tests.e2e.commands import wait_until
-from tests.runtime.coordinator.test_server import DEVICES, NODES, TOKEN, Client, Running
+from tests.runtime.coordinator.test_server import DEVICES, NODES, TOKEN, Client, Running, asked
 
 JOB = parse_job(
     '[model]\ntype = "gpt2"\n[train]\nsteps = 3\nglobal_batch = 6\nmicrobatch = 1\nsequence_length = 8\n'
@@ -51,10 +53,17 @@ ENROL = Enrol(version=PROTOCOL_VERSION, token=TOKEN, identity="", host="10.0.0.1
 class Offering(Running):
     """A server whose nodes come from agents."""
 
-    def __init__(self, folder: Path, limits: Limits = Limits(), only_boot: str = "", data: str = "") -> None:  # noqa: B008
+    def __init__(
+        self,
+        folder: Path,
+        limits: Limits = Limits(),  # noqa: B008
+        only_boot: str = "",
+        data: str = "",
+        welcome: Welcome = WELCOME,
+    ) -> None:
         faults = {NodeId(1): (Fault(node=1, step=2, at="vote"),)}
         self.num_agents = 0
-        self.agents = Agents(WELCOME, TOKEN, faults, only_boot)
+        self.agents = Agents(welcome, TOKEN, faults, only_boot, profile=b"costs")
         super().__init__(folder, limits, self.agents, data=data)
 
     def agent(self, **changes: Any) -> AgentStandIn:
@@ -365,7 +374,7 @@ def test_a_node_with_other_data_is_sent_home_with_the_reason(tmp_path: Path) -> 
         offering.client().hello(DEVICES * node, data="another's")
         refused = agent.receive()
         assert isinstance(refused, OfferRefused)
-        assert refused.reason.startswith(f"node {node} is refused: its data are not the run's")
+        assert refused.reason.startswith(f"node {node} is refused: its data or weights are not the run's")
         assert offering.wait_for(Note).text.startswith(refused.reason)
         _, other = offering.node()
         offering.client().hello(DEVICES * other)
@@ -373,5 +382,40 @@ def test_a_node_with_other_data_is_sent_home_with_the_reason(tmp_path: Path) -> 
         _, good = offering.node()
         offering.client().hello(DEVICES * good, data="the run's")
         assert len(offering.of(Note)) == 2
+    finally:
+        offering.close()
+
+
+def test_a_host_with_a_run_folder_of_its_own(tmp_path: Path) -> None:
+    """It needs a store for checkpoints, gets the profile, and its logs are kept in the run's folder."""
+    offering = Offering(tmp_path)
+    try:
+        refused = offering.agent(own_folder=True).receive()
+        assert isinstance(refused, OfferRefused)
+        assert "run.checkpoint_folder = ''. Set it to the URL of a store" in refused.reason
+    finally:
+        offering.close()
+    run = RunFolder.create(tmp_path, "run")
+    section = msgspec.structs.replace(JOB.run, checkpoint_folder="s3://bucket")
+    welcome = msgspec.structs.replace(WELCOME, job=msgspec.structs.replace(JOB, run=section), run_folder=str(run.path))
+    offering = Offering(run.path, welcome=welcome)
+    try:
+        assert offering.agent().receive() == welcome
+        agent = offering.agent(own_folder=True)
+        assert agent.receive() == msgspec.structs.replace(welcome, profile=b"costs")
+        agent.client.send(Available())
+        assert agent.receive() == StartNode(node=0)
+        agent.client.send(NodeLog(node=0, worker=1, tail=b"first\n"))
+        agent.client.send(NodeLog(node=0, worker=1, tail=b"second\n"))
+        agent.client.send(NodeLog(node=1, worker=2, tail=b"of a node that is not its own"))
+        agent.client.send(Ping())
+        assert agent.receive() == Pong()
+        assert run.worker_log(1).read_text() == "first\nsecond\n"
+        assert [path.name for path in run.logs.iterdir()] == ["worker-1.log"]
+        agent.client.send(NodeLog(node=0, worker=DEVICES, tail=b"of another node's worker"))
+        assert agent.client.is_closed()
+        answer = asked(offering, wish=Wish.SAVE, folder=str(tmp_path / "elsewhere"))
+        assert not answer.accepted
+        assert answer.text == f"nodes do not all see {tmp_path / 'elsewhere'}: name a URL (--to)"
     finally:
         offering.close()
