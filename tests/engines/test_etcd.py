@@ -29,6 +29,7 @@ from tests.e2e.conftest import reference
 from tests.e2e.incubator import Incubator, Started
 from tests.e2e.jobs import Outcome
 from tests.engines.etcd_cluster import EtcdCluster, etcd_cluster
+from tests.s3_server import serving
 
 __all__ = ["reference"]
 
@@ -137,7 +138,8 @@ class Led(Hosts):
 
     def stand_by(self) -> tuple[Started, Path]:
         log = self.folder / "standby.log"
-        process = self.incubator.start(self.folder, "standby", str(self.run.path), log=log)
+        given = ("standby", str(self.run.path))
+        process = self.incubator.start(self.folder, *given, log=log, environment=self.environment)
         assert wait_until(lambda: "stands by for run" in log.read_text()), log.read_text()
         return process, log
 
@@ -195,6 +197,32 @@ def test_the_host_of_the_coordinator_is_killed_whole(led: Led, reference: Callab
     assert standby.wait(DEADLINE_S) == 0, log.read_text()
     assert [agent.wait() for agent in led.agents[1:]] == [75] * (NUM_NODES - 1)
     led.assert_same_bits(reference)
+
+
+def test_hosts_that_do_not_see_the_run_folder_find_who_leads_next(
+    led: Led, tmp_path_factory: pytest.TempPathFactory, reference: Callable[[Job], Outcome]
+) -> None:
+    job = led.folder / "job.toml"
+    job.write_text(job.read_text().replace("[run]\n", '[run]\ncheckpoint_folder = "s3://bucket"\n'))
+    with serving() as s3:
+        led.environment = s3.environment
+        leader = led.train()
+        for _ in range(NUM_NODES):
+            folder = tmp_path_factory.mktemp("host")
+            shutil.copy(led.folder / "token", folder)
+            led.start_agent("--folder", "own", folder=folder)
+        led.wait_for_step(3)
+        standby, log = led.stand_by()
+        strike(leader.pid, signal.SIGKILL)
+        led.wait_for("coordinator_restarted")
+        led.wait_for_step(led.last_step + 3)
+        assert not led.events("node_lost")
+        led.stop()
+        assert standby.wait(DEADLINE_S) == 0, log.read_text()
+        assert [agent.wait() for agent in led.agents] == [75] * NUM_NODES
+        led.assert_same_bits(reference)
+    logs = [led.run.worker_log(worker).read_text() for worker in range(NUM_NODES)]
+    assert all("ends: stopped" in text for text in logs), logs
 
 
 def test_a_leader_that_is_stopped_is_followed_and_cannot_go_on(led: Led, reference: Callable[[Job], Outcome]) -> None:
