@@ -3,6 +3,7 @@
 - `local_nodes`: worker processes, a process group a node; `forkserver`: forks them (and coordinators) in milliseconds,
   and sets up what each writes into its file in logs/.
 - `node_agent`: `planaria agent`, offers a host to a coordinator, told by `agent_settings`.
+- `own_folder`: the run folder of a host that does not see the coordinator's.
 - `stopped_processes`: which processes are stopped.
 - `link_prober`: measures a host's links to others.
 
