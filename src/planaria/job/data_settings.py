@@ -88,7 +88,7 @@ class DataSection(Section, frozen=True):
     Attributes:
         source: "python-stdlib", or a file, a folder or a glob of text, JSON Lines, Parquet, Arrow or token ids; see
             docs/howto/own-data.md. Or a URL of them, or "hf://OWNER/NAME", a dataset of the Hugging Face hub. Or
-            "module:function" returning a map-style dataset; see docs/howto/own-dataset.md.
+            "module:function" returning a map-style dataset, or a stream; see docs/howto/own-dataset.md.
         config: keyword arguments of that function. The fields below are for tokens only.
         tokenizer: "bytes", or the path of a Hugging Face tokenizer.json.
         mask_probability: share of tokens that masked-LM models must predict.
@@ -106,6 +106,8 @@ class DataSection(Section, frozen=True):
         too_long: what to do about a chat, a pair or a padded document that no window holds: cut its end off, or drop it
             and count it.
         sources: several sources, each with its weight; see [[data.sources]].
+        shuffle_buffer: samples of a stream that are shuffled together; 1: they come in the stream's order.
+        repeat: whether a stream that ends before the last step begins anew. Left out, the run fails there.
     """
 
     source: str = DataSource.PYTHON_STDLIB.value
@@ -123,6 +125,8 @@ class DataSection(Section, frozen=True):
     packing: Packing | None = None
     too_long: TooLong = TooLong.CUT
     sources: tuple[SourceSection, ...] = ()
+    shuffle_buffer: int = 10_000
+    repeat: bool = False
 
     @property
     def parts(self) -> tuple[DataSection, ...]:

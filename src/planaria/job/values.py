@@ -14,6 +14,7 @@ from planaria.job.errors import UserError
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _FUNCTION = re.compile(rf"{_DOTTED}:{_DOTTED}")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_HUB_STREAM = re.compile(r"hf://[^?]*\?(.*&)?stream=true(&.*)?")
 _MAX_SHOWN = 80
 
 
@@ -39,6 +40,11 @@ def is_reference(text: str) -> bool:
 def is_dataset(source: str) -> bool:
     """Whether `data.source` names a Python function that returns a dataset, and no file ("./a:b" is one)."""
     return is_reference(source)
+
+
+def is_hub_stream(source: str) -> bool:
+    """Whether a source is a dataset of the hub that is read while a run trains ("hf://OWNER/NAME?stream=true")."""
+    return _HUB_STREAM.fullmatch(source) is not None
 
 
 def refuse(field: str, value: object, problem: str, remedy: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 
 from planaria.runtime.coordinator.remote_nodes import imported
 from planaria.runtime.launch.training.data import prepared
@@ -32,6 +32,7 @@ def train_job(request: TrainRequest, nodes: LocalNodes | None = None) -> TrainRe
     log = request.folder.logs / "launcher.log"
     with LocalNodes(log, imported(request.job)) if nodes is None else nullcontext(nodes) as processes:
         data = prepared(request, resumption)
-        measure(request, processes)
-        with run(request, data, processes) as outcome:
-            return result_of(outcome)
+        with closing(data):
+            measure(request, processes)
+            with run(request, data, processes) as outcome:
+                return result_of(outcome)
