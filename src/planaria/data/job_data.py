@@ -29,7 +29,7 @@ from planaria.data.tokens import (
     prepare_tokens,
     stage_tokens,
 )
-from planaria.job.data_settings import DataSection, Packing
+from planaria.job.data_settings import STREAM_FIELDS, DataSection, Packing
 from planaria.job.history import KEYED, DataIdentity
 from planaria.job.settings import Job
 from planaria.job.values import is_dataset, is_hub_stream
@@ -71,6 +71,11 @@ class JobData:
         """Ends the process that reads a stream, if there is one."""
         if self.reader is not None:
             self.reader.close()
+
+    def while_waiting(self, call: Callable[[], None]) -> None:
+        """Has something called again and again while this process waits for samples of a stream."""
+        if isinstance(self.trained, Blocks):
+            self.trained.while_waiting = call
 
     def wait(self, step: int, tell: Tell) -> None:
         """Waits until the samples of a step are there, where they come from a stream.
@@ -279,8 +284,7 @@ def prepare(
 
 
 def _prepare_validation(job: Job, folder: Path, cache: Path, tell: Tell) -> TokenSet:
-    fields = {"source": job.eval.source, "sources": (), "shuffle_buffer": DataSection().shuffle_buffer, "repeat": False}
-    section = msgspec.structs.replace(job.data, **fields)
+    section = msgspec.structs.replace(job.data.as_no_stream, source=job.eval.source, sources=())
     return prepare_tokens(section, _validation_folder(folder), cache=cache, tell=tell, field="eval.source")
 
 
@@ -332,7 +336,7 @@ def _with_items(job: Job, made: Any) -> JobData:
     from planaria.data.samples.dataset import items_of
 
     items = items_of(made, f"data.source = {job.data.source!r}")
-    for name in ("shuffle_buffer", "repeat"):
+    for name in STREAM_FIELDS:
         if (value := getattr(job.data, name)) != getattr(DataSection(), name):
             raise DataError(f"data.{name} = {value} is for streams, and {items.named} is a dataset. Leave it out.")
     validation = _validation_items(job)

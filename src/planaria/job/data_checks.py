@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from planaria.job.data_settings import DataSection, Packing, TooLong
+from planaria.job.data_settings import STREAM_FIELDS, DataSection, Packing, TooLong
 from planaria.job.settings import Device, Job
 from planaria.job.values import at_least, is_dataset, is_hub_stream, path, positive, refuse, shown, text
 
@@ -19,15 +19,15 @@ def check_data(data: DataSection) -> None:
     if not 0 < data.mask_probability < 1:
         refuse("data.mask_probability", data.mask_probability, "is not between 0 and 1", "Set for instance 0.15.")
     at_least("data.shuffle_buffer", data.shuffle_buffer, 1)
+    if not (data.stream_disk_gb >= 0 and math.isfinite(data.stream_disk_gb)):
+        refuse("data.stream_disk_gb", data.stream_disk_gb, "is below 0 or not finite", "Set it to 0 to keep all.")
     if not is_dataset(data.source):
         _check_stream(data)
         _check_config("data", data.config, data.source)
         _check_examples(data, data)
         _check_sources(data)
         return
-    unheeded = msgspec.structs.replace(
-        data, source=DataSection().source, config={}, shuffle_buffer=DataSection().shuffle_buffer, repeat=False
-    )
+    unheeded = msgspec.structs.replace(data.as_no_stream, source=DataSection().source, config={})
     for name in data.__struct_fields__:
         if getattr(unheeded, name) != getattr(DataSection(), name):
             refuse(
@@ -39,7 +39,7 @@ def check_data(data: DataSection) -> None:
 def _check_stream(data: DataSection) -> None:
     """Refuses what a stream of texts cannot be, and its fields where there is none."""
     if not is_hub_stream(data.source):
-        for name in ("shuffle_buffer", "repeat"):
+        for name in STREAM_FIELDS:
             if (value := getattr(data, name)) != getattr(DataSection(), name):
                 refuse(f"data.{name}", value, f"is for streams, and {shown(data.source)} is none", "Leave it out.")
     elif data.has_answers or data.windows is not Packing.ACROSS:

@@ -80,6 +80,10 @@ class SourceSection(Section, frozen=True):
     chat_template: str = ""
 
 
+STREAM_FIELDS = ("shuffle_buffer", "stream_disk_gb", "repeat")
+"""Fields of [data] that are for streams alone."""
+
+
 class DataSection(Section, frozen=True):
     """[data]
 
@@ -107,6 +111,8 @@ class DataSection(Section, frozen=True):
             and count it.
         sources: several sources, each with its weight; see [[data.sources]].
         shuffle_buffer: samples of a stream that are shuffled together; 1: they come in the stream's order.
+        stream_disk_gb: of a stream's samples, how many are kept in the run folder; those that are needed again after a
+            loss are then read again. 0: all of them.
         repeat: whether a stream that ends before the last step begins anew. Left out, the run fails there.
     """
 
@@ -126,6 +132,7 @@ class DataSection(Section, frozen=True):
     too_long: TooLong = TooLong.CUT
     sources: tuple[SourceSection, ...] = ()
     shuffle_buffer: int = 10_000
+    stream_disk_gb: float = 0.0
     repeat: bool = False
 
     @property
@@ -136,6 +143,12 @@ class DataSection(Section, frozen=True):
             msgspec.structs.replace(self, sources=(), **{name: getattr(one, name) for name in fields})
             for one in self.sources
         ) or (self,)
+
+    @property
+    def as_no_stream(self) -> DataSection:
+        """Returns these without what is for streams alone."""
+        none = DataSection()
+        return msgspec.structs.replace(self, **{name: getattr(none, name) for name in STREAM_FIELDS})
 
     @property
     def has_answers(self) -> bool:

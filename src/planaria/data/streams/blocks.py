@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +25,7 @@ import xxhash
 from planaria.data.encoding import Tell
 from planaria.data.order import Numbers
 from planaria.data.reading.sources import DataError, DataRaised
+from planaria.job.errors import UserCodeError, UserError
 
 if TYPE_CHECKING:
     import torch
@@ -35,11 +36,15 @@ if TYPE_CHECKING:
 POLL_S: Final = 0.02
 """Seconds between two looks at whether a block is wanted, or there."""
 
+AHEAD_BLOCKS: Final = 4
+"""Blocks that are read ahead at least, beside those of a shuffle buffer."""
+
 _ABOUT, _END, _FAILED, _READ = "stream.json", "end.json", "failed.json", "read"
 _WANTED, _NEW = "wanted", ".new"
-_OPEN_BLOCKS: Final = 1024
+_OPEN_BLOCKS: Final = 128
 _BLOCK_BYTES: Final = 4 << 20
 _BLOCK_SAMPLES: Final = range(16, 1025)
+_SILENT_S: Final = 600.0
 
 Rows = npt.NDArray[np.uint8]
 """Samples as bytes, one a row."""
@@ -121,7 +126,7 @@ class StreamAbout(msgspec.Struct, frozen=True, kw_only=True):
 
         found, begin = {}, 0
         for part in self.parts:
-            flat = np.ascontiguousarray(rows[:, begin : begin + part.size_bytes])
+            flat = np.array(rows[:, begin : begin + part.size_bytes], order="C").reshape(-1)
             found[part.name] = torch.from_numpy(flat).view(part.type).reshape(len(rows), *part.shape)
             begin += part.size_bytes
         return found
@@ -164,6 +169,9 @@ class Blocks:
     Args:
         folder: where blocks lie.
         about: what the stream is.
+
+    Attributes:
+        while_waiting: called again and again while a block is waited for.
     """
 
     def __init__(self, folder: Path, about: StreamAbout) -> None:
@@ -171,6 +179,7 @@ class Blocks:
         self.about = about
         self._opened: dict[int, Rows] = {}
         self._num_samples: int | None = None
+        self.while_waiting: Callable[[], None] = lambda: None
 
     @classmethod
     def begin(cls, folder: Path, about: StreamAbout) -> Blocks:
@@ -218,6 +227,12 @@ class Blocks:
     def path(self, block: int) -> Path:
         return self.folder / f"block-{block:09}.bin"
 
+    @property
+    def lying(self) -> list[int]:
+        """Blocks that are there, the one first that was not written for the longest."""
+        found = sorted((path.stat().st_mtime_ns, path) for path in self.folder.glob("block-*.bin"))
+        return [int(path.stem.removeprefix("block-")) for _, path in found]
+
     def note(self, block: int) -> BlockNote | None:
         """Returns what is known of a block; None: it was never read."""
         try:
@@ -238,9 +253,9 @@ class Blocks:
         """Records how far the reader is, for those that wait."""
         write_whole(self.folder / _READ, str(num_samples).encode())
 
-    def fail(self, error: DataError) -> None:
+    def fail(self, error: DataError | UserError) -> None:
         """Has all that wait for a block raise an error."""
-        trace = error.trace if isinstance(error, DataRaised) else ""
+        trace = error.trace if isinstance(error, UserCodeError) else ""
         write_whole(self.folder / _FAILED, msgspec.json.encode(_Failure(str(error), trace)))
 
     def clear(self) -> None:
@@ -276,17 +291,33 @@ class Blocks:
         if block in self._opened:
             return self._opened[block]
         self._want(block)
+        read, since = "", time.monotonic()
         while (rows := self._mapped(block)) is None:
             if self.num_samples is not None and block * self.about.block_samples >= self.num_samples:
                 return None
             self.raise_failure()
-            with contextlib.suppress(FileNotFoundError):
-                tell(f"{int((self.folder / _READ).read_bytes())} samples of the stream are read")
+            before, read = read, self._read()
+            if read != before:
+                since = time.monotonic()
+                tell(f"{read} samples of the stream are read")
+            elif time.monotonic() - since > _SILENT_S:
+                raise DataError(
+                    f"{self.about.named}: it gave no sample for {_SILENT_S:.0f} s. Mend what it reads from, and go on "
+                    "by --resume."
+                )
+            self.while_waiting()
             time.sleep(POLL_S)
         if len(self._opened) >= _OPEN_BLOCKS:
             del self._opened[next(iter(self._opened))]
         self._opened[block] = rows
         return rows
+
+    def _read(self) -> str:
+        """Returns how many samples the reader has read."""
+        try:
+            return (self.folder / _READ).read_text()
+        except FileNotFoundError:
+            return "0"
 
     def _mapped(self, block: int) -> Rows | None:
         try:

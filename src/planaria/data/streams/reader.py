@@ -22,7 +22,8 @@ from planaria.data.reading.sources import DataError
 from planaria.data.samples.items import kinds, told
 from planaria.data.streams.blocks import POLL_S, Blocks, digest_of, read_about
 from planaria.data.streams.openers import Opened, Opener
-from planaria.data.streams.reader_process import ReaderSettings
+from planaria.data.streams.reader_process import LOG, ReaderSettings
+from planaria.job.errors import UserError
 
 _TOLD_S: Final = 1.0
 _LOCK = "lock"
@@ -42,15 +43,18 @@ class Reader:
     Args:
         blocks: where they go.
         opener: of the stream.
+        most: how many blocks may lie there; those that were not wanted for the longest are removed. None: all stay.
     """
 
-    def __init__(self, blocks: Blocks, opener: Opener) -> None:
+    def __init__(self, blocks: Blocks, opener: Opener, most: int | None = None) -> None:
         self._blocks = blocks
         self._opener = opener
         self._cursors: list[_Cursor] = []
         self._wanted: set[int] = set()
         self._trusts_positions = True
         self._told = 0.0
+        self._most = most
+        self._lying = dict.fromkeys(blocks.lying)
 
     def read_wanted(self) -> bool:
         """Reads the first of the blocks that are wanted; False: none is.
@@ -58,7 +62,7 @@ class Reader:
         Raises:
             DataError: it cannot be read, or is not what it was before.
         """
-        self._wanted |= self._blocks.taken_wants()
+        self._take_wants()
         for block in sorted(self._wanted):
             self._wanted.remove(block)
             if not self._is_behind_the_end(block) and not self._blocks.path(block).exists():
@@ -70,8 +74,15 @@ class Reader:
         """Reads as far as a block; what was never read on the way is kept as well."""
         cursor = self._cursor(block)
         while cursor.block <= block and not self._is_behind_the_end(block):
-            self._wanted |= self._blocks.taken_wants()
+            self._take_wants()
             self._read_on(cursor, block)
+
+    def _take_wants(self) -> None:
+        wants = self._blocks.taken_wants()
+        self._wanted |= wants
+        for block in sorted(wants & self._lying.keys()):
+            del self._lying[block]
+            self._lying[block] = None  # the one that was wanted last is removed last
 
     def _read_on(self, cursor: _Cursor, wanted: int) -> None:
         about, block = self._blocks.about, cursor.block
@@ -100,6 +111,12 @@ class Reader:
             )
         if rows and (before is None or block == wanted):
             self._blocks.keep(block, content, cursor.opened.position)
+            self._lying.pop(block, None)
+            self._lying[block] = None
+            while self._most is not None and len(self._lying) > self._most:
+                oldest = next(iter(self._lying))
+                self._blocks.path(oldest).unlink(missing_ok=True)
+                del self._lying[oldest]
         if len(rows) < about.block_samples:
             self._blocks.end(block * about.block_samples + len(rows))
         cursor.block += 1
@@ -155,8 +172,7 @@ def main() -> None:
     sys.path[:] = settings.sys_path
     import torch
 
-    from planaria.data.streams.preparation import opener_of
-    from planaria.job.parse import job_from_json
+    from planaria.data.streams.preparation import most_blocks, opener_of
 
     torch.set_num_threads(1)
     folder = Path(settings.folder)
@@ -167,11 +183,11 @@ def main() -> None:
         assert about is not None, f"{folder} is of no stream"
         blocks = Blocks(folder, about)
         try:
-            reader = Reader(blocks, opener_of(job_from_json(settings.job)))
+            reader = Reader(blocks, opener_of(settings.job), most_blocks(settings.job, about))
             while True:
                 if not reader.read_wanted():
                     time.sleep(POLL_S)
-        except DataError as error:
+        except (DataError, UserError) as error:
             blocks.fail(error)
         except OSError as error:
             reason = error.strerror or str(error)
@@ -181,16 +197,17 @@ def main() -> None:
                     "there, and go on by --resume."
                 )
             )
+        except Exception as error:
+            traceback.print_exc()
+            text = f"{about.named}: the process that reads it fails with {type(error).__name__}: {error}."
+            blocks.fail(DataError(f"{text} Its traceback is in {folder / LOG}."))
 
 
 def _end_with_starter() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 1):
+        pass
     os._exit(0)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception:
-        traceback.print_exc()
-        raise
+    main()

@@ -14,25 +14,25 @@ import msgspec
 
 from planaria.data.reading.sources import DataError
 from planaria.data.streams.blocks import Blocks
-from planaria.job.parse import job_json
 from planaria.job.settings import Job
 
 log = logging.getLogger(__name__)
 
 _STARTS: Final = 4
-_LOG = "reader.log"
+LOG = "reader.log"
+"""What the process prints, in the folder of its blocks."""
 
 
 class ReaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader is told when it starts.
 
     Attributes:
-        job: whose stream it reads, as JSON.
+        job: whose stream it reads.
         folder: of its blocks.
         sys_path: where modules are looked for.
     """
 
-    job: bytes
+    job: Job
     folder: str
     sys_path: list[str]
 
@@ -47,12 +47,18 @@ class ReaderProcess:
 
     def __init__(self, job: Job, blocks: Blocks) -> None:
         self._blocks = blocks
-        settings = ReaderSettings(job=job_json(job), folder=str(blocks.folder.absolute()), sys_path=sys.path)
+        settings = ReaderSettings(job=job, folder=str(blocks.folder.absolute()), sys_path=sys.path)
         self._settings = msgspec.json.encode(settings) + b"\n"
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
         self._lock = threading.Lock()
         self._watch = threading.Thread(target=self._start_again, name="stream reader", daemon=True)
+
+    @property
+    def pid(self) -> int:
+        """Number of the process that reads now."""
+        assert self._process is not None, "not started"
+        return self._process.pid
 
     def start(self) -> None:
         self._blocks.clear()
@@ -72,7 +78,7 @@ class ReaderProcess:
         with self._lock:
             if self._is_closed:
                 return None
-            with (self._blocks.folder / _LOG).open("ab") as output:
+            with (self._blocks.folder / LOG).open("ab") as output:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "planaria.data.streams.reader"],
                     stdin=subprocess.PIPE, stdout=output, stderr=output,
@@ -98,7 +104,7 @@ class ReaderProcess:
         self._blocks.fail(
             DataError(
                 f"{self._blocks.about.named}: the process that reads it ended {_STARTS} times ({how}); see "
-                f"{self._blocks.folder / _LOG}. Mend its cause, and go on by --resume."
+                f"{self._blocks.folder / LOG}. Mend its cause, and go on by --resume."
             )
         )
 

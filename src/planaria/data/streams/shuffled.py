@@ -7,8 +7,6 @@ buffer, and any process has the same.
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
 from planaria.data.encoding import Tell
@@ -16,14 +14,11 @@ from planaria.data.order import SHUFFLE, Numbers, permuted
 from planaria.data.reading.sources import DataError
 from planaria.data.samples.samples import Batch
 from planaria.data.samples.windows import Labelling
-from planaria.data.streams.blocks import Blocks
+from planaria.data.streams.blocks import AHEAD_BLOCKS, Blocks
 from planaria.data.streams.openers import WINDOW
 from planaria.job.data_settings import DataSection
 from planaria.job.history import KEYED
 from planaria.job.settings import TrainSection
-
-_AHEAD_BLOCKS: Final = 4
-"""Blocks that are read ahead at least, beside those of a shuffle buffer."""
 
 
 class StreamSamples:
@@ -112,7 +107,7 @@ class StreamSamples:
     def _read_ahead(self, number: int) -> None:
         """Has the samples read that come after these, as far as the run needs them."""
         most = -(-len(self) // self._buffer) * self._buffer - 1
-        ahead = min(number + max(self._buffer, _AHEAD_BLOCKS * self._blocks.about.block_samples), most)
+        ahead = min(number + max(self._buffer, AHEAD_BLOCKS * self._blocks.about.block_samples), most)
         if ahead > self._ahead:
             self._ahead = ahead
             self._blocks.want(ahead)
