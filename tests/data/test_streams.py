@@ -311,8 +311,12 @@ def test_refusals_name_source_and_sample(source: str, config: dict[str, Any], sa
 
 def test_what_a_reader_fails_with_is_raised_where_samples_are_wanted(tmp_path: Path) -> None:
     job = job_of("raising", config={"at": 70})
+    waits: list[bool] = []
     with closing(prepare(job, tmp_path)), pytest.raises(DataRaised, match="sample 70 fails with OSError") as caught:
-        numbers(open_data(job, tmp_path))
+        data = open_data(job, tmp_path)
+        data.while_waiting(lambda: waits.append(True))
+        numbers(data)
+    assert waits, "a worker that waits tells that it does not hang"
     assert 'raise OSError("the disk is full")' in caught.value.trace
 
 
