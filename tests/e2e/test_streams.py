@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import planaria
 from planaria.job.parse import parse_job
 from planaria.job.settings import Job
 from planaria.runtime.run_folder.run_folder import RunFolder
@@ -144,8 +145,9 @@ def test_text_of_the_hub_is_streamed(
     (tmp_path / "some" / "corpus").mkdir(parents=True)
     rows = [json.dumps({"text": f"{n} bottles of beer on the wall, {n**3} of milk"}) for n in range(300)]
     (tmp_path / "some" / "corpus" / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    code = str(Path(planaria.__file__).resolve().parents[1])
     monkeypatch.chdir(tmp_path)
-    for name, value in (("HF_HOME", str(tmp_path / "hf")), ("HF_HUB_OFFLINE", "1")):
+    for name, value in (("HF_HOME", str(tmp_path / "hf")), ("HF_HUB_OFFLINE", "1"), ("PYTHONPATH", code)):
         monkeypatch.setenv(name, value)
     job = make_job(Path("text.txt"), cluster__nodes=5, data__source="hf://some/corpus?stream=true")
     outcome = run(job, "kill:node=1,step=3,at=backward", import_path=tmp_path)

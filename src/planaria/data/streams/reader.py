@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import sys
 import threading
 import time
@@ -27,6 +28,8 @@ from planaria.job.errors import UserError
 
 _TOLD_S: Final = 1.0
 _LOCK = "lock"
+_DEAF_TO: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Batch systems signal every process of a node; what they mean is for whoever started this one to heed."""
 
 
 class _Cursor:
@@ -167,6 +170,7 @@ class Reader:
 
 def main() -> None:
     """Reads until standard input ends. A stream that fails is recorded, and ends the process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO)
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ReaderSettings)
     threading.Thread(target=_end_with_starter, daemon=True).start()
     sys.path[:] = settings.sys_path
