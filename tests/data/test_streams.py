@@ -19,7 +19,7 @@ import pytest
 import torch
 from token_files import train_of
 
-from planaria.data.job_data import JobData, open_data, prepare
+from planaria.data.job_data import JobData, open_data, prepare, reader_standing_by
 from planaria.data.reading.sources import DataError, DataRaised
 from planaria.data.streams.blocks import Blocks, stream_folder
 from planaria.data.streams.openers import Opener
@@ -328,6 +328,18 @@ def test_a_reader_that_is_killed_is_started_again(tmp_path: Path) -> None:
         assert data.reader is not None
         os.kill(data.reader.pid, signal.SIGKILL)
         found += [sampler.microbatch(step, 0)["number"].tolist() for step in range(2, STEPS + 1)]
+    assert [one for batch in found for one in batch] == drawn_numbers(job, tmp_path / "other")
+
+
+def test_another_reader_goes_on_where_the_first_one_is_gone(tmp_path: Path) -> None:
+    """As where a host leads a run whose leader's host has died."""
+    job = job_of("numbered", shuffle_buffer=10)
+    with closing(prepare(job, tmp_path)) as data:
+        found = [data.sampler(masked_lm=False).microbatch(1, 0)["number"].tolist()]
+        with reader_standing_by(job, tmp_path):
+            data.close()
+            sampler = open_data(job, tmp_path).sampler(masked_lm=False)
+            found += [sampler.microbatch(step, 0)["number"].tolist() for step in range(2, STEPS + 1)]
     assert [one for batch in found for one in batch] == drawn_numbers(job, tmp_path / "other")
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -312,6 +313,24 @@ def _prepare_unmade(job: Job, folder: Path, check: Check, tell: Tell) -> JobData
     data = replace(_with_stream(job, blocks, folder), reader=reader)
     reader.start()
     return data
+
+
+@contextmanager
+def reader_standing_by(job: Job, folder: Path) -> Iterator[None]:
+    """Has a process at hand that reads a run's stream when its reader, perhaps on another host, is gone.
+
+    Args:
+        job: whose stream it is, if it has one.
+        folder: of the run's data.
+    """
+    blocks = open_stream(folder)
+    if blocks is None:
+        yield
+        return
+    reader = ReaderProcess(job, blocks)
+    reader.start(stands_by=True)
+    with closing(reader):
+        yield
 
 
 def open_data(job: Job, folder: Path) -> JobData:

@@ -5,6 +5,7 @@ Each check raises a `UserError` that names the field, its value and the remedy.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from typing import NoReturn
@@ -17,6 +18,12 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _HUB_STREAM = re.compile(r"hf://[^?]*\?(.*&)?stream=true(&.*)?")
 _HUB_WEIGHTS = re.compile(r"hf://(?!datasets/|spaces/)[\w.-]+/[\w.-]+(\?revision=[\w./-]+)?")
 _MAX_SHOWN = 80
+
+ETCD_URL = "etcd://"
+"""With what a journal's place begins that is in etcd."""
+
+TOKEN_VARIABLE = "PLANARIA_TOKEN"
+"""Environment variable with the job's token."""
 
 
 def shown(value: object) -> str:
@@ -41,6 +48,12 @@ def is_reference(text: str) -> bool:
 def is_dataset(source: str) -> bool:
     """Whether `data.source` names a Python function that returns a dataset, and no file ("./a:b" is one)."""
     return is_reference(source)
+
+
+def is_host_port(text: str) -> bool:
+    """Whether a text is HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdecimal() and 0 < int(port) < 65536
 
 
 def is_hub_stream(source: str) -> bool:
@@ -74,6 +87,16 @@ def text(field: str, value: str) -> None:
     """Refuses an empty text, and one that no path can be."""
     if not value.strip() or "\0" in value:
         refuse(field, value, "is empty or has a NUL character", "Give a text, or leave the line out.")
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a name or address is reached from this machine alone."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def is_url(value: str) -> bool:

@@ -210,7 +210,7 @@ def test_one_process_at_a_time_writes_a_run_folder(
 
 def test_a_command_that_does_not_exist_is_refused() -> None:
     assert refused(run("statu")).endswith("there is no command 'statu'. Did you mean status?")
-    assert "There are init, doctor, train, agent, certificates, launch, plan, " in refused(run("go"))
+    assert "There are init, doctor, train, agent, standby, certificates, launch, plan, " in refused(run("go"))
 
 
 def test_resume_opens_the_folder_and_refuses_another_job(place: Path, training: Training) -> None:

@@ -45,6 +45,7 @@ _OPEN_BLOCKS: Final = 128
 _BLOCK_BYTES: Final = 4 << 20
 _BLOCK_SAMPLES: Final = range(16, 1025)
 _SILENT_S: Final = 600.0
+_AGAIN_S: Final = 1.0
 
 Rows = npt.NDArray[np.uint8]
 """Samples as bytes, one a row."""
@@ -291,7 +292,7 @@ class Blocks:
         if block in self._opened:
             return self._opened[block]
         self._want(block)
-        read, since = "", time.monotonic()
+        read, since, wanted = "", time.monotonic(), time.monotonic()
         while (rows := self._mapped(block)) is None:
             if self.num_samples is not None and block * self.about.block_samples >= self.num_samples:
                 return None
@@ -305,6 +306,9 @@ class Blocks:
                     f"{self.about.named}: it gave no sample for {_SILENT_S:.0f} s. Mend what it reads from, and go on "
                     "by --resume."
                 )
+            if time.monotonic() - wanted > _AGAIN_S:  # a reader that is gone may have taken it down
+                self._want(block)
+                wanted = time.monotonic()
             self.while_waiting()
             time.sleep(POLL_S)
         if len(self._opened) >= _OPEN_BLOCKS:
@@ -337,7 +341,7 @@ def digest_of(content: bytes) -> str:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Writes a file that is whole when it has its name."""
-    temporary = path.with_name(path.name + _NEW)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{_NEW}")
     temporary.write_bytes(content)
     os.replace(temporary, path)
 

@@ -60,8 +60,14 @@ class ReaderProcess:
         assert self._process is not None, "not started"
         return self._process.pid
 
-    def start(self) -> None:
-        self._blocks.clear()
+    def start(self, *, stands_by: bool = False) -> None:
+        """Starts it.
+
+        Args:
+            stands_by: another reader reads the stream now, perhaps on another host; this one waits until it is gone.
+        """
+        if not stands_by:
+            self._blocks.clear()
         self._spawn()
         self._watch.start()
 

@@ -14,6 +14,7 @@ from planaria.job.parse import job_from_json
 from planaria.protocol.messages.records import AnyRecord
 from planaria.runtime.run_folder.overview import RunOverview, find_runs, overview
 from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.ui.dashboard.schedule import Schedules
 from planaria.ui.dashboard.tail import Tail
 from planaria.ui.dashboard.view import RunView
 
@@ -25,7 +26,12 @@ MOST_VIEWS: Final = 32
 
 
 class RunReader:
-    """One run, read as it grows. Several threads may look."""
+    """One run, read as it grows. Several threads may look.
+
+    Attributes:
+        folder: of the run.
+        schedules: of its steps.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         """Opens a run. Raises UserError: its job cannot be read."""
@@ -34,6 +40,7 @@ class RunReader:
             self._job = job_from_json(folder.job.read_bytes())
         except (OSError, msgspec.MsgspecError) as error:
             raise UserError(f"run folder {folder.path} cannot be read: {error}. Give another.") from None
+        self.schedules = Schedules(folder, self._job)
         self._lock = threading.Lock()
         self._decode = msgspec.json.Decoder(AnyRecord).decode
         self._restart()

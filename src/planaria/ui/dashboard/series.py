@@ -24,6 +24,8 @@ class Point:
         tokens_per_s: sum over the steps.
         expected: sum of the plan's estimates of the same.
         nodes: alive after the last step.
+        cost: dollars by then.
+        samples: trained by then.
     """
 
     count: int
@@ -36,6 +38,8 @@ class Point:
     tokens_per_s: float
     expected: float
     nodes: int
+    cost: float = 0.0
+    samples: int = 0
 
     def absorb(self, later: Point) -> None:
         """Adds the steps of the point after it."""
@@ -44,13 +48,15 @@ class Point:
             self.high = max(self.high, later.high) if self.num_losses else later.high
         self.count += later.count
         self.step, self.time_s, self.nodes = later.step, later.time_s, later.nodes
+        self.cost, self.samples = later.cost, later.samples
         self.num_losses += later.num_losses
         self.loss += later.loss
         self.tokens_per_s += later.tokens_per_s
         self.expected += later.expected
 
     def row(self) -> list[Any]:
-        """Returns step, time, loss, its least and greatest, tokens per second, those expected, live nodes."""
+        """Returns step, time, loss, its least and greatest, tokens per second, those expected, live nodes, cost and
+        samples so far."""
         has = self.num_losses > 0
         return [
             self.step,
@@ -61,6 +67,8 @@ class Point:
             _short(self.tokens_per_s / self.count),
             _short(self.expected / self.count),
             self.nodes,
+            _short(self.cost),
+            self.samples,
         ]
 
 
