@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import click
 
-from planaria.ui.cli.options import EXIT_DRAINED, TOKEN_VARIABLE, ZONE_VARIABLE, tls_option, token_of, token_option
+from planaria.ui.cli.options import TOKEN_VARIABLE, ZONE_VARIABLE, tls_option, token_of, token_option
 
 
 @click.command()
@@ -59,8 +58,7 @@ def agent(
       0 the run is over    4 the node has handed over its work    75 the run is suspended: come back when it is resumed
       1 the coordinator is gone    2 this node cannot take part    130 a second Ctrl-C
     """
-    from planaria.protocol.messages.agent import Farewell
-    from planaria.runtime.nodes.agent_settings import AgentSettings
+    from planaria.runtime.nodes.agent_settings import EXIT_CODES, AgentSettings
     from planaria.runtime.nodes.node_agent import NodeAgent
     from planaria.runtime.progress.output import Output
 
@@ -76,8 +74,7 @@ def agent(
         give_up_s=give_up_s,
         tls="" if tls is None else str(tls.resolve()),
     )
-    codes = {Farewell.OVER: 0, Farewell.DRAINED: EXIT_DRAINED, Farewell.SUSPENDED: os.EX_TEMPFAIL}
-    return codes[NodeAgent(settings, Output(sys.stderr).say).run()]
+    return EXIT_CODES[NodeAgent(settings, Output(sys.stderr).say).run()]
 
 
 @click.command()

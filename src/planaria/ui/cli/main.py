@@ -26,12 +26,12 @@ from planaria.ui.cli.host_commands import agent, certificates
 from planaria.ui.cli.launch_commands import attend, launch
 from planaria.ui.cli.live_commands import add, drain, policy, save, status, stop
 from planaria.ui.cli.options import (
-    EXIT_EXHAUSTED,
     EXIT_FAILED,
     EXIT_SIGNALLED,
     EXIT_USER_ERROR,
     JOB_FILE,
     RUN_FOLDER,
+    exit_code,
     set_option,
     token_of,
     token_option,
@@ -215,14 +215,7 @@ def train(
             token=token,
             accept_changed_data=accept_changed_data,
         )
-    codes = {
-        "completed": 0,
-        "stopped": 0,
-        "failed": EXIT_FAILED,
-        "exhausted": EXIT_EXHAUSTED,
-        "interrupted": EXIT_SIGNALLED + (result.signal or Signals.SIGINT),
-    }
-    return codes[result.status.value]
+    return exit_code(result)
 
 
 @click.command()

@@ -9,14 +9,17 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from signal import Signals
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from planaria.api import TrainResult
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_EXHAUSTED = 3
-EXIT_DRAINED = 4
 EXIT_SIGNALLED = 128
 """Exit code, plus the signal's number: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 141 where nobody reads the output."""
 
@@ -39,6 +42,18 @@ class Finite(click.FloatRange):
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def exit_code(result: TrainResult) -> int:
+    """Returns the exit code of a command that trains."""
+    codes = {
+        "completed": 0,
+        "stopped": 0,
+        "failed": EXIT_FAILED,
+        "exhausted": EXIT_EXHAUSTED,
+        "interrupted": EXIT_SIGNALLED + (result.signal or Signals.SIGINT),
+    }
+    return codes[result.status.value]
 
 
 def set_option(command: _Command) -> _Command:
