@@ -58,15 +58,16 @@ proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, sim
 	$(MAKE) dst SEEDS=1000 FIRST=200000
 	$(MAKE) chaos SECONDS=60
 
-test-engines: $(VENV)/.installed-dev ## a job on a real SLURM of this machine (Debian's, installed where that can be)
+test-engines: $(VENV)/.installed-dev ## a job on a real SLURM (Debian's) and a real Ray of this machine, installed where that can be
 	@if command -v slurmctld > /dev/null; then true; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
 		(apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy slurm-wlm) > /dev/null || \
-		echo "slurm-wlm could not be installed: the engines' tests are left out"; \
+		echo "slurm-wlm could not be installed: its tests are left out"; \
 	else \
-		echo "slurm-wlm is not installed, and cannot be here: the engines' tests are left out"; \
+		echo "slurm-wlm is not installed, and cannot be here: its tests are left out"; \
 	fi
-	$(BIN)/python -m pytest -m engines tests/engines
+	$(BIN)/python -m pip install --quiet -e ".[ray]" || echo "Ray could not be installed: its tests are left out"
+	$(BIN)/python -m pytest -m engines -rs tests/engines
 
 lint: style ## linters, types and import rules
 	$(BIN)/mypy

@@ -80,6 +80,7 @@ def main(attempts: int) -> None:
             samples = sorted(one[key] for one in found)
             for which, value in (("median", statistics.median(samples)), ("longest", samples[-1])):
                 figures.add(f"ray_restart.{name}.{key.removesuffix('_s')}.{which}", value, unit, samples=len(samples))
+    figures.finish(None)
 
 
 def planaria_once(cluster: Cluster, folder: Path) -> dict[str, float]:

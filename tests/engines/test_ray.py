@@ -126,8 +126,8 @@ def test_a_draining_node_hands_over_and_a_killed_driver_leaves_nothing(
 @pytest.mark.parametrize(
     ("options", "says", "remedy"),
     [
-        (("--address", "127.0.0.1:1"), "no Ray cluster at 127.0.0.1:1", "--address"),
-        (("--address", "ray://127.0.0.1:1"), "not HOST:PORT", "ray status"),
+        (("--address", "127.0.0.1:1"), "no Ray cluster for --address 127.0.0.1:1", "ray start"),
+        (("--address", "ray://127.0.0.1:1"), "not HOST:PORT", "ray start"),
         (("--nodes", "9", "--wait", "0.1"), "9 nodes with 1 CPU", "--nodes"),
         (("--name", "there"), "exists already", "--resume"),
     ],

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
+from ray._private import services
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -27,7 +28,7 @@ from planaria.runtime.engines.engine import EngineError, Task, TaskState
 from planaria.runtime.engines.keeper import Keeper
 from planaria.runtime.engines.ray_actor import AgentActor, AgentEnd
 from planaria.runtime.launch.training.result import TrainResult
-from planaria.runtime.nodes.agent_settings import EXIT_CODES, FILE
+from planaria.runtime.nodes.agent_settings import EXIT_CODES, FILE, is_address
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import RAY_CONNECT_S, RAY_END_S, RAY_POLL_S
 
@@ -103,14 +104,15 @@ def connected(address: str) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    if address != AUTO:
-        _look_for(address)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        found = _found(address)
+        ray.init(address=found, log_to_driver=False, logging_level="ERROR")
+    except UserError:
+        raise
     except (ConnectionError, RuntimeError, ValueError, AssertionError, RayError) as error:
         raise UserError(
-            f"no Ray cluster at {address}: {' '.join(str(error).split()).partition('. ')[0].rstrip('.')}. Start one by "
-            "`ray start --head`, give this command on one of its nodes, or name another by --address HOST:PORT."
+            f"no Ray cluster for --address {address}: {_first_sentence(str(error))}. Start one by `ray start --head`, "
+            "give this command on one of its nodes, or name another by --address HOST:PORT."
         ) from None
     try:
         yield
@@ -118,17 +120,24 @@ def connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _look_for(address: str) -> None:
-    """Refuses an address at which nobody listens: Ray itself tries for minutes, and then ends the process."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "://" in address:
-        raise UserError(f"--address {address!r} is not HOST:PORT. `ray status` on the head node, or its log, says it.")
+def _found(address: str) -> str:
+    """Returns HOST:PORT of a cluster. Where nobody listens, Ray itself would try for minutes, and end the process.
+
+    Raises:
+        UserError: the address is none.
+        ConnectionError: nobody listens there.
+    """
+    if address != AUTO and not is_address(address):
+        raise UserError(f"--address {address!r} is not HOST:PORT. `ray start --head` prints it; its port is 6379.")
+    found = services.canonicalize_bootstrap_address(address)
+    if found is None:
+        raise ConnectionError("Ray does not run on this machine")
+    host, _, port = found.rpartition(":")
     try:
         socket.create_connection((host, int(port)), RAY_CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise UserError(
-            f"no Ray cluster at {address}: {error}. Start one by `ray start --head`, or correct --address."
-        ) from None
+    except OSError as error:
+        raise ConnectionError(f"{found}: {error.strerror or error}") from error
+    return str(found)
 
 
 @dataclass(slots=True)
@@ -280,11 +289,15 @@ def _end_of(run: Any) -> tuple[TaskState, str]:
     return TaskState.LOST, f"exit code {end.code}: {end.said}"
 
 
+def _first_sentence(text: str) -> str:
+    return " ".join(text.split()).partition(". ")[0].rstrip(".")
+
+
 def _reason(error: RayError) -> str:
     """Returns why Ray says that an actor is gone, in one line."""
     lines = [line.strip() for line in str(error).splitlines()]
     told = next((line for line in lines if line.startswith("The actor") and "unexpectedly" not in line), lines[0])
-    return told.partition(". ")[0].rstrip(".")
+    return _first_sentence(told)
 
 
 def _resources(bundle: Mapping[str, float]) -> str:
