@@ -7,6 +7,7 @@ another one. Ray's own exceptions end here.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,7 +75,7 @@ def train_on_ray(
         say: takes lines for people.
         spares: nodes beyond the job's.
         options: where Ray is, and what each agent takes.
-        import_path: where agents look for a model given as "module:function"; they run there too.
+        import_path: where agents look for a model given as "module:function". They run where this process does.
 
     Raises:
         UserError: Ray is not there, or has too few nodes; or as `train`.
@@ -83,7 +84,8 @@ def train_on_ray(
     arguments = ["--coordinator", f"{FILE}{run.address}", "--give-up", f"{GIVE_UP_S:g}"]
     if job.cluster.tls:
         arguments += ["--tls", str(Path(job.cluster.tls).absolute())]
-    agent = (arguments, {"PLANARIA_TOKEN": token}, str(import_path))
+    arguments += ["--import-path", str(import_path)]
+    agent = (arguments, {"PLANARIA_TOKEN": token}, os.getcwd())
     with connected(options.address):
         agents = RayAgents(agent, job.cluster.nodes, spares, options)
         try:
@@ -127,8 +129,9 @@ def _found(address: str) -> str:
         UserError: the address is none.
         ConnectionError: nobody listens there.
     """
-    if address != AUTO and not is_address(address):
-        raise UserError(f"--address {address!r} is not HOST:PORT. `ray start --head` prints it; its port is 6379.")
+    asked = os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address
+    if asked != AUTO and ("://" in asked or not is_address(asked)):
+        raise UserError(f"--address {asked!r} is not HOST:PORT. `ray start --head` prints it; its port is 6379.")
     found = services.canonicalize_bootstrap_address(address)
     if found is None:
         raise ConnectionError("Ray does not run on this machine")
