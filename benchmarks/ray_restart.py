@@ -1,7 +1,7 @@
 """A raylet is killed under a job: from there to the next step, with Planaria's agents and with Ray Train's restart.
 
 One Ray cluster of this machine, with a raylet to spare, for both, one attempt of each after the other. Needs
-`pip install "planaria[ray]" tensorboardX`. `python ray_restart.py [ATTEMPTS]`
+`pip install "ray[train]"`. `python ray_restart.py [ATTEMPTS]`
 """
 
 from __future__ import annotations

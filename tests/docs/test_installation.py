@@ -40,7 +40,19 @@ def test_what_is_imported_is_declared() -> None:
     declared = names(PROJECT["dependencies"])
     modules = {"PIL": "pillow", "mlflow": "mlflow-skinny", "prometheus_client": "prometheus-client"}
     ours = {modules.get(name, name) for name in imported(ROOT / "src" / "planaria", "**/*.py")}
-    optional = ("hub", "tls", "images", "peft", "plot", "tensorboard", "wandb", "mlflow", "prometheus", "dashboard")
+    optional = (
+        "hub",
+        "tls",
+        "images",
+        "peft",
+        "plot",
+        "tensorboard",
+        "wandb",
+        "mlflow",
+        "prometheus",
+        "dashboard",
+        "ray",
+    )
     assert ours <= declared.union(*(names(extras[one]) for one in optional))
     assert imported(ROOT / "benchmarks", "*.py") <= declared | names(extras["bench"])
 

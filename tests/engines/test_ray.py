@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason='Ray is not installed: pip install "planaria[ray]"')
+pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 
