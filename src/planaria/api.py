@@ -223,7 +223,7 @@ def launch_on_ray(
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
-        raise UserError('Ray is not installed. Run pip install "planaria[ray]", on all nodes of the cluster.') from None
+        raise UserError(f"Ray cannot be imported ({error}). Install it on all nodes: pip install ray.") from None
     from planaria.runtime.coordinator.remote_nodes import ANY_ADDRESS
 
     table = msgspec.to_builtins(job) if isinstance(job, Job) else job
