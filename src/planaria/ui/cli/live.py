@@ -39,24 +39,16 @@ def status(run: Path | Address, *, as_json: bool) -> str:
     Raises:
         UserError: it is none, or does not answer though it is under way.
     """
-    try:
-        state = _ask(run, Wish.STATUS).state
-    except NotReached:
-        if isinstance(run, Address):
-            raise
-        folder = RunFolder.open(run)
-        owner = claimant(folder.claim)
-        if owner is None:
-            return _over(folder, as_json=as_json)
-        if folder.contact.exists():
-            raise
-        return _unasked(folder, owner.doing, as_json=as_json)
+    found = look(run, as_json=as_json)
+    if isinstance(found, NoAnswer):
+        return found.text
+    state = found.state
     if as_json:
         return msgspec.json.encode(state).decode()
     phase = "starting: nodes join" if state.phase == Phase.GATHERING else state.phase
     leaving = f", of them leaving: {', '.join(map(str, state.leaving))}" if state.leaving else ""
     lines = [
-        f"{run}: {phase}, {_progress(state)}",
+        f"{run}: {phase}, {progress(state)}",
         f"{count(len(state.nodes), 'node')}: {', '.join(map(str, state.nodes))}{leaving}",
     ]
     if state.speeds:
@@ -81,7 +73,35 @@ def status(run: Path | Address, *, as_json: bool) -> str:
     return "\n".join(lines)
 
 
-def _progress(state: RunState) -> str:
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """A run that cannot be asked: what is known of it, and whether it is over."""
+
+    text: str
+    is_over: bool
+
+
+def look(run: Path | Address, *, as_json: bool = False, details: bool = False) -> Answer | NoAnswer:
+    """Returns the state of a run; where it cannot be asked, what its folder says: it is in its beginning, or over.
+
+    Raises:
+        UserError: it is none, or does not answer though it is under way.
+    """
+    try:
+        return _ask(run, Wish.STATUS, details=details)
+    except NotReached:
+        if isinstance(run, Address):
+            raise
+        folder = RunFolder.open(run)
+        owner = claimant(folder.claim)
+        if owner is None:
+            return NoAnswer(_over(folder, as_json=as_json), is_over=True)
+        if folder.contact.exists():
+            raise
+        return NoAnswer(_unasked(folder, owner.doing, as_json=as_json), is_over=False)
+
+
+def progress(state: RunState) -> str:
     """Returns the step in progress, or how many are done where none is."""
     if state.phase == Phase.SAVING or state.step > state.steps:
         return f"{state.step - 1} of {count(state.steps, 'step')} done"

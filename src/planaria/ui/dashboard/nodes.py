@@ -67,7 +67,7 @@ class Nodes:
                 self._nodes[record.node] = _Node(zone=record.zone, state="joining", since_s=at_s, joined_s=at_s)
                 self.num_live = record.live_nodes
             case NodeLost():
-                self._gone(record.node, _manner(record.cause), at_s, record.cause)
+                self._gone(record.node, manner_of(record.cause), at_s, record.cause)
                 self.num_live = record.live_nodes
             case NodeReleased():
                 self._gone(record.node, "released", at_s, "handed over its work")
@@ -134,6 +134,6 @@ class Nodes:
                 self._turn(number, "spare", at_s, "not in the plan")
 
 
-def _manner(cause: str) -> str:
+def manner_of(cause: str) -> str:
     """Returns how a node was lost, by its cause: it hung, or it is gone."""
     return "hung" if "hung" in cause or "hang" in cause or "no progress" in cause else "lost"
