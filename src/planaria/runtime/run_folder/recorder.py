@@ -38,6 +38,7 @@ from planaria.protocol.planning.failure_rate import Watch, Watched
 from planaria.protocol.step.time_accounting import TimeAccount
 from planaria.runtime.run_folder.lines import Lines
 from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.run_folder.step_lines import parts_of_file
 
 log = logging.getLogger(__name__)
 
@@ -251,6 +252,19 @@ def read_events(path: Path) -> Iterator[tuple[AnyRecord, float]]:
         for line in lines:
             if line.endswith(b"\n"):
                 yield decode(line), decode_time(line).time
+
+
+def told_but_steps(path: Path) -> Iterator[AnyRecord]:
+    """Yields the records of an events.jsonl; of many steps that follow each other, few: the last one, and the
+    last that was applied, are among them."""
+    decode = msgspec.json.Decoder(AnyRecord).decode
+    for part, are_steps in parts_of_file(path) if path.exists() else ():
+        if not are_steps:
+            yield decode(part)
+            continue
+        last = part.rfind(b"\n", 0, -1) + 1
+        applied = part.rfind(b"\n", 0, max(0, part.rfind(b'"event":"step_committed"'))) + 1
+        yield from (decode(part[at : part.index(b"\n", at)]) for at in sorted({applied, last}))
 
 
 def read_drops(path: Path) -> dict[int, tuple[int, ...]]:

@@ -20,7 +20,7 @@ from planaria.protocol.phases import Phase
 from planaria.runtime.coordinator.client import Contact, NotReached, ask
 from planaria.runtime.progress.progress import Ending
 from planaria.runtime.run_folder.claim import claimant
-from planaria.runtime.run_folder.recorder import read_events
+from planaria.runtime.run_folder.recorder import told_but_steps
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.sentences import figures_of
 from planaria.runtime.run_folder.tables import candidate_table, link_table, plan_table
@@ -129,7 +129,7 @@ def _told(folder: RunFolder) -> _Told:
     job = job_from_json(folder.job.read_bytes())
     ending = Ending(job, folder)
     steps, last = 0, None
-    for last, _ in read_events(folder.events):
+    for last in told_but_steps(folder.events):
         ending.note(last)
         match last:
             case StepCommitted(step=step) | StepSkipped(step=step) | Restored(to_step=step):

@@ -18,8 +18,6 @@ from planaria.protocol.messages.records import (
 MOST_GONE: Final = 300
 """Nodes that are gone and still shown: the last ones."""
 
-_GONE: Final = ("lost", "hung", "released")
-
 
 @dataclass(slots=True, kw_only=True)
 class _Node:
@@ -48,7 +46,9 @@ class Nodes:
         self.moved: dict[int, list[int]] = {}
         self._per_node = devices_per_node
         self._nodes: dict[int, _Node] = {}
-        self._held: dict[int, frozenset[int]] = {}
+        """Those that are not gone."""
+        self._gone_nodes: dict[int, _Node] = {}
+        self._held: dict[int, range] = {}
         self._generation = 0
         self._began_s: float | None = None
 
@@ -63,7 +63,7 @@ class Nodes:
         at_s = time_s - self._began_s
         match record:
             case NodeJoined():
-                self._nodes.pop(record.node, None)  # one that comes back stands at the end again
+                self._gone_nodes.pop(record.node, None)  # it came back
                 self._nodes[record.node] = _Node(zone=record.zone, state="joining", since_s=at_s, joined_s=at_s)
                 self.num_live = record.live_nodes
             case NodeLost():
@@ -102,7 +102,7 @@ class Nodes:
                 "joined_s": round(node.joined_s, 3),
                 "gone_s": None if node.gone_s is None else round(node.gone_s, 3),
             }
-            for number, node in sorted(self._nodes.items())
+            for number, node in sorted((self._gone_nodes | self._nodes).items())
         ]
 
     def _turn(self, number: int, state: str, at_s: float, detail: str) -> None:
@@ -113,16 +113,18 @@ class Nodes:
     def _gone(self, number: int, state: str, at_s: float, detail: str) -> None:
         self._turn(number, state, at_s, detail)
         if number in self._nodes:
-            self._nodes[number].gone_s = at_s
-        gone = [number for number, node in self._nodes.items() if node.state in _GONE]
-        for number in gone[: max(0, len(gone) - MOST_GONE)]:
-            del self._nodes[number]
+            gone = self._gone_nodes[number] = self._nodes.pop(number)
+            gone.gone_s = at_s
+        while len(self._gone_nodes) > MOST_GONE:
+            del self._gone_nodes[next(iter(self._gone_nodes))]
 
     def _place(self, plan: PlanTaken, at_s: float) -> None:
-        held = {worker: frozenset(range(first, end)) for stages in plan.pipelines for worker, first, end in stages}
+        held = {worker: range(first, end) for stages in plan.pipelines for worker, first, end in stages}
         if self._held:
-            new = {worker: sorted(layers - self._held.get(worker, frozenset())) for worker, layers in held.items()}
-            self.moved = {worker: layers for worker, layers in new.items() if layers}
+            before = self._held
+            changed = ((worker, layers) for worker, layers in held.items() if layers != before.get(worker))
+            new = ((worker, sorted(set(layers) - set(before.get(worker, ())))) for worker, layers in changed)
+            self.moved = {worker: layers for worker, layers in new if layers}
         else:
             self.num_at_start = self.num_live
         self._held, self._generation = held, plan.generation

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +17,7 @@ from planaria.job.parse import job_from_json
 from planaria.protocol.messages.records import AnyRecord
 from planaria.runtime.run_folder.overview import RunOverview, find_runs, overview
 from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.run_folder.step_lines import StepLine, decode_steps, parts_of
 from planaria.ui.dashboard.tail import Tail
 from planaria.ui.dashboard.view import RunView
 
@@ -62,26 +66,43 @@ class RunReader:
 
     def whole(self) -> dict[str, Any]:
         """Returns everything, once the file is read to its end."""
-        found, _ = self.look()
-        while found["read"] < 1:
-            found, _ = self.look()
-        return found
+        with self._lock:
+            self._read(math.inf)
+        return self.look()[0]
 
     def _share_read(self) -> float:
         size = self._tail.size()
         return 1.0 if size - self._tail.offset < 1 << 16 else self._tail.offset / size
 
-    def _read(self) -> None:
-        until = time.monotonic() + _LOOK_S
+    def _read(self, most_s: float = _LOOK_S) -> None:
+        until = time.monotonic() + most_s
         while True:
             lines = self._tail.lines()
             if lines is None:
                 self._restart()
                 continue
-            for line in lines:
-                self._add(line)
+            for part, are_steps in parts_of(lines) if lines else ():
+                if are_steps:
+                    self._add_steps(part)
+                else:
+                    self._add(part)
             if not lines or time.monotonic() >= until:
                 return
+
+    def _add_steps(self, lines: bytes) -> None:
+        """Adds steps that follow each other: the first and the last one as records, those between them together."""
+        first, last = lines.find(b"\n") + 1, lines.rfind(b"\n", 0, -1) + 1
+        between: Sequence[StepLine] = ()
+        if first < last:
+            with contextlib.suppress(msgspec.MsgspecError):  # else one by one, and that one is counted
+                between = decode_steps(memoryview(lines)[first:last])
+        if not between:
+            for line in lines.splitlines():
+                self._add(line)
+            return
+        self._add(lines[:first])
+        self._view.add_steps(between)
+        self._add(lines[last:])
 
     def _add(self, line: bytes) -> None:
         try:

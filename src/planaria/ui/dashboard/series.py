@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+from planaria.runtime.run_folder.step_lines import StepLine
 
 MOST_POINTS: Final = 1200
 """Most points of a series: about one a pixel of a chart."""
@@ -36,6 +40,25 @@ class Point:
     tokens_per_s: float
     expected: float
     nodes: int
+
+    @classmethod
+    def of(cls, steps: Sequence[StepLine], began_s: float, plan_step_s: float) -> Point:
+        """Makes the point of some steps, at least one, by the plan's estimate of a step (0: there is none)."""
+        last = steps[-1]
+        losses = [step.loss for step in steps if step.loss is not None and math.isfinite(step.loss)]
+        tokens = sum([step.tokens_per_s * step.duration_s for step in steps])
+        return cls(
+            count=len(steps),
+            step=last.step,
+            time_s=last.time - began_s,
+            num_losses=len(losses),
+            loss=sum(losses),
+            low=min(losses, default=0.0),
+            high=max(losses, default=0.0),
+            tokens_per_s=sum([step.tokens_per_s for step in steps]),
+            expected=tokens / plan_step_s if plan_step_s else 0.0,
+            nodes=last.live_nodes,
+        )
 
     def absorb(self, later: Point) -> None:
         """Adds the steps of the point after it."""
@@ -80,16 +103,21 @@ class Series:
     def __len__(self) -> int:
         return len(self._points)
 
-    def add(self, point: Point) -> None:
-        """Adds a step after the others."""
-        if self._points and self._points[-1].count < self._stride:
-            self._points[-1].absorb(point)
-            return
-        if len(self._points) >= MOST_POINTS:
-            self._halve()
-            self.add(point)
-            return
-        self._points.append(point)
+    def add(self, steps: Sequence[StepLine], began_s: float, plan_step_s: float) -> None:
+        """Adds steps after the others; arguments as of `Point.of`."""
+        at = 0
+        while at < len(steps):
+            room = self._stride - self._points[-1].count if self._points else 0
+            if room <= 0 and len(self._points) >= MOST_POINTS:
+                self._halve()
+                continue
+            some = steps[at : at + (room if room > 0 else self._stride)]
+            point = Point.of(some, began_s, plan_step_s)
+            if room > 0:
+                self._points[-1].absorb(point)
+            else:
+                self._points.append(point)
+            at += len(some)
 
     def forget_after(self, step: int) -> None:
         """Forgets the points with later steps, which are trained again."""

@@ -176,7 +176,7 @@ def _stream(request: Request, look: _Look, every_s: float) -> Response:
             if found is not None:
                 yield b"data: %b\n\n" % msgspec.json.encode(found)
             is_behind = isinstance(found, dict) and found.get("read", 1.0) < 1
-            await asyncio.sleep(0.05 if is_behind else every_s)
+            await asyncio.sleep(0 if is_behind else every_s)
 
     if request.query_params.get("once"):
         found, _ = look(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -31,8 +31,9 @@ from planaria.protocol.messages.records import (
 )
 from planaria.protocol.step.time_accounting import TimeAccount
 from planaria.runtime.run_folder.sentences import recovery_sentence, sentence
+from planaria.runtime.run_folder.step_lines import StepLine
 from planaria.ui.dashboard.nodes import Nodes
-from planaria.ui.dashboard.series import Point, Series
+from planaria.ui.dashboard.series import Series
 
 MOST_RECOVERIES: Final = 40
 MOST_DECISIONS: Final = 40
@@ -40,8 +41,8 @@ MOST_EVALUATIONS: Final = 500
 MOST_MARKS: Final = 300
 MOST_SENTENCES: Final = 150
 MOST_CANDIDATES: Final = 8
-MOST_ACCOUNTED: Final = 200_000
-"""Steps up to which a run's time is split by cause while it runs: the account holds a number for each."""
+MOST_ACCOUNTED: Final = 4_000_000
+"""Steps up to which a run's time is split by cause: the account holds 16 bytes for each."""
 
 _PLACED: Final = ("start", "reconfigure", "restore")
 """Purposes of plans that say where the layers are from now on."""
@@ -86,8 +87,6 @@ class RunView:
         self._last_s = time_s
         if self._time is not None:
             self._time.note(record, time_s)
-            if self._num_steps > MOST_ACCOUNTED:
-                self._time = None
         if isinstance(record, StepCommitted | StepSkipped):
             self._add_step(record, time_s)
             return
@@ -98,9 +97,22 @@ class RunView:
         if text is not None:
             self._sentences.append((time_s, text))
 
+    def add_steps(self, steps: Sequence[StepLine]) -> None:
+        """Adds steps that come between two others, each of which is added as a record."""
+        self._count_steps(len(steps))
+        if self._time is not None:
+            at = [step.time for step in steps]
+            self._time.note_steps([step.step for step in steps], [step.duration_s for step in steps], at)
+        self.series.add(steps, self._began_s, self._plan_step_s)
+
+    def _count_steps(self, count: int) -> None:
+        self._num_steps += count
+        if self._num_steps > MOST_ACCOUNTED:
+            self._time = None
+
     def _add_step(self, step: StepCommitted | StepSkipped, time_s: float) -> None:
         self._step = step
-        self._num_steps += 1
+        self._count_steps(1)
         self._cost = step.cost if isinstance(step, StepCommitted) else self._cost
         if self._nodes.is_moving:
             self._nodes.committed(step.generation)
@@ -108,22 +120,15 @@ class RunView:
         if self._phase != "training":
             self._phase = "training"
             self.changes += 1
-        loss = step.loss if step.loss is not None and math.isfinite(step.loss) else None
-        tokens = step.tokens_per_s * step.duration_s
-        self.series.add(
-            Point(
-                count=1,
-                step=step.step,
-                time_s=time_s - self._began_s,
-                num_losses=int(loss is not None),
-                loss=loss or 0.0,
-                low=loss or 0.0,
-                high=loss or 0.0,
-                tokens_per_s=step.tokens_per_s,
-                expected=tokens / self._plan_step_s if self._plan_step_s else 0.0,
-                nodes=step.live_nodes,
-            )
+        line = StepLine(
+            time=time_s,
+            step=step.step,
+            loss=step.loss,
+            live_nodes=step.live_nodes,
+            duration_s=step.duration_s,
+            tokens_per_s=step.tokens_per_s,
         )
+        self.series.add((line,), self._began_s, self._plan_step_s)
 
     def _note(self, record: AnyRecord, time_s: float) -> None:
         match record:

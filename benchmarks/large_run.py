@@ -1,0 +1,151 @@
+"""What a run folder of a million steps and thousands of recoveries costs whoever looks at it: time and memory.
+
+    python benchmarks/large_run.py                        # 1,000,000 steps, 5,000 recoveries, 64 nodes
+    python benchmarks/large_run.py --steps 20000 --recoveries 100
+    python benchmarks/large_run.py --folder runs/huge     # keeps the folder, and uses it again
+
+The folder is made up from the typed records and written by the run's own recorder. Each command is a process of its
+own, from its start to its end; its memory is the highest that it had (VmHWM). The page is asked for like a browser
+does: its time is from the request to the first answer that has the whole run, beside that to the first answer at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from figures import SCRATCH, Figures, note
+
+from planaria.job.parse import job_json
+from planaria.protocol.messages.records import RunEnded, RunStatus
+from planaria.runtime.run_folder.recorder import Recorder
+from planaria.runtime.run_folder.run_folder import RunFolder
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.runtime.run_folder.happenings import JOB
+from tests.ui.dashboard.made_up import happenings
+
+PLANARIA = [sys.executable, "-m", "planaria.ui.cli.main"]
+TELLS_ITS_MEMORY = """
+import sys
+from planaria.ui.cli.main import main
+try:
+    main()
+finally:
+    print(open("/proc/self/status").read(), file=sys.stderr)
+"""
+STEP_S = 0.11
+LOG_LINES = 1_000_000
+GOAL_S, GOAL_MB = 2.0, 300
+
+
+def make_folder(path: Path, num_nodes: int, num_steps: int, recoveries: int) -> RunFolder:
+    """Writes the folder of a run that has ended, as its recorder would have."""
+    folder = RunFolder.create(path.parent, path.name)
+    folder.job.write_bytes(job_json(JOB))
+    at_s = 1e9
+    with Recorder(folder, JOB) as recorder:
+        for record in happenings(num_nodes, num_steps, recoveries, replaces=True):
+            recorder(record, at_s)
+            at_s += STEP_S
+        recorder(
+            RunEnded(
+                status=RunStatus.COMPLETED, steps=num_steps, message="", skipped_microbatches=0,
+                duplicated_microbatches=0,
+            ),
+            at_s,
+        )  # fmt: skip
+    with (folder.logs / "coordinator.log").open("w") as log:
+        log.writelines(f"2026-11-26 12:00:00 INFO step {line} is committed\n" for line in range(LOG_LINES))
+    return folder
+
+
+def measured(*arguments: str) -> tuple[float, float]:
+    """Runs a command to its end; returns its seconds and the most memory that it held, in MB."""
+    began = time.monotonic()
+    command = [sys.executable, "-c", TELLS_ITS_MEMORY, *arguments]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    took_s = time.monotonic() - began
+    if done.returncode:
+        raise SystemExit(f"planaria {' '.join(arguments)} failed: {done.stderr}")
+    return took_s, _peak_mb(done.stderr)
+
+
+def _peak_mb(status: str) -> float:
+    peak = re.search(r"VmHWM:\s+(\d+)", status)
+    assert peak is not None
+    return int(peak[1]) / 1e3
+
+
+def measured_page(folder: Path) -> tuple[float, float, float, int]:
+    """Opens the page of a run; returns seconds to the first and to the whole answer, MB, and the answer's bytes."""
+    command = [*PLANARIA, "dashboard", str(folder), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().split(": ")[1].strip()
+        began, first_s, size = time.monotonic(), 0.0, 0
+        with urllib.request.urlopen(f"{address}api/run?name={folder.name}") as stream:
+            for line in stream:
+                if line.startswith(b"data: "):
+                    first_s = first_s or time.monotonic() - began
+                    size = max(size, len(line))
+                    if json.loads(line[6:])["read"] == 1:
+                        break
+        whole_s = time.monotonic() - began
+        return first_s, whole_s, _peak_mb(Path(f"/proc/{process.pid}/status").read_text()), size
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--recoveries", type=int, default=5_000)
+    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--folder", type=Path, help="Of the run: used if it is there, else made and kept.")
+    parser.add_argument("--json", type=Path, help="File for the figures.")
+    options = parser.parse_args()
+    path = options.folder or SCRATCH / "runs" / f"large-{options.steps}-{options.recoveries}-{options.nodes}"
+    if not (path / "summary.json").exists():
+        began = time.monotonic()
+        make_folder(path, options.nodes, options.steps, options.recoveries)
+        note(f"written in {time.monotonic() - began:.0f} s")
+    figures = Figures(f"a run of {options.steps} steps and {options.recoveries} recoveries")
+    for file in ("events.jsonl", "metrics.jsonl", "summary.json"):
+        figures.add(f"size.{file}", (path / file).stat().st_size / 1e6, "MB")
+    first_s, whole_s, held_mb, size = measured_page(path)
+    figures.add("dashboard.first", first_s, "s", goal=f"<= {GOAL_S}")
+    figures.add("dashboard.whole", whole_s, "s", goal=f"<= {GOAL_S}")
+    figures.add("dashboard.memory", held_mb, "MB", goal=f"<= {GOAL_MB}")
+    figures.add("dashboard.largest_message", size / 1e6, "MB")
+    report = SCRATCH / "report.html"
+    commands = {
+        "report": ("report", str(path), "-o", str(report)),
+        "ls": ("ls", str(path)),
+        "status": ("status", str(path)),
+        "status --json": ("status", str(path), "--json"),
+        "top --once": ("top", str(path), "--once"),
+        "logs": ("logs", str(path)),
+        "--version": ("--version",),
+    }
+    for name, arguments in commands.items():
+        seconds, held_mb = measured(*arguments)
+        figures.add(f"{name}.time", seconds, "s", goal=f"<= {GOAL_S}")
+        figures.add(f"{name}.memory", held_mb, "MB", goal=f"<= {GOAL_MB}")
+    figures.add("report.size", report.stat().st_size / 1e6, "MB")
+    figures.finish(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Tells the lines of events.jsonl that are of steps, nearly all of a long run's, from the others, many at a time.
+
+A step's line is known by its beginning alone. One that does not look as the recorder writes it is among the others,
+and read as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+PIECE_BYTES: Final = 1 << 20
+"""Bytes read at a time: what a reader holds of a file of any length."""
+
+_BEGINNING: Final = b'{"time":1000000000.000000,'
+_STEP: Final = b'"event":"step_'
+_STEP_BYTES: Final = np.frombuffer(_STEP, np.uint8)
+
+
+class StepLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a line of a step has that is added up over many; see `StepCommitted`.
+
+    Attributes:
+        time: when it was told, in seconds since 1970 (UTC).
+    """
+
+    time: float
+    step: int
+    loss: float | None
+    live_nodes: int
+    duration_s: float
+    tokens_per_s: float
+
+
+decode_steps: Final = msgspec.json.Decoder(StepLine).decode_lines
+"""Decodes lines of steps. Raises msgspec.MsgspecError where one is something else."""
+
+
+def parts_of(lines: bytes) -> Iterator[tuple[bytes, bool]]:
+    """Yields the parts of whole lines, in order: (lines of steps that follow each other, True), or (a line, False)."""
+    data = np.frombuffer(lines, np.uint8)
+    ends = np.flatnonzero(data == ord("\n")) + 1
+    starts = np.concatenate(([0], ends[:-1]))
+    is_step = np.zeros(len(ends), bool)
+    could = ends - starts > len(_BEGINNING) + len(_STEP)
+    windows = np.lib.stride_tricks.sliding_window_view(data, len(_STEP)) if could.any() else data[:0]
+    is_step[could] = (windows[starts[could] + len(_BEGINNING)] == _STEP_BYTES).all(axis=1) if could.any() else False
+    others = np.flatnonzero(~is_step)
+    begin = 0
+    for first, end in zip(starts[others].tolist(), ends[others].tolist(), strict=True):
+        if begin < first:
+            yield lines[begin:first], True
+        yield lines[first:end], False
+        begin = end
+    if begin < len(lines):
+        yield lines[begin:], True
+
+
+def parts_of_file(path: Path) -> Iterator[tuple[bytes, bool]]:
+    """Yields the parts of a file, as `parts_of`; a last line cut short by a crash is left out."""
+    rest = b""
+    with path.open("rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            piece = rest + piece
+            end = piece.rfind(b"\n") + 1
+            rest = piece[end:]
+            yield from parts_of(piece[:end])
