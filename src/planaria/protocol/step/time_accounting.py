@@ -180,6 +180,17 @@ class TimeAccount:
         self._usual.extend(useful_s[-USUAL_STEPS:])
         self._mark = self._last = at[-1]
 
+    def note_block(self, last: int, count: int, useful_s: float, at: float) -> None:
+        """Takes so many committed steps up to `last`, told at `at`, after a record that was of a step, too.
+
+        Each counts with their mean of what is useful.
+        """
+        self._settle()
+        each_s = [useful_s / count] * count
+        self._useful.put_all(range(last - count + 1, last + 1), each_s)
+        self._usual.extend(each_s[-USUAL_STEPS:])
+        self._mark = self._last = at
+
     @property
     def split(self) -> Split:
         """The account up to the last record."""

@@ -6,6 +6,7 @@ and read as they are.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,9 @@ import numpy as np
 
 PIECE_BYTES: Final = 1 << 20
 """Bytes read at a time: what a reader holds of a file of any length."""
+
+_FEW_BYTES: Final = 1 << 15
+"""Bytes below which lines are looked at one by one: that is quicker then."""
 
 _BEGINNING: Final = b'{"time":1000000000.000000,'
 _STEP: Final = b'"event":"step_'
@@ -40,8 +44,19 @@ decode_steps: Final = msgspec.json.Decoder(StepLine).decode_lines
 """Decodes lines of steps. Raises msgspec.MsgspecError where one is something else."""
 
 
+def _is_step(line: bytes) -> bool:
+    return line.startswith(_STEP, len(_BEGINNING))
+
+
 def parts_of(lines: bytes) -> Iterator[tuple[bytes, bool]]:
     """Yields the parts of whole lines, in order: (lines of steps that follow each other, True), or (a line, False)."""
+    if len(lines) < _FEW_BYTES:
+        for are_steps, some in itertools.groupby(lines.splitlines(keepends=True), _is_step):
+            if are_steps:
+                yield b"".join(some), True
+            else:
+                yield from zip(some, itertools.repeat(False))
+        return
     data = np.frombuffer(lines, np.uint8)
     ends = np.flatnonzero(data == ord("\n")) + 1
     starts = np.concatenate(([0], ends[:-1]))
@@ -60,10 +75,11 @@ def parts_of(lines: bytes) -> Iterator[tuple[bytes, bool]]:
         yield lines[begin:], True
 
 
-def parts_of_file(path: Path) -> Iterator[tuple[bytes, bool]]:
-    """Yields the parts of a file, as `parts_of`; a last line cut short by a crash is left out."""
+def parts_of_file(path: Path, offset: int = 0) -> Iterator[tuple[bytes, bool]]:
+    """Yields the parts of a file from an offset on, as `parts_of`; a last line cut short by a crash is left out."""
     rest = b""
     with path.open("rb") as file:
+        file.seek(offset)
         while piece := file.read(PIECE_BYTES):
             piece = rest + piece
             end = piece.rfind(b"\n") + 1

@@ -129,7 +129,7 @@ def _told(folder: RunFolder) -> _Told:
     job = job_from_json(folder.job.read_bytes())
     ending = Ending(job, folder)
     steps, last = 0, None
-    for last in told_but_steps(folder.events):
+    for last in told_but_steps(folder):
         ending.note(last)
         match last:
             case StepCommitted(step=step) | StepSkipped(step=step) | Restored(to_step=step):

@@ -36,26 +36,35 @@ class Nodes:
     Attributes:
         num_live: as the last record that tells it says.
         num_at_start: live when the first plan was taken.
-        moved: the layers that each worker has to get for the plan in force, until a step of it is committed.
     """
 
     def __init__(self, devices_per_node: int) -> None:
         """Makes a run without nodes."""
         self.num_live = 0
         self.num_at_start = 0
-        self.moved: dict[int, list[int]] = {}
         self._per_node = devices_per_node
         self._nodes: dict[int, _Node] = {}
         """Those that are not gone."""
         self._gone_nodes: dict[int, _Node] = {}
         self._held: dict[int, range] = {}
+        self._held_before: dict[int, range] | None = None
+        """Under the plan before the one in force, until a step of that is committed."""
         self._generation = 0
         self._began_s: float | None = None
 
     @property
     def is_moving(self) -> bool:
-        """Whether state is on its way to a worker."""
-        return bool(self.moved)
+        """Whether state may be on its way to a worker."""
+        return self._held_before is not None
+
+    @property
+    def moved(self) -> dict[int, list[int]]:
+        """The layers that each worker has to get for the plan in force, until a step of it is committed."""
+        before = self._held_before
+        if before is None:
+            return {}
+        new = ((worker, sorted(set(layers) - set(before.get(worker, ())))) for worker, layers in self._held.items())
+        return {worker: layers for worker, layers in new if layers}
 
     def note(self, record: AnyRecord, time_s: float) -> None:
         """Notes what a record says of nodes."""
@@ -88,7 +97,7 @@ class Nodes:
     def committed(self, generation: int) -> None:
         """Notes that a step was committed: the state of its plan is where it belongs."""
         if generation >= self._generation:
-            self.moved = {}
+            self._held_before = None
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns the nodes by number."""
@@ -121,10 +130,7 @@ class Nodes:
     def _place(self, plan: PlanTaken, at_s: float) -> None:
         held = {worker: range(first, end) for stages in plan.pipelines for worker, first, end in stages}
         if self._held:
-            before = self._held
-            changed = ((worker, layers) for worker, layers in held.items() if layers != before.get(worker))
-            new = ((worker, sorted(set(layers) - set(before.get(worker, ())))) for worker, layers in changed)
-            self.moved = {worker: layers for worker, layers in new if layers}
+            self._held_before = self._held
         else:
             self.num_at_start = self.num_live
         self._held, self._generation = held, plan.generation

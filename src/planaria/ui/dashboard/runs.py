@@ -14,9 +14,10 @@ import msgspec
 
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
-from planaria.protocol.messages.records import AnyRecord
+from planaria.protocol.messages.records import AnyRecord, StepCommitted, StepSkipped
 from planaria.runtime.run_folder.overview import RunOverview, find_runs, overview
 from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.run_folder.step_blocks import StepBlock, passages
 from planaria.runtime.run_folder.step_lines import StepLine, decode_steps, parts_of
 from planaria.ui.dashboard.tail import Tail
 from planaria.ui.dashboard.view import RunView
@@ -44,6 +45,7 @@ class RunReader:
 
     def _restart(self) -> None:
         self._tail = Tail(self.folder.events)
+        self._passages = passages(self.folder.events, self.folder.step_blocks)
         self._view = RunView(self._job)
         self._num_unknown = 0
         self._epoch = time.monotonic_ns()
@@ -76,18 +78,29 @@ class RunReader:
 
     def _read(self, most_s: float = _LOOK_S) -> None:
         until = time.monotonic() + most_s
+        for lines, block, offset in self._passages:
+            if block is None:
+                self._add_lines(lines)
+            else:
+                self._add(lines, block)
+            self._tail.pass_to(offset)
+            if time.monotonic() >= until:
+                return
         while True:
-            lines = self._tail.lines()
-            if lines is None:
+            found = self._tail.lines()
+            if found is None:
                 self._restart()
                 continue
-            for part, are_steps in parts_of(lines) if lines else ():
-                if are_steps:
-                    self._add_steps(part)
-                else:
-                    self._add(part)
-            if not lines or time.monotonic() >= until:
+            self._add_lines(found)
+            if not found or time.monotonic() >= until:
                 return
+
+    def _add_lines(self, lines: bytes) -> None:
+        for part, are_steps in parts_of(lines) if lines else ():
+            if are_steps:
+                self._add_steps(part)
+            else:
+                self._add(part)
 
     def _add_steps(self, lines: bytes) -> None:
         """Adds steps that follow each other: the first and the last one as records, those between them together."""
@@ -104,11 +117,16 @@ class RunReader:
         self._view.add_steps(between)
         self._add(lines[last:])
 
-    def _add(self, line: bytes) -> None:
+    def _add(self, line: bytes, block: StepBlock | None = None) -> None:
+        """Adds the record of a line; `block`: and the steps before it."""
         try:
             # {"time":1795690506.600874, ...: the recorder writes it first
             time_s = float(line[8 : line.index(b",")])
-            self._view.add(self._decode(line), time_s)
+            record = self._decode(line)
+            if block is not None and isinstance(record, StepCommitted | StepSkipped):
+                self._view.add_block(block, record)
+            else:
+                self._view.add(record, time_s)
         except (ValueError, LookupError):  # of a newer Planaria, or no record
             self._num_unknown += 1
 

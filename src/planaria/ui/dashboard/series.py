@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from planaria.runtime.run_folder.step_blocks import StepBlock
 from planaria.runtime.run_folder.step_lines import StepLine
 
 MOST_POINTS: Final = 1200
@@ -60,6 +61,22 @@ class Point:
             nodes=last.live_nodes,
         )
 
+    @classmethod
+    def of_block(cls, block: StepBlock, began_s: float, plan_step_s: float) -> Point:
+        """Makes the point of a block of steps; the rest as `of`."""
+        return cls(
+            count=block.count,
+            step=block.step,
+            time_s=block.time - began_s,
+            num_losses=block.num_losses,
+            loss=block.loss,
+            low=block.low,
+            high=block.high,
+            tokens_per_s=block.tokens_per_s,
+            expected=block.tokens / plan_step_s if plan_step_s else 0.0,
+            nodes=block.live_nodes,
+        )
+
     def absorb(self, later: Point) -> None:
         """Adds the steps of the point after it."""
         if later.num_losses:
@@ -107,17 +124,26 @@ class Series:
         """Adds steps after the others; arguments as of `Point.of`."""
         at = 0
         while at < len(steps):
-            room = self._stride - self._points[-1].count if self._points else 0
-            if room <= 0 and len(self._points) >= MOST_POINTS:
-                self._halve()
-                continue
-            some = steps[at : at + (room if room > 0 else self._stride)]
-            point = Point.of(some, began_s, plan_step_s)
-            if room > 0:
-                self._points[-1].absorb(point)
-            else:
-                self._points.append(point)
+            some = steps[at : at + self._room()]
+            self.add_point(Point.of(some, began_s, plan_step_s))
             at += len(some)
+
+    def add_point(self, point: Point) -> None:
+        """Adds the steps of a point after the others. One of more steps than others have is not cut."""
+        self._room()
+        if self._points and self._points[-1].count < self._stride:
+            self._points[-1].absorb(point)
+        else:
+            self._points.append(point)
+
+    def _room(self) -> int:
+        """Makes room for steps, and returns for how many in one point."""
+        while True:
+            if self._points and self._points[-1].count < self._stride:
+                return self._stride - self._points[-1].count
+            if len(self._points) < MOST_POINTS:
+                return self._stride
+            self._halve()
 
     def forget_after(self, step: int) -> None:
         """Forgets the points with later steps, which are trained again."""

@@ -21,6 +21,10 @@ class Tail:
         """Bytes read so far, up to the end of a line."""
         return self._offset
 
+    def pass_to(self, offset: int) -> None:
+        """Takes the file for read up to here: the end of a line."""
+        self._offset = offset
+
     def size(self) -> int:
         """Returns the file's bytes now; 0: there is none."""
         try:

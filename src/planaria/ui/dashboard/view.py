@@ -31,9 +31,10 @@ from planaria.protocol.messages.records import (
 )
 from planaria.protocol.step.time_accounting import TimeAccount
 from planaria.runtime.run_folder.sentences import recovery_sentence, sentence
+from planaria.runtime.run_folder.step_blocks import StepBlock
 from planaria.runtime.run_folder.step_lines import StepLine
 from planaria.ui.dashboard.nodes import Nodes
-from planaria.ui.dashboard.series import Series
+from planaria.ui.dashboard.series import Point, Series
 
 MOST_RECOVERIES: Final = 40
 MOST_DECISIONS: Final = 40
@@ -105,21 +106,21 @@ class RunView:
             self._time.note_steps([step.step for step in steps], [step.duration_s for step in steps], at)
         self.series.add(steps, self._began_s, self._plan_step_s)
 
+    def add_block(self, block: StepBlock, last: StepCommitted | StepSkipped) -> None:
+        """Adds a block of steps, after another step; `last` is the last of them."""
+        self._last_s = block.time
+        self._note_step(last, block.count)
+        if self._time is not None:
+            self._time.note_block(block.step, block.count, block.useful_s, block.time)
+        self.series.add_point(Point.of_block(block, self._began_s, self._plan_step_s))
+
     def _count_steps(self, count: int) -> None:
         self._num_steps += count
         if self._num_steps > MOST_ACCOUNTED:
             self._time = None
 
     def _add_step(self, step: StepCommitted | StepSkipped, time_s: float) -> None:
-        self._step = step
-        self._count_steps(1)
-        self._cost = step.cost if isinstance(step, StepCommitted) else self._cost
-        if self._nodes.is_moving:
-            self._nodes.committed(step.generation)
-            self.changes += 1
-        if self._phase != "training":
-            self._phase = "training"
-            self.changes += 1
+        self._note_step(step)
         line = StepLine(
             time=time_s,
             step=step.step,
@@ -129,6 +130,18 @@ class RunView:
             tokens_per_s=step.tokens_per_s,
         )
         self.series.add((line,), self._began_s, self._plan_step_s)
+
+    def _note_step(self, step: StepCommitted | StepSkipped, count: int = 1) -> None:
+        """Notes where the run is after a step, the last of so many."""
+        self._step = step
+        self._count_steps(count)
+        self._cost = step.cost if isinstance(step, StepCommitted) else self._cost
+        if self._nodes.is_moving:
+            self._nodes.committed(step.generation)
+            self.changes += 1
+        if self._phase != "training":
+            self._phase = "training"
+            self.changes += 1
 
     def _note(self, record: AnyRecord, time_s: float) -> None:
         match record:
