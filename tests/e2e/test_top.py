@@ -100,13 +100,23 @@ def test_on_a_terminal_it_follows_the_run_until_q_and_leaves_the_terminal_as_it_
     before = termios.tcgetattr(theirs)
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
     arguments = [*PLANARIA, "top", "runs/job"]
-    top = subprocess.Popen(arguments, cwd=command.folder, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            arguments, cwd=command.folder, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+        )
+
+    top = start()
     assert "runs/job" in shown_until(ours, "devices: 4 work")
     os.write(ours, b"x")
     shown_until(ours, "loss ")
     os.write(ours, b"q")
     shown_until(ours, "\x1b[?1049l")  # the screen of before is back
     assert top.wait(DEADLINE_S) == 0
+    killed = start()
+    shown_until(ours, "q: quit")
+    killed.terminate()
+    assert killed.wait(DEADLINE_S) == 128 + signal.SIGTERM
     assert termios.tcgetattr(theirs) == before
     assert train.poll() is None
     refused = subprocess.run(arguments, cwd=command.folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import shutil
+import signal
 import sys
 import termios
 import threading
@@ -32,6 +33,7 @@ from planaria.runtime.run_folder.sentences import duration, layer_range, rate
 from planaria.runtime.run_folder.tables import WIDTH, text_table
 from planaria.runtime.thresholds import TOP_EVERY_S, TOP_KEYS_S, TOP_PATIENCE_S
 from planaria.ui.cli.live import Address, NoAnswer, look, progress
+from planaria.ui.cli.options import EXIT_SIGNALLED
 from planaria.ui.dashboard.nodes import manner_of
 
 if TYPE_CHECKING:
@@ -266,6 +268,8 @@ def watch(run: Path | Address) -> None:
         raise UserError(f"this is no terminal: add --once, or see planaria status {run}.")
     from rich.live import Live
 
+    # whatever ends it, the terminal is left as it was
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(EXIT_SIGNALLED + number))
     looker = _Looker(run)
     interrupts = contextlib.suppress(KeyboardInterrupt)
     with interrupts, _single_keys(sys.stdin), Live(screen=True, auto_refresh=False) as live:
