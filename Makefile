@@ -58,13 +58,13 @@ proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, sim
 	$(MAKE) dst SEEDS=1000 FIRST=200000
 	$(MAKE) chaos SECONDS=60
 
-test-engines: $(VENV)/.installed-dev ## a job on a real SLURM of this machine (Debian's, installed where that can be)
-	@if command -v slurmctld > /dev/null; then true; \
+test-engines: $(VENV)/.installed-dev ## a job on real engines of this machine, and etcd (Debian's, installed where that can be)
+	@if command -v slurmctld > /dev/null && command -v etcd > /dev/null; then true; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
-		(apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy slurm-wlm) > /dev/null || \
-		echo "slurm-wlm could not be installed: the engines' tests are left out"; \
+		(apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy slurm-wlm etcd-server) > /dev/null || \
+		echo "slurm-wlm and etcd-server could not be installed: tests of what is missing are left out"; \
 	else \
-		echo "slurm-wlm is not installed, and cannot be here: the engines' tests are left out"; \
+		echo "slurm-wlm or etcd-server is not installed, and cannot be here: tests of what is missing are left out"; \
 	fi
 	$(BIN)/python -m pytest -m engines tests/engines
 

@@ -66,8 +66,8 @@ from planaria.protocol.messages.worker import (
     encode,
 )
 from planaria.runtime.component_settings import planner_settings
-from planaria.runtime.coordinator.journal import Journal
 from planaria.runtime.coordinator.server import Server
+from planaria.runtime.journal.sqlite_journal import SqliteJournal
 from planaria.runtime.run_folder.recorder import Recorder
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.wire.control_frames import control_frame
@@ -194,7 +194,7 @@ def measure(agents: int, losses: int, seed: int, profile_to: Path | None) -> Mea
     policy = TemplatesPolicy.of(Planner(profile, planner_settings(job, profile)))
     note(f"{agents} agents: templates after {time.monotonic() - began:.1f} s")
     folder = RunFolder.create(job.run.folder, f"agents-{secrets.token_hex(4)}")
-    journal = Journal(folder.journal)
+    journal = SqliteJournal(folder.journal)
     journal.start()
     meter = Meter()
     try:

@@ -27,8 +27,8 @@ from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, Commit, Hello, PlanMessage, Returned, Vote, WorkerPhase
 from planaria.runtime.component_settings import planner_settings
-from planaria.runtime.coordinator.journal import Journal
 from planaria.runtime.coordinator.server import Server
+from planaria.runtime.journal.sqlite_journal import SqliteJournal
 from planaria.runtime.run_folder.recorder import Recorder
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.wire.socket_server import listen
@@ -81,7 +81,7 @@ def measure_commit(nodes: int, nodes_per_pipeline: int, *, steps: int) -> list[f
     job = make_job(JOB.format(steps=steps, nodes=nodes, nodes_per_pipeline=nodes_per_pipeline))
     name = f"commit-{secrets.token_hex(4)}"
     folder = RunFolder.create(job.run.folder, name)
-    journal = Journal(folder.journal)
+    journal = SqliteJournal(folder.journal)
     journal.start()
     pipes = []
     try:

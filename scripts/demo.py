@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,12 +20,17 @@ import planaria
 
 ROOT = Path(__file__).parents[1]
 FAULTS = ("kill:node=2,step=20,at=backward", "kill:node=5,step=40,at=sync")
+PAGE_PORT = 8265
+HAS_PAGE = all(find_spec(module) is not None for module in ("starlette", "uvicorn"))
 
 
 def main() -> int:
     """Trains twice and compares."""
     console = Console(highlight=False)
     job = planaria.load_job(ROOT / "examples" / "demo.toml")
+    if HAS_PAGE:
+        observe = msgspec.structs.replace(job.observe, dashboard_port=PAGE_PORT, instructions=True)
+        job = msgspec.structs.replace(job, observe=observe)
     name = time.strftime("demo-%Y%m%d-%H%M%S")
     began = time.monotonic()
 
@@ -45,6 +52,8 @@ def main() -> int:
     console.print(Text.assemble("\nbit-identical: ", verdict))
     console.print(f"run folder:    {trained.folder}")
     console.print("               events.jsonl, metrics.jsonl, summary.json, checkpoints", style="dim")
+    if HAS_PAGE:
+        console.print(f"in a browser:  planaria dashboard {trained.folder}")
     console.print(f"took:          {time.monotonic() - began:.0f} s in all")
     return 0 if same else 1
 

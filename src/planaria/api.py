@@ -142,9 +142,9 @@ def train(
     Raises:
         UserError: the job, the name or a fault cannot be used; no run folder is left behind.
     """
-    from planaria.runtime.interrupts import interrupts, raise_interrupted
     from planaria.runtime.launch.session import train_job
     from planaria.runtime.launch.training.request import TrainRequest
+    from planaria.runtime.machine.interrupts import interrupts, raise_interrupted
 
     objects = _objects(model, dataset, eval_dataset)
     folder, own_name = _place(job)
@@ -247,7 +247,7 @@ def plan(
     from planaria.planner.instantiation.microbatch_shares import batches_told_by
     from planaria.runtime.component_settings import check_size, checkpoint_interval_s, job_profile, planner_settings
     from planaria.runtime.launch.expected_losses import expected_losses
-    from planaria.runtime.machine_limits import shared_cores
+    from planaria.runtime.machine.limits import shared_cores
 
     job = _checked(job)
     check_size(job)

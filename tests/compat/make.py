@@ -15,7 +15,7 @@ from pathlib import Path
 from planaria import load_job, train
 from planaria.job.registry import PolicyName
 from planaria.protocol.messages.journal import JournalEnd, JournalPolicy, JournalStop
-from planaria.runtime.coordinator.journal import Journal
+from planaria.runtime.journal.sqlite_journal import SqliteJournal
 
 JOB = """
 [model]
@@ -101,7 +101,7 @@ def _copy_journal(made: Path, target: Path) -> None:
     ((job,),) = database.execute("SELECT fingerprint FROM job")
     run = database.execute("SELECT run FROM entries ORDER BY number DESC").fetchone()[0]
     database.close()
-    before, after = Journal(made, run, job), Journal(target, run, job)
+    before, after = SqliteJournal(made, run, job), SqliteJournal(target, run, job)
     before.start()
     after.start()
     for entry in before.read():

@@ -20,7 +20,7 @@ from planaria.job.settings import WhenExhausted
 from planaria.protocol.messages import journal as entries
 from planaria.protocol.messages.records import RunEnded
 from planaria.protocol.run.replay import JournalState
-from planaria.runtime.coordinator.journal import Journal
+from planaria.runtime.journal.sqlite_journal import SqliteJournal
 from planaria.runtime.run_folder.recorder import read_events
 
 pytestmark = pytest.mark.usefixtures("forked_forkservers")
@@ -63,7 +63,7 @@ def test_journals_of_before_are_read(made: Path) -> None:
     database = sqlite3.connect(path)
     ((run,),) = database.execute("SELECT DISTINCT run FROM entries")
     database.close()
-    journal = Journal(path, run, "the fingerprint of this version")
+    journal = SqliteJournal(path, run, "the fingerprint of this version")
     journal.start()
     read = journal.read()
     journal.close()
@@ -131,7 +131,7 @@ def test_what_a_later_version_wrote_is_refused_in_a_line(made: Path) -> None:
     database.execute("PRAGMA user_version = 99")
     database.close()
     with pytest.raises(UserError, match=r"has format 99.*later version"):
-        Journal(path, "run", "job").start()
+        SqliteJournal(path, "run", "job").start()
     job = json.loads((made / "run" / "job.json").read_text())
     job["train"]["of_tomorrow"] = 1
     with pytest.raises(UserError, match="of_tomorrow") as caught:

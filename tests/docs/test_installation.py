@@ -38,9 +38,26 @@ def imported(folder: Path, pattern: str) -> set[str]:
 def test_what_is_imported_is_declared() -> None:
     extras = PROJECT["optional-dependencies"]
     declared = names(PROJECT["dependencies"])
-    modules = {"PIL": "pillow", "mlflow": "mlflow-skinny", "prometheus_client": "prometheus-client"}
+    modules = {
+        "PIL": "pillow",
+        "mlflow": "mlflow-skinny",
+        "prometheus_client": "prometheus-client",
+        "yaml": "pyyaml",
+    }
     ours = {modules.get(name, name) for name in imported(ROOT / "src" / "planaria", "**/*.py")}
-    optional = ("hub", "tls", "images", "peft", "plot", "tensorboard", "wandb", "mlflow", "prometheus", "dashboard")
+    optional = (
+        "hub",
+        "tls",
+        "images",
+        "peft",
+        "plot",
+        "tensorboard",
+        "wandb",
+        "mlflow",
+        "prometheus",
+        "dashboard",
+        "etcd",
+    )
     assert ours <= declared.union(*(names(extras[one]) for one in optional))
     assert imported(ROOT / "benchmarks", "*.py") <= declared | names(extras["bench"])
 

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from planaria.runtime.interrupts import deaf
+from planaria.runtime.machine.interrupts import deaf
 from planaria.runtime.nodes import forkserver
 from planaria.runtime.nodes.local_nodes import LocalNodes
 

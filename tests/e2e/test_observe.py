@@ -106,3 +106,5 @@ def test_what_is_not_installed_is_refused_with_its_remedy(
     monkeypatch.setattr(views, "find_spec", lambda module: None)
     with pytest.raises(UserError, match=r"observe.mlflow needs mlflow, .*: pip install mlflow-skinny, or leave"):
         run(make_emulated_job(slow_layers, observe__mlflow="mlruns"))
+    with pytest.raises(UserError, match=r"observe.dashboard_port needs starlette, .*: pip install starlette uvi"):
+        run(make_emulated_job(slow_layers, observe__dashboard_port=8265))

@@ -14,7 +14,9 @@ from planaria.job.parse import job_json
 from planaria.plan.program.instructions import Op
 from planaria.plan.program.programs import programs
 from planaria.protocol.messages.journal import JournalPlan, decode_entry
+from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.ui.cli.main import cli
+from planaria.ui.dashboard.runs import RunReader
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import make_emulated_job
 
@@ -57,6 +59,39 @@ def test_workers_are_on_one_axis_in_the_plan_s_order(run: Run, slow_layers: Path
     assert sends
     for pair in sends.values():  # on one axis, nothing is received before it is sent
         assert pair["send_activation"]["ts"] <= pair["recv_activation"]["ts"] + pair["recv_activation"]["dur"]
+
+
+def test_the_page_draws_a_step_as_planned_beside_as_it_ran(run: Run, slow_layers: Path) -> None:
+    job = make_emulated_job(slow_layers, observe__instructions=True)
+    folder = RunFolder(run(job, "kill:node=2,step=3,at=backward").result.folder)
+    schedules = RunReader(folder).schedules
+    before = schedules.of_step(2)
+    assert (before.step, before.generation, before.steps, before.notes) == (2, 1, (1, 2, 3, 4), ())
+    assert before.planned is not None
+    assert before.measured is not None
+    assert len(before.planned.pipelines) == 3
+    for planned, measured in zip(before.planned.pipelines, before.measured.pipelines, strict=True):
+        assert (planned.number, planned.microbatches) == (measured.number, measured.microbatches)
+        for row, ran in zip(planned.rows, measured.rows, strict=True):
+            assert row.name == ran.name
+            numbered = [[(kind, number) for kind, number, *_ in found.cells] for found in (row, ran)]
+            assert set(numbered[0]) == set(numbered[1])
+            assert ("backward", numbered[0][0][1]) in numbered[0]
+            for found, step_s in ((row, before.planned.step_s), (ran, before.measured.step_s)):
+                assert all(0 <= start <= end <= step_s + 1e-5 for *_, start, end in found.cells)
+    lossy = schedules.of_step(3)
+    assert lossy.measured is not None
+    assert lossy.generation != 1
+    at_work = {row.worker for pipeline in lossy.measured.pipelines for row in pipeline.rows if row.cells}
+    assert at_work == {0, 1, 3, 4, 5, 6}  # what a killed worker did last is not on disk
+    newest = schedules.of_step(None)
+    assert newest.step == 4
+    for file in folder.logs.glob("trace-*.jsonl"):
+        file.unlink()
+    unrecorded = RunReader(folder).schedules.of_step(None)
+    assert unrecorded.planned == newest.planned
+    assert (unrecorded.step, unrecorded.measured) == (None, None)
+    assert "Set observe.instructions = true in the job file" in unrecorded.notes[0]
 
 
 def test_what_is_refused(slow_layers: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Documents that are apart in a window have the outputs that each has alone, or the model is refused."""
+"""Documents that are apart, and tokens beside what fills up, have the outputs that they should, or it is refused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 from planaria.job.data_settings import DOCUMENT_POSITIONS, SOURCE_MASK
 from planaria.job.settings import ModelSection
 from planaria.model.comparison import compare
+from planaria.model.config import TOKEN_MASK
 from planaria.model.huggingface import logits
 from planaria.model.load import load_huggingface_model, load_model
 from planaria.model.model import Batch, ModelError
@@ -77,3 +78,28 @@ def test_an_encoder_does_not_read_what_fills_up(model_type: str) -> None:
     compare(model, section, TRAIN, PAIRS)
     with pytest.raises(ModelError, match=r'data\.packing = "translate": a llama model has no encoder'):
         load_model(small_section("llama"), TRAIN, vocab_size=VOCAB_SIZE, example=PAIRS)
+
+
+MASK = torch.stack([torch.arange(16) < 9, torch.arange(16) >= 5]).long()
+MASKED: Batch = {"input_ids": random_ids(), TOKEN_MASK: MASK, "labels": random_ids()}
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "qwen3", "gemma2", "bert", "roberta", "t5"])
+def test_a_dataset_s_mask_is_the_family_s_own(model_type: str) -> None:
+    section = small_section(model_type, **({"sliding_window": 16} if model_type == "gemma2" else {}))
+    model = load_huggingface_model(section, TRAIN, vocab_size=VOCAB_SIZE, example=MASKED)
+    assert TOKEN_MASK in model.inputs
+    compare(model, section, TRAIN, MASKED)
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "modernbert"])
+def test_a_mask_beside_which_a_narrow_window_would_be_lost_is_refused(model_type: str) -> None:
+    section = small_section(model_type)
+    model = load_huggingface_model(section, TRAIN, vocab_size=VOCAB_SIZE, example=MASKED)
+    with pytest.raises(ModelError, match=rf"{model_type}' treats 'attention_mask' in a way of its own\. Leave it out"):
+        compare(model, section, TRAIN, MASKED)
+
+
+def test_a_model_that_takes_no_such_mask_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"forward fails with .*\. Leave 'attention_mask' out of the dataset's items"):
+        load_huggingface_model(small_section("bloom"), TRAIN, vocab_size=VOCAB_SIZE, example=MASKED)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from planaria.runtime.interrupts import deaf
+from planaria.runtime.machine.interrupts import deaf
 
 
 @pytest.fixture(autouse=True)

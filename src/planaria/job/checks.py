@@ -30,10 +30,12 @@ from planaria.job.settings import (
 )
 from planaria.job.suggestions import did_you_mean
 from planaria.job.values import (
+    ETCD_URL,
     at_least,
     function,
     is_dataset,
     is_function,
+    is_host_port,
     is_reference,
     is_url,
     path,
@@ -62,7 +64,7 @@ def check_job(job: Job) -> None:
     _check_precision(job)
     _check_resilience(job.resilience)
     _check_budget(job)
-    _check_run(job.run)
+    _check_run(job.run, job.cluster.launcher)
     _check_observe(job.observe)
     if job.observe.instructions and job.cluster.launcher is not Launcher.LOCAL:
         refuse(
@@ -304,7 +306,7 @@ def _check_resilience(resilience: ResilienceSection) -> None:
         )  # fmt: skip
 
 
-def _check_run(run: RunSection) -> None:
+def _check_run(run: RunSection, launcher: Launcher) -> None:
     path("run.folder", run.folder)
     if run.name is not None:
         check_name("run.name", run.name)
@@ -318,14 +320,26 @@ def _check_run(run: RunSection) -> None:
             "run.checkpoint_folder", run.checkpoint_folder, "is not a URL",
             "Write for instance s3://bucket/folder, or leave it out: then they are in the run folder.",
         )  # fmt: skip
+    members = run.journal.removeprefix(ETCD_URL).split(",")
+    if run.journal and not (run.journal.startswith(ETCD_URL) and all(map(is_host_port, members))):
+        refuse(
+            "run.journal", run.journal, "is not etcd://HOST:PORT,HOST:PORT,...",
+            "Name etcd's members, or leave it out: then the journal is in the run folder.",
+        )  # fmt: skip
+    if run.journal and launcher is Launcher.LOCAL:
+        refuse(
+            "run.journal", run.journal, 'is for nodes on other hosts (cluster.launcher = "agents")',
+            "Leave it out: with this host all nodes are gone.",
+        )  # fmt: skip
     for callback in run.callbacks:
         function("run.callbacks", callback)
 
 
 def _check_observe(observe: ObserveSection) -> None:
     """Refuses an [observe] that cannot be. A URL may be secret, and is not shown."""
-    if not 0 <= observe.metrics_port <= 65535:
-        refuse("observe.metrics_port", observe.metrics_port, "is not a TCP port", "Set 1 to 65535, or 0 for none.")
+    for name in ("metrics_port", "dashboard_port"):
+        if not 0 <= (port := getattr(observe, name)) <= 65535:
+            refuse(f"observe.{name}", port, "is not a TCP port", "Set 1 to 65535, or 0 for none.")
     for name in ("wandb", "command"):
         value = getattr(observe, name)
         if "\0" in value or (value and not value.strip()):

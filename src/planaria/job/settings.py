@@ -390,6 +390,8 @@ class RunSection(Section, frozen=True):
         keep_checkpoints: how many of the newest stay.
         checkpoint_folder: a URL under which checkpoints are written, in a folder of the run's name: s3://bucket/folder,
             or another that fsspec knows; "": in the run folder. See docs/howto/resume-and-save.md.
+        journal: where the coordinator's decisions are kept: "etcd://HOST:PORT,HOST:PORT,...", so that another host may
+            go on when the coordinator's dies (nodes are agents); "": in the run folder. See docs/howto/standby.md.
         callbacks: functions, each "module:function" (record, run), that are called with each record of the run; see
             docs/howto/callbacks.md.
     """
@@ -400,6 +402,7 @@ class RunSection(Section, frozen=True):
     checkpoint_every_s: float | None = None
     keep_checkpoints: int = 2
     checkpoint_folder: str = ""
+    journal: str = ""
     callbacks: tuple[str, ...] = ()
 
     @property
@@ -428,6 +431,10 @@ class ObserveSection(Section, frozen=True):
         mlflow: where MLflow keeps its runs (the extra mlflow): a server's URL or a folder; "": nowhere.
         metrics_port: TCP port at which Prometheus finds /metrics (the extra prometheus), on loopback, or at
             cluster.host; 0: none.
+        metrics_token_file: file, readable by you alone, with the token that Prometheus shows (16 characters or more);
+            "": on loopback none is needed, elsewhere it is that of the file metrics-token in the run folder.
+        dashboard_port: TCP port on loopback at which the run's page is served while it lasts (the extra dashboard), as
+            `planaria dashboard` serves it; 0: none.
         webhook: URL that is told, in JSON as Slack takes it, that a run is degraded, waits, is exhausted, has ended, or
             has given a checkpoint up; "": none. It is kept secret: no message shows it, and job.json leaves it out.
         command: command of the shell that is run for the same; "": none.
@@ -439,6 +446,8 @@ class ObserveSection(Section, frozen=True):
     wandb: str = ""
     mlflow: str = ""
     metrics_port: int = 0
+    metrics_token_file: str = ""
+    dashboard_port: int = 0
     webhook: str = ""
     command: str = ""
     instructions: bool = False

@@ -5,6 +5,7 @@ Each check raises a `UserError` that names the field, its value and the remedy.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from typing import NoReturn
@@ -15,6 +16,12 @@ _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _FUNCTION = re.compile(rf"{_DOTTED}:{_DOTTED}")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _MAX_SHOWN = 80
+
+ETCD_URL = "etcd://"
+"""With what a journal's place begins that is in etcd."""
+
+TOKEN_VARIABLE = "PLANARIA_TOKEN"
+"""Environment variable with the job's token."""
 
 
 def shown(value: object) -> str:
@@ -41,6 +48,12 @@ def is_dataset(source: str) -> bool:
     return is_reference(source)
 
 
+def is_host_port(text: str) -> bool:
+    """Whether a text is HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdecimal() and 0 < int(port) < 65536
+
+
 def refuse(field: str, value: object, problem: str, remedy: str) -> NoReturn:
     """Raises a UserError: what is wrong with a value, and the remedy."""
     raise UserError(f"{field} = {shown(value)} {problem}. {remedy}")
@@ -62,6 +75,16 @@ def text(field: str, value: str) -> None:
     """Refuses an empty text, and one that no path can be."""
     if not value.strip() or "\0" in value:
         refuse(field, value, "is empty or has a NUL character", "Give a text, or leave the line out.")
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a name or address is reached from this machine alone."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def is_url(value: str) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 
 from planaria.job.data_settings import DOCUMENT_POSITIONS, SOURCE_MASK
 from planaria.job.settings import ModelSection, TrainSection
-from planaria.model.config import example_batch
+from planaria.model.config import TOKEN_MASK, example_batch
 from planaria.model.huggingface import HuggingFaceModel, logits
 from planaria.model.initial import seeded
 from planaria.model.model import Batch, ModelError, Tensors
@@ -71,6 +71,11 @@ def compare(model: HuggingFaceModel, section: ModelSection, train: TrainSection,
             raise ModelError(
                 f'data.packing = "translate": model.type = {section.type!r} reads what fills a prompt up. '
                 "Planaria cannot train it on pairs."
+            )
+        if TOKEN_MASK in model.inputs and not _masks_as_whole(small):
+            raise ModelError(
+                f"model.type = {section.type!r} treats {TOKEN_MASK!r} in a way of its own. Leave it out of the "
+                "dataset's items, and fill sequences up at their ends, with labels of -100."
             )
         return
 
@@ -154,6 +159,22 @@ def _heeds_mask(model: HuggingFaceModel, length: int) -> bool:
         found = logits(whole, {"input_ids": ids, SOURCE_MASK: is_source, "labels": labels})
         alone = logits(whole, {"input_ids": ids[:, :half], "labels": labels})
     return torch.allclose(found, alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max()))
+
+
+def _masks_as_whole(model: HuggingFaceModel) -> bool:
+    """Whether tokens have the outputs of the family's own mask, with what fills up before or behind them."""
+    length = model.example["input_ids"].shape[-1]
+    with seeded(0), torch.no_grad():
+        whole = model.model_class(model.config).eval()
+        ids = torch.randint(model.config.vocab_size, (2, length))
+        places, few = torch.arange(length), length // 4
+        given = {"input_ids": ids, TOKEN_MASK: torch.stack([places < length - few, places >= few]).long()}
+        if model.config.is_encoder_decoder:
+            given["labels"] = ids
+        expected = whole(**given).logits
+        found = logits(whole, given)
+    is_told = torch.ones_like(ids).bool() if model.config.is_encoder_decoder else given[TOKEN_MASK] == 1
+    return torch.allclose(found[is_told], expected[is_told], rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
 
 
 def _filled(model: HuggingFaceModel, state: dict[str, torch.Tensor]) -> list[nn.Module]:

@@ -17,10 +17,12 @@ from planaria.model.model import Batch, ModelError
 from planaria.model.weights import WeightsFolder
 
 _ABOUT_THE_FILE = frozenset({"architectures", "model_type", "transformers_version", "_name_or_path", "dtype"})
-_MASKED, _TRANSLATION = "masked", "translation"
+TOKEN_MASK = "attention_mask"
+"""Name of what tells a model which positions are tokens, and not what fills up."""
+_MASKED, _CAUSAL, _TRANSLATION = "masked", "causal", "translation"
 _CLASSES = {
     _MASKED: modeling_auto.MODEL_FOR_MASKED_LM_MAPPING,
-    "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
+    _CAUSAL: modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,
     "images": modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     _TRANSLATION: modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
 }
@@ -173,6 +175,12 @@ def model_class(config: Any, architecture: str | None) -> tuple[Any, bool]:
     return found[kind], kind == _MASKED
 
 
+def predicts_next(config: Any, made_by: Any) -> bool:
+    """Whether a config's model of this class predicts each next token from those before it."""
+    classes = _CLASSES[_CAUSAL]
+    return type(config) in classes and classes[type(config)] is made_by
+
+
 def example_batch(config: Any, made_by: Any, train: TrainSection) -> Batch:
     """Returns a batch of a microbatch's shapes, of zeros, by the names under which the model takes its tensors."""
     if made_by.main_input_name == "pixel_values":
@@ -187,7 +195,7 @@ def check_apart(config: Any, made_by: Any, train: TrainSection, *, masked_lm: bo
     """Refuses models that cannot keep documents apart within a window. Raises ModelError."""
     said = f'data.packing = "apart": a {config.model_type} model'
     known = inspect.signature(made_by.forward).parameters
-    if masked_lm or config.is_encoder_decoder or not {"position_ids", "attention_mask"} <= set(known):
+    if masked_lm or config.is_encoder_decoder or not {"position_ids", TOKEN_MASK} <= set(known):
         raise ModelError(f"{said} takes no positions, or does not predict the next token. {_OTHERWISE}")
     for field in _NARROW:
         width = getattr(config, field, None)

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from planaria.job.data_settings import DOCUMENT_POSITIONS, SOURCE_MASK
 from planaria.job.settings import LoraSection
+from planaria.model.config import TOKEN_MASK, predicts_next
 from planaria.model.cutting import Layer, Piece, cut, find_blocks
 from planaria.model.initial import SkipRandomFill, derive_seed, seeded
 from planaria.model.loss import token_cross_entropy
@@ -314,7 +315,8 @@ class HuggingFaceModel:
         except CannotCut:
             raise
         except Exception as error:  # whatever the model's own forward raises
-            raise CannotCut(f"its forward fails with {_line(error)}") from error
+            remedy = f". Leave {TOKEN_MASK!r} out of the dataset's items" if TOKEN_MASK in self.example else ""
+            raise CannotCut(f"its forward fails with {_line(error).rstrip('.')}{remedy}") from error
 
     def _calls(self, training: bool) -> Sequence[Call]:
         if training:
@@ -351,9 +353,12 @@ def logits(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     adds = model.config._attn_implementation == "eager"
     if DOCUMENT_POSITIONS in given:
         given["position_ids"] = given.pop(DOCUMENT_POSITIONS)
-        given["attention_mask"] = _mask(_apart(given["position_ids"]), adds=adds)
+        given[TOKEN_MASK] = _mask(_apart(given["position_ids"]), adds=adds)
     if SOURCE_MASK in given:
-        given["attention_mask"] = _mask(given.pop(SOURCE_MASK)[:, None, None, :] == 1, adds=adds)
+        given[TOKEN_MASK] = given.pop(SOURCE_MASK)
+    mask = given.get(TOKEN_MASK)
+    if mask is not None and mask.dim() == 2:
+        given[TOKEN_MASK] = _mask(_seen(mask, is_causal=predicts_next(model.config, type(model))), adds=adds)
     found: torch.Tensor = model(**given).logits
     return found
 
@@ -368,6 +373,20 @@ def _apart(positions: torch.Tensor) -> torch.Tensor:
     documents = (positions == 0).cumsum(-1)
     is_same = documents[:, None, :, None] == documents[:, None, None, :]
     return is_same & torch.ones(length, length, dtype=torch.bool).tril()
+
+
+def _seen(mask: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
+    """Returns which positions see which: all tokens, or those before them and themselves.
+
+    Args:
+        mask: 1 for each token, 0 for what fills up; of shape (microbatch, sequence_length).
+        is_causal: whether nothing is seen of what comes later. Then what fills up sees itself, lest it see nothing.
+    """
+    is_token = mask[:, None, None, :] == 1
+    if not is_causal:
+        return is_token
+    length = mask.shape[-1]
+    return (is_token & torch.ones(length, length, dtype=torch.bool).tril()) | torch.eye(length, dtype=torch.bool)
 
 
 def _mask(is_seen: torch.Tensor, *, adds: bool) -> torch.Tensor:

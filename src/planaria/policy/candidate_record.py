@@ -19,6 +19,7 @@ class CandidateRecord(msgspec.Struct, frozen=True, kw_only=True):
         risk_s: expected seconds that the next loss costs because it takes a last replica.
         loss_s: by how much longer the step is expected to take in which the next node is lost.
         samples_per_s: mean until the next loss, or the end of the job if that is sooner; the most is best.
+        samples: of a step under the plan; 0: not told.
     """
 
     name: str
@@ -30,3 +31,4 @@ class CandidateRecord(msgspec.Struct, frozen=True, kw_only=True):
     risk_s: float
     samples_per_s: float
     loss_s: float = 0.0
+    samples: int = 0

@@ -236,6 +236,7 @@ class MorphPolicy(Policy):
             is_degraded=candidate.is_degraded,
             risk_s=0.0,
             samples_per_s=gained * samples / candidate.step_time_s,
+            samples=samples,
         )
 
     def _chosen(self, best: Candidate, told: tuple[CandidateRecord, ...], reason: str) -> Candidate:

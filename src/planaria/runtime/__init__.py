@@ -7,7 +7,8 @@
 - `run_folder/`: what lies where in runs/NAME, and records as text; `progress/`: a run on a terminal;
   `observers/`: a run in TensorBoard and elsewhere.
 - `component_settings`: from the job's sections to the settings of planner, coordinator and workers.
-- `machine_limits`: most workers, open files, shared cores; `interrupts`: Ctrl-C and other signals.
+- `journal/`: what the coordinator decided, durable, and the right to decide; `machine/`: this machine's limits and
+  signals.
 - `thresholds`: timeouts, sizes of messages, numbers of processes, and what they were measured on.
 
 Imports run from engines down to wire.

@@ -110,7 +110,7 @@ def node_settings(
         job: the whole job.
         folder: of the run, as the node sees it.
         node: its number.
-        coordinator: "host:port".
+        coordinator: where it is, see `planaria.runtime.journal.coordinator_place`.
         token: the job's token.
         faults: on order, of this node.
         import_path: where a model given as "module:function" is looked for.

@@ -126,6 +126,34 @@ Not measured."""
 COMMITS_KEPT = 64
 """How many of the newest commits are never removed, for people who look into the journal. Not measured."""
 
+LEASE_S = 3
+"""Seconds for which a coordinator leads without a word from etcd, where the journal is there; etcd may grant more.
+Not measured."""
+
+LEASE_ROUNDS = 6
+"""How often a lease is kept alive while it lasts. Not measured."""
+
+LEAD_POLL_S = 0.1
+"""Seconds between two looks of a standby at the lead. Not measured."""
+
+ETCD_TIMEOUT_S = 1.0
+"""Seconds that one member of etcd may take to answer, before the next is asked. Not measured."""
+
+ETCD_PAUSE_S = 0.05
+"""Seconds until etcd's members are asked again when none answered. Not measured."""
+
+ETCD_PAGE = 1024
+"""Keys that are read from etcd at a time. Not measured."""
+
+ETCD_DELETES = 100
+"""Removals in one transaction; etcd takes 128 by default. Not measured."""
+
+SILENT_COORDINATOR_S = 1.0
+"""Seconds without a word after which a worker looks whether another coordinator leads, where one may. Not measured."""
+
+LAST_WORDS_S = 60.0
+"""Seconds that an agent leaves a standby which leads, to write how the run ended. Not measured."""
+
 MAX_RESTARTS = 5
 """Most coordinators that may die one after the other without a commit: then it is no accident. Not measured."""
 
@@ -223,6 +251,10 @@ VIEW_END_S = 30.0
 VIEW_LOOK_S = 0.1
 """Seconds between two looks at whether views are still to be waited for. Not measured."""
 
+PAGE_END_S = 3.0
+"""Seconds that the page of [observe] dashboard_port may take to show the run's end: it looks each 0.5 s. Not
+measured."""
+
 TRACKER_STARTS_S = 60.0
 """Seconds that Weights & Biases may take to begin a run. Not measured."""
 
@@ -278,6 +310,12 @@ measured."""
 
 MEASURE_REPEATS = 5
 """Times that a layer's kind, sums, the optimizer and links are measured; the median counts. Not measured."""
+
+START_TOLD_EVERY_S = 10.0
+"""Seconds of a start after which its stage is told, where no panel shows it. Not measured."""
+
+ROWS_LOOKED_AHEAD = 2
+"""Samples that a layer runs on, before it is measured on more of them. Not measured."""
 
 ENOUGH_S = 2.0
 """Seconds above which a kind of layer is repeated less often, but at least twice. Not measured."""

@@ -140,6 +140,20 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     completed: float
 
 
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one scenario.
+
+    Attributes:
+        varied: what differs from the other scenarios of a sweep.
+        summaries: one for each policy.
+        runs: policy -> its runs, one for each seed.
+    """
+
+    varied: dict[str, float]
+    summaries: list[Summary]
+    runs: dict[str, list[RunResult]]
+
+
 def summarise(runs: Sequence[RunResult]) -> Summary:
     """Returns means and confidence intervals of at least one run, all of one policy."""
     seconds = sum(run.seconds for run in runs)

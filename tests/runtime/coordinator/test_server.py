@@ -47,9 +47,9 @@ from planaria.protocol.run.settings import RunSettings
 from planaria.runtime.coordinator import client as client_module
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.client import Contact, ask
-from planaria.runtime.coordinator.journal import Journal
 from planaria.runtime.coordinator.kernel_kills import KernelKills
 from planaria.runtime.coordinator.server import Server
+from planaria.runtime.journal.sqlite_journal import SqliteJournal
 from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError, control_frame, read_control
@@ -159,7 +159,7 @@ class Running:
         self.machine = Coordinator(settings, TemplatesPolicy.of(Planner(profile, planner)), past)
         self.records: list[AnyRecord] = []
         self._told = threading.Condition()
-        self.journal = Journal(folder / "journal.sqlite")
+        self.journal = SqliteJournal(folder / "journal.sqlite")
         self.journal.start()
         self.server = Server(
             self.machine,

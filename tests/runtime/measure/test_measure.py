@@ -86,6 +86,21 @@ def said(output: Path) -> str:
     return error.read_text() if error.exists() else ""
 
 
+def test_a_microbatch_that_no_memory_holds_is_refused_before_it_runs(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 x 16 positions: embeddings of 32 values, for which 16 kB are enough; `Wide` gives 64."""
+    job = msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, microbatch=4))
+    monkeypatch.setattr("planaria.runtime.measure.layers.memory_bytes", lambda: 4 * 16 * (32 + 2 * 32) * 4)
+    output = tmp_path / "profile.json"
+    assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 2
+    assert not output.exists()
+    assert said(output).strip() == (
+        "train.microbatch = 4: 2.Wide alone needs 41.0 kB for one microbatch, and there are 24.6 kB. "
+        "Lower it, or train.sequence_length."
+    )
+
+
 def test_a_measured_profile_is_whole_and_its_bytes_are_right(job: Job, tmp_path: Path) -> None:
     """32 positions. What a layer keeps: the input that autograd saved, counted once; never parameters or buffers."""
     output = tmp_path / "profile.json"

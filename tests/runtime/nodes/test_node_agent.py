@@ -242,7 +242,7 @@ def test_the_coordinator_of_a_run_that_is_over_is_not_looked_for(
 
 
 def test_the_coordinators_address_is_read_again_at_each_try(coordinator: CoordinatorStandIn, tmp_path: Path) -> None:
-    """Where it was, something else listens meanwhile; before that, nobody has said where it is."""
+    """Where it was, something else listens meanwhile; before that, nobody has said where it is. Workers read it too."""
     address = tmp_path / "address"
     agent = Running(f"file:{address}")
     wait_for(lambda: agent.said)
@@ -257,7 +257,7 @@ def test_the_coordinators_address_is_read_again_at_each_try(coordinator: Coordin
     coordinator.welcome()
     coordinator.start_node(0)
     wait_for(lambda: Processes.made and Processes.made[0].spawned)
-    assert Processes.made[0].spawned[0].coordinator == coordinator.address
+    assert Processes.made[0].spawned[0].coordinator == f"file:{address}"
     coordinator.send(Dismissed(farewell=Farewell.OVER))
     Processes.made[0].end("process ended with status 0")
     assert agent.wait() is None

@@ -10,12 +10,17 @@ import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
+import msgspec
 import pytest
 
+from planaria.job.errors import UserError
 from planaria.protocol.messages.records import AnyRecord, NodeJoined, Note, NoteSubject, Restored, Waiting
+from planaria.runtime.launch.training.request import metrics_token
 from planaria.runtime.observers.prometheus_page import COUNTERS, GAUGES, PrometheusPage
 from planaria.runtime.observers.view import ViewedRun
 from planaria.runtime.run_folder.run_folder import RunFolder
@@ -96,6 +101,47 @@ def test_a_port_that_is_taken_is_the_view_s_own_trouble(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="in use"):
             page.start(ViewedRun(name="short", job=JOB, folder=RunFolder(tmp_path), step=0))
         page.close()
+
+
+def test_who_does_not_show_the_token_sees_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")
+    page = PrometheusPage("127.0.0.1", 0, "0123456789abcdef")
+
+    def asked(shown: str) -> str:
+        headers = {"Authorization": shown} if shown else {}
+        request = urllib.request.Request(f"http://127.0.0.1:{page.port}/metrics", headers=headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return str(answer.read().decode())
+
+    with closing(page):
+        page.start(ViewedRun(name="short", job=JOB, folder=RunFolder(tmp_path), step=0))
+        for shown in ("", "Bearer ", "Bearer 0123456789abcdeF", "Basic 0123456789abcdef", "Bearer \xe9"):
+            with pytest.raises(HTTPError, match="401") as refused:
+                asked(shown)
+            assert "planaria_" not in refused.value.read().decode()
+        assert "planaria_step" in asked("Bearer 0123456789abcdef")
+
+
+def test_a_token_is_made_where_others_reach_the_page(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+
+    def token(host: str, **observe: object) -> str:
+        given = msgspec.structs.replace(JOB.observe, metrics_port=9400, **observe)
+        cluster = msgspec.structs.replace(JOB.cluster, host=host)
+        return metrics_token(msgspec.structs.replace(JOB, observe=given, cluster=cluster), folder)
+
+    assert token("127.0.0.1") == token("localhost") == ""
+    assert not folder.metrics_token.exists()
+    made = token("0.0.0.0")
+    assert len(made) == 32
+    assert folder.metrics_token.stat().st_mode & 0o777 == 0o600
+    assert token("10.0.0.7") == made, "it is the run's, also when that goes on"
+    own = tmp_path / "own"
+    own.write_text("a token of one's own\n")
+    with pytest.raises(UserError, match="can be read by others"):
+        token("127.0.0.1", metrics_token_file=str(own))
+    own.chmod(0o600)
+    assert token("127.0.0.1", metrics_token_file=str(own)) == "a token of one's own"
 
 
 def promtool(*arguments: str) -> None:

@@ -14,6 +14,7 @@ from tests.job.test_parse import parse
     ("override", "told"),
     [
         ("observe.metrics_port=70000", "observe.metrics_port = 70000 is not a TCP port"),
+        ("observe.dashboard_port=-1", "observe.dashboard_port = -1 is not a TCP port"),
         ("observe.wandb=' '", "observe.wandb = ' ' is empty"),
         ("observe.mlflow='a\tb'", "observe.mlflow is neither a URL nor a folder"),
         ("observe.tensorbord=true", "Did you mean observe.tensorboard?"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from planaria.protocol.messages.records import (
     RunStatus,
 )
 from planaria.runtime.progress.progress import ProgressDisplay
+from planaria.runtime.run_folder.claim import claimed, say
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.sentences import (
     age,
@@ -150,6 +152,31 @@ def test_the_last_recoveries_are_enough() -> None:
     assert "12 recoveries" in lines[0]
     assert lines[1] == "  the last 10 recoveries (summary.json has all):"
     assert lines[2:] == [f"  {RECOVERED}"] * 10 + ["run folder: runs/short"]
+
+
+class Heard(io.StringIO):
+    """A stream that says when something was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_written = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.is_written.set()
+        return super().write(text)
+
+
+def test_a_long_start_says_what_it_is_about_until_it_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planaria.runtime.progress.progress.START_TOLD_EVERY_S", 0.01)
+    folder, stream = RunFolder(tmp_path), Heard()
+    with claimed(folder.claim), ProgressDisplay(JOB, folder, stream=stream, num_cores=3) as show:
+        assert stream.is_written.wait(10)
+        show(committed(1), 0.0)
+    assert [line.split()[0] for line in stream.getvalue().splitlines()] == ["starting", "step"]
+    panel = io.StringIO()
+    with claimed(folder.claim), ProgressDisplay(JOB, folder, stream=panel, live=True):
+        say(folder.claim, "starting: the data are read")
+    assert "starting: the data are read" in panel.getvalue()
 
 
 def test_a_resumed_run_says_where_it_goes_on() -> None:

@@ -17,7 +17,7 @@ def test_what_was_noted_is_read_once_a_step_is_over(tmp_path: Path) -> None:
     trace.flush()
     trace.flush()
     forward, vote = read_trace(path)
-    assert forward == Entry(3, "forward", 2, 1, 4, 1.5, 2.5)
+    assert forward == Entry(3, "forward", 2, 1, 4, 1.5, 2.5, 6)
     assert (vote.op, vote.ended_s) == ("vote", 3.0)
 
 

@@ -210,7 +210,7 @@ def test_one_process_at_a_time_writes_a_run_folder(
 
 def test_a_command_that_does_not_exist_is_refused() -> None:
     assert refused(run("statu")).endswith("there is no command 'statu'. Did you mean status?")
-    assert "There are init, doctor, train, agent, certificates, launch, plan, " in refused(run("go"))
+    assert "There are init, doctor, train, agent, standby, certificates, launch, plan, " in refused(run("go"))
 
 
 def test_resume_opens_the_folder_and_refuses_another_job(place: Path, training: Training) -> None:
@@ -279,7 +279,7 @@ def test_mistakes_are_one_line(place: Path, training: Training, arguments: list[
 
 
 @pytest.mark.parametrize(
-    ("typed", "completed"), [("planaria sta", "status"), ("planaria train --acc", "--accept-changed-data")]
+    ("typed", "completed"), [("planaria stat", "status"), ("planaria train --acc", "--accept-changed-data")]
 )
 def test_shells_are_told_how_a_word_may_go_on(typed: str, completed: str) -> None:
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_PLANARIA_COMPLETE": "bash_complete"}

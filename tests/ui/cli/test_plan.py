@@ -18,7 +18,7 @@ from planaria.api import read_profile
 from planaria.plan.costs.model_profile import DeviceKind, LinkCost, Links, ModelProfile
 from planaria.plan.plan import Group, ScheduleKind
 from planaria.profile.presets.presets import preset
-from planaria.runtime import machine_limits
+from planaria.runtime.machine import limits as machine_limits
 from planaria.ui.cli.main import cli
 from tests.plan.profiles import layer_cost
 

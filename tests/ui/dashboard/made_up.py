@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from planaria.job.parse import job_json
+from planaria.job.settings import Job
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.protocol.messages.records import (
     AnyRecord,
@@ -41,7 +42,7 @@ def plan(generation: int, step: int, nodes: list[int], reason: str = "made up") 
     return PlanTaken(
         generation=generation, step=step, purpose="start" if generation == 1 else "reconfigure", policy="adaptive",
         reason=reason, pipelines=pipelines, microbatches=(8,) * len(pipelines), estimated_step_s=0.1,
-        transfer_bytes=0, plan_hash="", candidates=(weighed,),
+        transfer_bytes=0, plan_hash="", candidates=(weighed, msgspec.structs.replace(weighed, name=f"not {reason}")),
     )  # fmt: skip
 
 
@@ -82,10 +83,10 @@ def happenings(
                 yield NodeJoined(node=live[-1], live_nodes=len(live), zone=f"zone-{live[-1] % 3}")
 
 
-def made_up_run(root: Path, name: str, records: Iterator[AnyRecord]) -> RunFolder:
+def made_up_run(root: Path, name: str, records: Iterable[AnyRecord], job: Job = JOB) -> RunFolder:
     """Writes a run folder that holds these records, a tenth of a second apart."""
     folder = RunFolder.create(root, name)
-    folder.job.write_bytes(job_json(JOB))
+    folder.job.write_bytes(job_json(job))
     with folder.events.open("wb") as events:
         for at, record in enumerate(records):
             events.write(b'{"time":%.6f,%b\n' % (1e9 + 0.1 * at, msgspec.json.encode(record)[1:]))

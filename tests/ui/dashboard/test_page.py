@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from planaria.ui.dashboard.report import write_report
+from planaria.runtime.worker.instruction_trace import Entry
+from planaria.ui.report.report import write_report
 from tests.ui.dashboard.browser import browser, errors, prefer, resize, why_not
 from tests.ui.dashboard.made_up import HOSTILE, happenings, made_up_run
 
@@ -78,6 +80,7 @@ def test_during_a_demo_with_two_kills_the_numbers_are_the_runs(
     run = tmp_path / "demo"
     faults = ["--fail", "kill:node=2,step=20,at=backward", "--fail", "kill:node=5,step=40,at=sync"]
     command = [*PLANARIA, "train", "examples/demo.toml", "--name", "demo", "--set", f"run.folder={tmp_path}", *faults]
+    command += ["--set", "observe.instructions=true"]
     train = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     until((run / "events.jsonl").exists)
     address, token = serve(run)
@@ -100,6 +103,22 @@ def test_during_a_demo_with_two_kills_the_numbers_are_the_runs(
         assert shown == [str(recovery["step"]) for recovery in reversed(summary["recoveries"])]
         gone = driver.execute_script("return [...document.querySelectorAll('.chip.lost')].map(one => one.innerText)")
         assert gone == ["2", "5"]
+        until(lambda: driver.execute_script("return document.body.dataset.schedule") == "60")
+        step = 20
+        driver.execute_script(
+            "const one = document.querySelector('#schedule-step'); one.value = arguments[0];"
+            "one.dispatchEvent(new Event('change'))", step
+        )  # fmt: skip
+        until(lambda: driver.execute_script("return document.body.dataset.schedule") == str(step))
+        for kind in ("planned", "measured"):
+            names = f"return [...document.querySelectorAll('.steps.{kind} .name')].map(one => one.textContent)"
+            assert [name.split()[1] for name in driver.execute_script(names)] == ["0", "1", "2", "3", "4", "5", "6"]
+            boxes = f"return new Set([...document.querySelectorAll('.steps.{kind} .box')].map(one => one.classList[1]))"
+            assert {"forward", "backward", "sync"} <= set(driver.execute_script(f"return [...(() => {{ {boxes} }})()]"))
+        assert text(driver, "#schedule .bad").startswith(f"step {step} committed")
+        assert driver.execute_script("return document.querySelector('.measured .name.dead').textContent")[5] == "2"
+        prefer(driver, "light")
+        driver.find_element("xpath", "//*[@id='schedule']/..").screenshot(str(PICTURES / "dashboard-step.png"))
         resize(driver, 390, 800)
         assert driver.execute_script("return document.documentElement.scrollWidth") == 390
         driver.refresh()  # pictures say nothing of where the run was saved
@@ -107,13 +126,24 @@ def test_during_a_demo_with_two_kills_the_numbers_are_the_runs(
         picture(driver, "dashboard-light.png", "light", 1320)
         picture(driver, "dashboard-dark.png", "dark", 1320)
         assert errors(driver) == []
+        write_report(run, tmp_path / "report.html")
+        driver.get((tmp_path / "report.html").as_uri())
+        lost = driver.find_element("css selector", ".recovery[data-step='40']")
+        assert "as measured" in text(driver, ".recovery[data-step='40'] tr.chosen")
+        prefer(driver, "light")
+        lost.screenshot(str(PICTURES / "report-decisions.png"))
+        assert errors(driver) == []
     assert train.wait(60) == 0
 
 
 def test_nothing_that_a_node_says_is_run_by_the_browser(
     tmp_path: Path, serve: Callable[[Path], tuple[str, str]]
 ) -> None:
-    made_up_run(tmp_path / "runs", "one", happenings(8, 10, 1, HOSTILE))
+    folder = made_up_run(tmp_path / "runs", "one", happenings(8, 10, 1, HOSTILE))
+    entries = [Entry(5, op, 1, 1, 0, 0.0, 1.0) for op in ("forward", HOSTILE)]
+    (folder.logs / "trace-0.jsonl").write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+    (folder.logs / f"trace-{'<b>'}.jsonl").write_bytes(b"[5,1]\n")
+    folder.journal.write_text(HOSTILE)
     write_report(tmp_path / "runs" / "one", tmp_path / "report.html")
     address, token = serve(tmp_path / "runs")
     with browser(1280, 900) as driver:
@@ -123,6 +153,10 @@ def test_nothing_that_a_node_says_is_run_by_the_browser(
             driver.get(page)
             until(lambda: "step 5" in text(driver, ".recovery"))
             assert HOSTILE in text(driver, ".recovery")
+            assert "2 judged decisions" in text(driver, "#regret")
+            if "name=one" in page:
+                until(lambda: driver.execute_script("return document.querySelectorAll('.measured .box').length") == 1)
+                assert "The plan of step 5 is not in the journal" in text(driver, "#schedule")
             assert driver.execute_script("return document.querySelectorAll('img').length") == 0
             assert errors(driver) == []
         driver.get(address)

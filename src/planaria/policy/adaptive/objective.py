@@ -96,6 +96,7 @@ def judged(
 ) -> CandidateRecord:
     """Returns the figures of a candidate that takes this course, over a horizon of so many seconds."""
     value = worth(course, forecast, seconds)
+    samples = candidate.plan.num_counted * microbatch_size
     return CandidateRecord(
         name=candidate.name,
         step_time_s=candidate.step_time_s,
@@ -105,7 +106,8 @@ def judged(
         is_degraded=candidate.is_degraded,
         risk_s=value.risk_s,
         loss_s=candidate.loss_s,
-        samples_per_s=candidate.plan.num_counted * microbatch_size * value.steps_per_s,
+        samples_per_s=samples * value.steps_per_s,
+        samples=samples,
     )
 
 

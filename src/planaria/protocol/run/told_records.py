@@ -21,6 +21,10 @@ class ToldRecords:
         self._restored_in = 0
         self._recent: deque[AnyRecord] = deque(maxlen=RECORDS_SEARCHED)
 
+    def has(self, record: AnyRecord) -> bool:
+        """Returns whether a record is among the last ones that readers have."""
+        return record in self._recent
+
     def takes(self, record: AnyRecord, *, again: bool) -> bool:
         """Notes a record and returns whether it is new.
 

@@ -24,11 +24,13 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tls: folder with the run's certificates; "": the connection is plain.
+        page: address of the run's page, for a browser; "": it is not served.
     """
 
     address: str
     token: str
     tls: str = ""
+    page: str = ""
 
     def write(self, path: Path) -> None:
         write_private(path, msgspec.json.encode(self))

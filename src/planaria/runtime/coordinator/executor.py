@@ -23,8 +23,8 @@ from planaria.protocol.messages.plan_delta import encoded
 from planaria.protocol.messages.records import AnyRecord, Note, RunStatus
 from planaria.protocol.messages.worker import Message, PlanMessage
 from planaria.runtime.coordinator.agents import Agents
-from planaria.runtime.coordinator.journal import Journal
 from planaria.runtime.coordinator.manifests import ManifestWriter
+from planaria.runtime.journal.journal import Journal
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.socket_server import SocketServer
 

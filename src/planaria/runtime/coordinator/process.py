@@ -48,14 +48,16 @@ from planaria.protocol.planning.straggler_detection import ON_REAL_HOSTS, SpeedE
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
 from planaria.runtime.component_settings import is_emulated, job_profile, planner_settings
-from planaria.runtime.coordinator.journal import Journal
 from planaria.runtime.coordinator.kernel_kills import KernelKills, counters
 from planaria.runtime.coordinator.nodes import SupervisedNodes
 from planaria.runtime.coordinator.remote_nodes import agents_of
 from planaria.runtime.coordinator.server import Server
 from planaria.runtime.coordinator.settings import CoordinatorSettings
 from planaria.runtime.coordinator.supervisor_link import Begin, Finished, Link, Prepared, StartRefused, Struck, Told
-from planaria.runtime.machine_limits import most_nodes, num_cores, shared_cores
+from planaria.runtime.journal.etcd_journal import EtcdJournal, NotLeader
+from planaria.runtime.journal.journal import Journal
+from planaria.runtime.journal.sqlite_journal import SqliteJournal
+from planaria.runtime.machine.limits import most_nodes, num_cores, shared_cores
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.sentences import sentence
 from planaria.runtime.thresholds import OPENING_FACTOR, OVERSUBSCRIBED
@@ -95,6 +97,9 @@ def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock
     log.info("serves as number %d of this run", begin.incarnation)
     try:
         _Coordinating(settings, given, planner, link, begin).serve(listener)
+    except NotLeader as error:
+        log.warning("ends: %s", error)
+        return 1
     except UserError as error:
         log.warning("ends: %s", error)
         link.send(StartRefused(str(error)))
@@ -133,7 +138,7 @@ class _Coordinating:
         self._link = link
         self._begin = begin
         self._layers = tuple(group.layers for group in profile.groups)
-        self._journal = Journal(self._folder.journal, settings.run_id, job_fingerprint(settings.job))
+        self._journal = journal_of(settings, begin.lead)
         self._journal.start()
         past = JournalState.of(self._journal.read()) if begin.incarnation > 1 else None
         job = settings.job
@@ -227,6 +232,20 @@ class _Coordinating:
                 log.warning("%s cannot lead to %s: %s", own, place, error)
         best = None if command.best is None else step_folder(root, command.best)
         retain(root, self._job.run.keep_checkpoints, own, best, self._job.run.checkpoints_url)
+
+
+def journal_of(settings: CoordinatorSettings, lead: int) -> Journal:
+    """Returns a run's journal, which is not open yet.
+
+    Args:
+        settings: the run's settings.
+        lead: revision at which the supervisor took the lead, where the journal is in etcd.
+    """
+    job, folder = settings.job, RunFolder(Path(settings.folder))
+    if not job.run.journal:
+        return SqliteJournal(folder.journal, settings.run_id, job_fingerprint(job))
+    patience_s = job.resilience.coordinator_timeout_s
+    return EtcdJournal(job.run.journal, folder.path.name, settings.run_id, lead, patience_s)
 
 
 def _planner(job: Job, profile: ModelProfile, most_bytes: int = 0) -> Planner:

@@ -16,6 +16,7 @@ from planaria.job.faults import Fault
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.registry import Launcher
 from planaria.job.settings import AUTO_MODEL, Job
+from planaria.job.values import is_loopback
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.agent import Welcome
 from planaria.protocol.messages.records import Note
@@ -138,7 +139,7 @@ def network_warnings(job: Job) -> tuple[Note, ...]:
     cluster = job.cluster
     if cluster.tls:
         return tuple(Note(level="warning", text=text) for text in Security(Path(cluster.tls)).warnings)
-    if cluster.launcher is Launcher.LOCAL or cluster.host.startswith("127."):
+    if cluster.launcher is Launcher.LOCAL or is_loopback(cluster.host):
         return ()
     text = (
         f"connections at {cluster.host} are plain: whoever is on the network can read and change what travels. "

@@ -48,11 +48,11 @@ from planaria.protocol.run.replay import JournalState
 from planaria.protocol.thresholds import DETECTOR_TICK_S
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.executor import Executor, Observer
-from planaria.runtime.coordinator.journal import Journal
 from planaria.runtime.coordinator.kernel_kills import KernelKills
 from planaria.runtime.coordinator.manifests import ManifestWriter
 from planaria.runtime.coordinator.nodes import Nodes
 from planaria.runtime.coordinator.requests import Requests
+from planaria.runtime.journal.journal import Journal
 from planaria.runtime.thresholds import GOODBYE_S, PRECOMPUTE_REST
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.socket_server import SocketServer

@@ -80,6 +80,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
         gone_at: monotonic seconds at which the supervisor heard that a node is gone, be it of its end or of its loss.
         is_stopping: the user wants the run to end.
         faults: on the user's order, that have not struck yet.
+        lead: revision at which the supervisor took the lead, where the journal is in etcd.
     """
 
     incarnation: int
@@ -90,6 +91,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     gone_at: dict[NodeId, float]
     is_stopping: bool
     faults: tuple[Fault, ...]
+    lead: int = 0
 
 
 class NodeStarted(msgspec.Struct, frozen=True, tag="started"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planaria.job.errors import UserError
 from planaria.runtime.engines.launch_folder import Launch, LaunchFolder
-from planaria.runtime.nodes.agent_settings import FILE
+from planaria.runtime.journal.coordinator_place import FILE
 
 _AGENTS = """
 # SLURM's notice becomes the agent's: its node hands over its work. Near the time limit (USR1) the task comes back.

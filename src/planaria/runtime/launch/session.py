@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 
+from planaria.job.errors import UserError
+from planaria.job.parse import job_from_json
+from planaria.runtime.coordinator.executor import Observer
 from planaria.runtime.coordinator.remote_nodes import imported
+from planaria.runtime.journal.etcd import OutOfReach
+from planaria.runtime.journal.lead import Lead
 from planaria.runtime.launch.training.data import prepared
 from planaria.runtime.launch.training.ending import result_of
 from planaria.runtime.launch.training.profiling import keep_named, measure
@@ -12,7 +20,9 @@ from planaria.runtime.launch.training.request import TrainRequest, checked
 from planaria.runtime.launch.training.result import TrainResult
 from planaria.runtime.launch.training.resumption import check_store, resumed
 from planaria.runtime.launch.training.run import run
+from planaria.runtime.launch.training.standby import settings_of, stand_by
 from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.run_folder.run_folder import RunFolder
 
 
 def train_job(request: TrainRequest, nodes: LocalNodes | None = None) -> TrainResult:
@@ -33,5 +43,65 @@ def train_job(request: TrainRequest, nodes: LocalNodes | None = None) -> TrainRe
     with LocalNodes(log, imported(request.job)) if nodes is None else nullcontext(nodes) as processes:
         data = prepared(request, resumption)
         measure(request, processes)
-        with run(request, data, processes) as outcome:
+        with leading(request) as lead, run(request, data, processes, lead) as outcome:
             return result_of(outcome)
+
+
+@contextmanager
+def leading(request: TrainRequest) -> Iterator[Lead | None]:
+    """Takes the lead of a run whose journal is in etcd, until the block ends; None where it is in the run folder.
+
+    Raises:
+        UserError: etcd cannot be asked, or another process leads a run of the name.
+    """
+    url, name = request.job.run.journal, request.folder.path.name
+    if not url:
+        yield None
+        return
+    lead = Lead(url, name)
+    try:
+        if not lead.take():
+            leader = lead.leader()
+            where = "another process" if leader is None else leader.host
+            raise UserError(
+                f"run.journal = {url!r}: {where} leads a run {name} now. Choose another name by --name NAME."
+            )
+    except OutOfReach as error:
+        raise UserError(f"run.journal: {error}. Start its members, or correct the addresses.") from None
+    with closing(lead):
+        yield lead
+
+
+def stand_by_run(folder: RunFolder, token: str, say: Callable[[str], None], observe: Observer) -> TrainResult | None:
+    """Waits beside a run whose journal is in etcd, and leads it when its leader is gone.
+
+    Args:
+        folder: of the run, which all hosts see.
+        token: the job's token.
+        say: takes a line for people, once this process is ready to lead.
+        observe: is told of the run, once it is led from here.
+
+    Returns:
+        How the run ended; None: it ended before it had to be led from here.
+
+    Raises:
+        UserError: its journal is not in etcd, or etcd cannot be asked.
+        LeadTaken: another process took the lead from this one.
+    """
+    folder = RunFolder(folder.path.resolve())
+    job = job_from_json(folder.job.read_bytes())
+    if not job.run.journal:
+        raise UserError(
+            f"run {folder.path} has its journal in its folder: only its own host leads it. Set run.journal."
+        )
+    try:
+        with closing(Lead(job.run.journal, folder.path.name)) as lead:
+            settings = settings_of(lead, token)
+            if settings is None:
+                raise UserError(f"run {folder.path} is over, or has not begun. Start it by planaria train.")
+            request = checked(TrainRequest(job=settings.job, folder=folder, observers=(observe,), token=token))
+            log = folder.logs / f"standby-{socket.gethostname()}-{os.getpid()}.log"
+            with LocalNodes(log, imported(job)) as nodes, stand_by(request, settings, nodes, lead, say) as outcome:
+                return None if outcome is None else result_of(outcome)
+    except OutOfReach as error:
+        raise UserError(f"run.journal: {error}. Start its members, or correct the addresses.") from None

@@ -34,6 +34,8 @@ from planaria.runtime.coordinator.supervisor_link import (
     Struck,
     Told,
 )
+from planaria.runtime.journal.etcd import NEVER, OutOfReach
+from planaria.runtime.journal.lead import Lead, LeadTaken
 from planaria.runtime.nodes.local_nodes import LocalNodes, cause_of
 from planaria.runtime.nodes.stopped_processes import Stopped
 from planaria.runtime.thresholds import GOODBYE_S, MAX_RESTARTS, STOPPED_LOOK_S, TAIL_BYTES
@@ -66,6 +68,8 @@ class Supervisor:
         start_node: starts the processes of a node.
         observe: gets every record once, with its time.
         faults: of the coordinator, on the user's order.
+        lead: the right to coordinate the run, where its journal is in etcd; None: nobody else can.
+        told: what readers know from coordinators of another host; None: there were none.
     """
 
     def __init__(
@@ -76,7 +80,10 @@ class Supervisor:
         start_node: Callable[[NodeId], None],
         observe: Callable[[AnyRecord, float], None],
         faults: tuple[Fault, ...] = (),
+        lead: Lead | None = None,
+        told: ToldRecords | None = None,
     ) -> None:
+        self._lead = lead
         self._launcher = launcher
         self._settings = settings
         self._listener = listener
@@ -89,13 +96,13 @@ class Supervisor:
         self._wake_sender.setblocking(False)
         self._serving: _Process | None = None
         self._standby: _Process | None = None
-        self._incarnation = 0
+        self._incarnation = 0 if told is None else 1
         self._deaths = 0
         self._nodes: dict[NodeId, tuple[int, ...]] = {}
         self._lost: list[tuple[NodeId, str]] = []
         self._gone_at: dict[NodeId, float] = {}
         self._step_began: float | None = None
-        self._told = ToldRecords()
+        self._told = told or ToldRecords()
         self._stopped = Stopped(settings.job.resilience.heartbeat_timeout_s, time.monotonic())
         self._is_stopping = False
         self._is_aborted = False
@@ -137,15 +144,18 @@ class Supervisor:
         """
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, self._woken)
         self._selector.register(self._launcher, selectors.EVENT_READ, self._launcher_told)
+        if self._lead is not None:
+            self._lead.when_lost = self._wake
         self._begin()
         for node in nodes:
             self._start(node)
         self._launcher_told()  # of whoever died while the others were started, and was heard of then
         deadline: float | None = None
-        while self._serving is not None and not self._is_aborted:
+        while (self._serving is not None or not self._leads) and not self._is_aborted:
             for key, _ in self._selector.select(STOPPED_LOOK_S):
                 key.data()
             self._look_for_stopped()
+            self._look_at_the_lead()
             if self._finished is not None:
                 deadline = deadline or time.monotonic() + GOODBYE_S + 1.0
                 if time.monotonic() >= deadline:
@@ -199,6 +209,7 @@ class Supervisor:
             gone_at=self._gone_at,
             is_stopping=self._is_stopping,
             faults=self._faults,
+            lead=0 if self._lead is None else self._lead.revision,
         )
         process.link.send(begin)
         self._selector.register(process.link, selectors.EVENT_READ, self._readable)
@@ -233,7 +244,35 @@ class Supervisor:
                 f"the last time: {why}. {self._tail()}"
             )
         self._observe(Note(level="warning", text=f"the coordinator is gone ({why}) and starts again"), time.time())
-        self._begin()
+        if self._lead is not None:
+            with contextlib.suppress(OutOfReach):
+                self._lead.check()
+        if self._leads:
+            self._begin()
+
+    @property
+    def _leads(self) -> bool:
+        return self._lead is None or self._lead.revision != NEVER
+
+    def _look_at_the_lead(self) -> None:
+        """Ends a coordinator that leads no more; another one serves as soon as the lead is this process's again.
+
+        Raises:
+            LeadTaken: another process has it.
+        """
+        if self._leads or self._lead is None or self._finished is not None:
+            return
+        if self._serving is not None:
+            self._selector.unregister(self._serving.link)
+            self._end(self._serving)
+            self._serving = None
+            text = "the lead is lost: etcd has not answered for as long as the lease lasts. It is taken again"
+            self._observe(Note(level="warning", text=text), time.time())
+        with contextlib.suppress(OutOfReach):
+            if self._lead.take():
+                self._begin()
+            elif (leader := self._lead.leader()) is not None:
+                raise LeadTaken(f"{leader.host} leads run {self._lead.run} now")
 
     def _why(self, process: _Process) -> str:
         """Returns why a coordinator ended, once it is gone: before that no other may begin."""

@@ -14,13 +14,16 @@ import msgspec
 import torch
 from torch import nn
 
+from planaria.job.errors import UserError
 from planaria.job.settings import TrainSection
 from planaria.model.model import Batch, Model, Tensors
 from planaria.model.training.optimizer import value_bytes
 from planaria.plan.costs.model_profile import LayerCost, LayerTimes
+from planaria.plan.quantities import size
+from planaria.runtime.machine.limits import memory_bytes
 from planaria.runtime.measure.allocations import follow_allocations
 from planaria.runtime.measure.clock import compute_now
-from planaria.runtime.measure.memory import give_back, held_bytes
+from planaria.runtime.measure.memory import device_bytes, give_back, held_bytes
 from planaria.runtime.thresholds import (
     ALLOCATOR_ROUNDS,
     ENOUGH_S,
@@ -28,8 +31,10 @@ from planaria.runtime.thresholds import (
     LEAST_SEEN_BYTES,
     MEASURE_REPEATS,
     MOST_OVERHEAD,
+    ROWS_LOOKED_AHEAD,
 )
 from planaria.runtime.worker.compute.holdings import Holdings
+from planaria.runtime.worker.compute.layers import LayerFailed
 from planaria.runtime.worker.compute.weight_copies import copies_of
 
 STAGE_LAYERS = 3
@@ -68,9 +73,14 @@ def measure_layers(
 
     Raises:
         LayerFailed: a layer of the user's raises.
+        MicrobatchTooLarge: a layer needs more for one than the device has.
     """
     plain = msgspec.structs.replace(train, activation_checkpointing=False)
     return _Meter(model, plain, device, batch).costs()
+
+
+class MicrobatchTooLarge(UserError):
+    """A layer needs more for one microbatch than its device has."""
 
 
 class _Meter:
@@ -146,7 +156,29 @@ class _Meter:
         self._holdings.compute.add_layer(layer, module, self._holdings.views(layer))
         return module
 
+    def _check_room(self, layer: int, inputs: Tensors) -> None:
+        """Refuses microbatches of which this layer's inputs, its outputs and their gradients alone are too large for
+        the device: what few samples take tells it. Raises MicrobatchTooLarge."""
+        rows = self._train.microbatch
+        if rows <= ROWS_LOOKED_AHEAD:
+            return
+        batch = {name: _few(tensor, rows) for name, tensor in self._batch.items()}
+        few = tuple(_few(tensor, rows) for tensor in inputs)
+        try:
+            outputs, _ = self._holdings.compute.forward(1, (0, 0), layer, few, batch, keep=False)
+        except LayerFailed:
+            return  # it takes whole microbatches alone
+        grown = sum(tensor.nbytes for tensor in outputs) * rows // ROWS_LOOKED_AHEAD
+        needed = sum(tensor.nbytes for tensor in inputs) + 2 * grown
+        there = device_bytes(self._device) or memory_bytes()
+        if needed > there:
+            raise MicrobatchTooLarge(
+                f"train.microbatch = {rows}: {self._model.layer_names[layer]} alone needs {size(needed)} for one "
+                f"microbatch, and there are {size(there)}. Lower it, or train.sequence_length."
+            )
+
     def _cost(self, layer: int, name: str, module: nn.Module, inputs: Tensors) -> tuple[LayerCost, Tensors]:
+        self._check_room(layer, inputs)
         outputs, _ = self._holdings.compute.forward(1, (0, 0), layer, inputs, self._batch, keep=False)
         parameters = self._holdings.compute.parameters_of(layer)
         is_last = layer == len(self._model.layer_names) - 1
@@ -279,6 +311,11 @@ def split_backward(
         backward_weight_s=weight_s,
         split_s=max(0.0, halves_s - whole_s) if has_parameters else 0.0,
     )
+
+
+def _few(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """Returns the first samples of a microbatch's tensor; all of one that has no row for each sample."""
+    return tensor[:ROWS_LOOKED_AHEAD] if tensor.shape[:1] == (rows,) else tensor
 
 
 def _ones(outputs: Tensors) -> Tensors:

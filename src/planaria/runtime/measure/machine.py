@@ -19,7 +19,7 @@ from planaria.plan.costs.model_profile import LinkCost, StepCosts
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.journal import JournalCommit
 from planaria.protocol.messages.worker import Commit
-from planaria.runtime.coordinator.journal import Journal
+from planaria.runtime.journal.sqlite_journal import SqliteJournal
 from planaria.runtime.measure.clock import compute_now
 from planaria.runtime.thresholds import LARGE_MESSAGE_BYTES, MEASURE_REPEATS, MEASURED_PARAMETERS
 from planaria.runtime.worker.compute.accumulator import add_up, squared_norm
@@ -93,7 +93,7 @@ def _sum_up(parts: Sequence[torch.Tensor], gradient: torch.Tensor) -> None:
 
 def _journal_s() -> float:
     with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(Path(folder) / "journal.sqlite")
+        journal = SqliteJournal(Path(folder) / "journal.sqlite")
         journal.start()
         commit = JournalCommit(
             commit=Commit(generation=1, step=1, clip_factor=1.0, exponents=(0,) * 16, hold=False, loss=1.0, norm=1.0)

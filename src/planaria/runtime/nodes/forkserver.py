@@ -33,8 +33,8 @@ from planaria.job.settings import Device, Job
 from planaria.job.values import is_dataset
 from planaria.job.version import __version__
 from planaria.runtime.coordinator.settings import CoordinatorSettings
-from planaria.runtime.interrupts import HEEDED
-from planaria.runtime.machine_limits import raise_file_limit
+from planaria.runtime.machine.interrupts import HEEDED
+from planaria.runtime.machine.limits import raise_file_limit
 from planaria.runtime.thresholds import MAX_SOCKETS
 from planaria.runtime.worker.settings import WorkerSettings
 

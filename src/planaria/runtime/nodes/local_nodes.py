@@ -20,7 +20,7 @@ from planaria.job.errors import PlanariaError
 from planaria.job.settings import Job
 from planaria.plan.plan import NodeId
 from planaria.runtime.coordinator.settings import CoordinatorSettings
-from planaria.runtime.interrupts import deaf
+from planaria.runtime.machine.interrupts import deaf
 from planaria.runtime.nodes.forkserver import (
     Answer,
     Exited,

@@ -13,6 +13,8 @@ import secrets
 import selectors
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from signal import Signals
 from typing import Final
 
 from planaria.job.errors import PlanariaError, UserError
+from planaria.job.values import TOKEN_VARIABLE
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.agent import (
     Available,
@@ -39,7 +42,8 @@ from planaria.protocol.messages.agent import (
 from planaria.protocol.messages.worker import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message, encode
 from planaria.runtime.component_settings import node_settings
 from planaria.runtime.coordinator.remote_nodes import boot_id, imported
-from planaria.runtime.interrupts import Interrupted, interrupts
+from planaria.runtime.journal.coordinator_place import CoordinatorPlace
+from planaria.runtime.machine.interrupts import Interrupted, interrupts
 from planaria.runtime.nodes.agent_settings import AgentSettings
 from planaria.runtime.nodes.link_prober import LinkProber
 from planaria.runtime.nodes.local_nodes import LocalNodes
@@ -52,6 +56,7 @@ from planaria.runtime.thresholds import (
     AGENT_TICK_S,
     FIRST_OFFER_PAUSE_S,
     GOODBYE_S,
+    LAST_WORDS_S,
     LONGEST_OFFER_PAUSE_S,
     LONGEST_RETRY_S,
     NOTICE_EVERY_S,
@@ -89,11 +94,13 @@ class NodeAgent:
         self._selector = selectors.DefaultSelector()
         self._connection: Connection | None = None
         self._identity = secrets.token_hex(8)
+        self._place = CoordinatorPlace(settings.coordinator)
         self._coordinator = settings.coordinator
         self._address = ""
         self._welcome: Welcome | None = None
         self._nodes: LocalNodes | None = None
         self._prober: LinkProber | None = None
+        self._standby: subprocess.Popen[bytes] | None = None
         self._node: NodeId | None = None
         self._last = -1
         self._began = 0.0
@@ -144,7 +151,7 @@ class NodeAgent:
         if now < self._retry_at:
             return
         try:
-            self._coordinator = self._settings.address()
+            self._coordinator = self._place.address()
             host, _, port = self._coordinator.rpartition(":")
             sock = connect((host, int(port)), AGENT_CONNECT_S, self._security)
         except NotSecured as error:
@@ -212,7 +219,7 @@ class NodeAgent:
             self._not_understood(error)
 
     def _not_understood(self, error: FrameError | NotSecured) -> None:
-        if self._settings.address_file is not None:  # it says where the coordinator was, until that is there again
+        if self._place.may_move:  # it says where the coordinator was, until that is there again
             self._hang_up(str(error))
             return
         where = self._coordinator
@@ -263,6 +270,15 @@ class NodeAgent:
             self._selector.register(self._nodes.fileno(), selectors.EVENT_READ, self._nodes_told)
         if self._node is None:
             self._offer_at = time.monotonic()
+        if self._settings.may_lead and (self._standby is None or self._standby.poll() is not None):
+            self._stand_by(welcome)
+
+    def _stand_by(self, welcome: Welcome) -> None:
+        """Starts a process that leads the run when nobody else does."""
+        if not welcome.job.run.journal:
+            raise UserError(f"--may-lead: run {welcome.run_folder} has its journal in its folder. Set run.journal.")
+        command = [sys.executable, "-m", "planaria.ui.cli.main", "standby", welcome.run_folder]
+        self._standby = subprocess.Popen(command, env={**os.environ, TOKEN_VARIABLE: self._settings.token})
 
     def _probed(self) -> None:
         assert self._prober is not None
@@ -282,7 +298,7 @@ class NodeAgent:
             job,
             folder,
             node,
-            coordinator=self._coordinator,
+            coordinator=self._place.text,
             token=self._settings.token,
             faults=order.faults,
             import_path=self._settings.import_path,
@@ -386,6 +402,13 @@ class NodeAgent:
         if self._connection is not None:
             self._connection.close()
         self._selector.close()
+        if self._standby is not None:
+            if self._over is None:
+                self._standby.terminate()
+            try:
+                self._standby.wait(LAST_WORDS_S)
+            except subprocess.TimeoutExpired:
+                self._standby.kill()
 
 
 def check_folder(welcome: Welcome) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hmac
 import math
+import socket
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from planaria.protocol.messages.records import (
     AnyRecord,
@@ -27,6 +32,9 @@ from planaria.protocol.messages.records import (
 )
 from planaria.runtime.observers.figures import OF_A_STEP
 from planaria.runtime.observers.view import TimedRecord, ViewedRun
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 GAUGES = {
     "planaria_step": "The last committed step.",
@@ -64,19 +72,49 @@ _UNKNOWN_AT_FIRST = (
 )
 
 
+class _Silent(WSGIRequestHandler):
+    """Answers, and logs nothing."""
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Says nothing of a request."""
+
+
+def _server_at(host: str) -> type[WSGIServer]:
+    class Server(ThreadingMixIn, WSGIServer):
+        daemon_threads = True
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    return Server
+
+
+def _for_bearers(page: WSGIApplication, token: str) -> WSGIApplication:
+    """Returns the page as it is for those who show the token; others are told how."""
+    wanted = f"Bearer {token}".encode()
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if hmac.compare_digest(environ.get("HTTP_AUTHORIZATION", "").encode("latin-1"), wanted):
+            return page(environ, start_response)
+        start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
+        return [b"Show the token of observe.metrics_token_file, or of the run folder: Authorization: Bearer TOKEN\n"]
+
+    return answer
+
+
 class PrometheusPage:
     """A view that serves /metrics.
 
     Args:
         host: address at which it listens.
         port: TCP port.
+        token: that whoever asks has to show, as `Authorization: Bearer TOKEN`; "": none.
     """
 
     name = "the page for Prometheus"
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, token: str = "") -> None:
         self._host = host
         self._port = port
+        self._token = token
         self._server: Any = None
         self._metrics: dict[str, Any] = {}
         self._per_node = 1
@@ -89,7 +127,7 @@ class PrometheusPage:
         return int(self._server.server_port)
 
     def start(self, run: ViewedRun) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+        from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app
 
         registry = CollectorRegistry()
         for kind, described in ((Gauge, GAUGES), (Counter, COUNTERS)):
@@ -104,7 +142,9 @@ class PrometheusPage:
         self._set("planaria_step", run.step)
         self._set("planaria_checkpoint_step", run.step)
         self._set("planaria_steps", run.job.train.steps)
-        self._server, _ = start_http_server(self._port, self._host, registry)
+        page = _for_bearers(make_wsgi_app(registry), self._token) if self._token else make_wsgi_app(registry)
+        self._server = make_server(self._host, self._port, page, _server_at(self._host), _Silent)
+        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def show(self, records: Sequence[TimedRecord]) -> Sequence[str]:
         for record, time_s in records:

@@ -9,27 +9,34 @@ from planaria.job.settings import Job
 from planaria.runtime.observers.alerts import Alerts
 from planaria.runtime.observers.view import View
 
-_PACKAGES = {
-    "tensorboard": ("tensorboard", "tensorboard"),
-    "wandb": ("wandb", "wandb"),
-    "mlflow": ("mlflow", "mlflow-skinny"),
-    "metrics_port": ("prometheus_client", "prometheus-client"),
-}
-"""Field of [observe] -> the module that it needs, and the package that has it."""
+_PACKAGES = (
+    ("tensorboard", "tensorboard", "tensorboard"),
+    ("wandb", "wandb", "wandb"),
+    ("mlflow", "mlflow", "mlflow-skinny"),
+    ("metrics_port", "prometheus_client", "prometheus-client"),
+    ("dashboard_port", "starlette", "starlette uvicorn"),
+    ("dashboard_port", "uvicorn", "starlette uvicorn"),
+)
+"""Field of [observe], a module that it needs, and what pip calls its packages."""
 
 
 def check_packages(job: Job) -> None:
     """Refuses what [observe] asks for and is not installed. Raises UserError."""
-    for field, (module, package) in _PACKAGES.items():
+    for field, module, packages in _PACKAGES:
         if getattr(job.observe, field) and find_spec(module) is None:
             raise UserError(
-                f"observe.{field} needs {module}, which is not installed. Install it: pip install {package}, or leave "
+                f"observe.{field} needs {module}, which is not installed. Install it: pip install {packages}, or leave "
                 f"observe.{field} out."
             )
 
 
-def views_of(job: Job) -> list[View]:
-    """Returns the views that a job asks for, none of them started. Modules are imported for those alone."""
+def views_of(job: Job, metrics_token: str) -> list[View]:
+    """Returns the views that a job asks for, none of them started. Modules are imported for those alone.
+
+    Args:
+        job: with its secrets.
+        metrics_token: that Prometheus has to show; "": none.
+    """
     views: list[View] = []
     if job.observe.tensorboard:
         from planaria.runtime.observers.tensorboard_files import TensorBoardFiles
@@ -46,7 +53,7 @@ def views_of(job: Job) -> list[View]:
     if job.observe.metrics_port:
         from planaria.runtime.observers.prometheus_page import PrometheusPage
 
-        views.append(PrometheusPage(job.cluster.host, job.observe.metrics_port))
+        views.append(PrometheusPage(job.cluster.host, job.observe.metrics_port, metrics_token))
     if job.observe.webhook:
         from planaria.runtime.observers.webhook import Webhook
 

@@ -10,6 +10,7 @@ import os
 import statistics
 import sys
 import textwrap
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from planaria.protocol.messages.records import (
     StepSkipped,
 )
 from planaria.runtime.progress.output import Output
+from planaria.runtime.run_folder.claim import claimant
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.sentences import (
     duration,
@@ -46,6 +48,7 @@ from planaria.runtime.run_folder.sentences import (
     sentence,
 )
 from planaria.runtime.run_folder.tables import WIDTH, plan_news, plan_table
+from planaria.runtime.thresholds import START_TOLD_EVERY_S
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -123,14 +126,19 @@ class _PlainLines:
         self._ending = Ending(job, folder)
         self._every = max(1, job.train.steps // _LINES_IN_A_RUN)
         self._last_line: tuple[int, float] | None = None
+        self._folder = folder
+        self._has_begun = threading.Event()
+        self._starting = threading.Thread(target=self._tell_start, name="start", daemon=True)
 
     def start(self) -> None:
-        """Does nothing: plain lines need no preparation."""
+        self._starting.start()
 
     def stop(self) -> None:
+        self._begin()
         self._stream.flush()
 
     def show(self, record: AnyRecord) -> None:
+        self._begin()
         self._ending.note(record)
         for line, _ in self._news.lines(record):
             self._print(line)
@@ -141,6 +149,20 @@ class _PlainLines:
             for last in self._ending.lines(record):
                 self._print(last)
 
+    def _begin(self) -> None:
+        if not self._has_begun.is_set():
+            self._has_begun.set()
+            self._starting.join()
+
+    def _tell_start(self) -> None:
+        """Prints what is done before there is a first record, where that takes long."""
+        said = ""
+        while not self._has_begun.wait(START_TOLD_EVERY_S):
+            doing = _doing(self._folder)
+            if doing != said:
+                self._print(doing)
+                said = doing
+
     def _is_due(self, step: int) -> bool:
         if self._last_line is None or step == self._train.steps:
             return True
@@ -150,6 +172,12 @@ class _PlainLines:
 
     def _print(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
+
+
+def _doing(folder: RunFolder) -> str:
+    """Returns what the run's process says that it is about, before there are records."""
+    found = claimant(folder.claim)
+    return "starting" if found is None else found.doing
 
 
 class _News:
@@ -279,7 +307,7 @@ class _LivePanel:
 
         total = self._job.train.steps
         done = self._step.step if self._step else 0
-        left = f"{duration(self._left_s(done))} left" if self._recent_s else "starting"
+        left = f"{duration(self._left_s(done))} left" if self._recent_s else _doing(self._folder)
         left = "done" if done >= total else left
         row = Table.grid(padding=(0, 2), expand=True)
         row.add_column(no_wrap=True)

@@ -52,6 +52,9 @@ class Recorder:
     """An observer that writes files. Call it with each record, and `finish` once, before or after `RunEnded`.
 
     In a folder that holds a run already, it appends, and the summary counts both parts of the run.
+
+    Attributes:
+        folder: the run's folder.
     """
 
     def __init__(self, folder: RunFolder, job: Job) -> None:
@@ -61,7 +64,7 @@ class Recorder:
             folder: the run's folder.
             job: the job; its name and fingerprint go into the summary.
         """
-        self._folder = folder
+        self.folder = folder
         self._job = job
         self._started_s: float | None = None
         self._ended: tuple[RunEnded, float] | None = None
@@ -212,9 +215,11 @@ class Recorder:
         assert self._ended is not None
         assert self._started_s is not None
         ended, ended_s = self._ended
+        dropped_samples = sum(self._dropped.values()) * self._job.train.microbatch
+        samples = ended.steps * self._job.train.global_batch - dropped_samples
         summary: dict[str, object] = {
             "status": ended.status.value,
-            "name": self._job.run.name or self._folder.path.name,
+            "name": self._job.run.name or self.folder.path.name,
             "steps": ended.steps,
             "final_loss": _finite(self._last_step.loss) if self._last_step else None,
             "evaluation": self._evaluation_summary(),
@@ -227,7 +232,7 @@ class Recorder:
                 cause: round(seconds, 6) for cause, seconds in msgspec.structs.asdict(self._spent.split).items()
             },
             "dropped_microbatches": sum(self._dropped.values()),
-            "dropped_samples": sum(self._dropped.values()) * self._job.train.microbatch,
+            "dropped_samples": dropped_samples,
             "policy": self._policy,
             "policy_switches": [{"step": s.step, "policy": s.policy, "before": s.before} for s in self._switches],
             "recoveries": msgspec.to_builtins(self._recoveries),
@@ -237,16 +242,16 @@ class Recorder:
             "tokens_per_s": _median(self._tokens_per_s),
             "live_nodes": self._live_nodes,
             "cost": round(self._cost, 4) if self._cost else None,
-            "samples_per_dollar": ended.steps * self._job.train.global_batch / self._cost if self._cost else None,
+            "samples_per_dollar": samples / self._cost if self._cost else None,
             "message": ended.message,
             "checkpoint": self._checkpoint,
             "job_fingerprint": job_fingerprint(self._job),
             **self._extra,
         }
         try:
-            write_atomically(self._folder.summary, json.dumps(summary, indent=2).encode() + b"\n")
+            write_atomically(self.folder.summary, json.dumps(summary, indent=2).encode() + b"\n")
         except OSError as error:  # what it tells is in the events, or on the screen; the run itself is whole
-            log.warning("%s could not be written: %s", self._folder.summary, error.strerror or error)
+            log.warning("%s could not be written: %s", self.folder.summary, error.strerror or error)
 
 
 def read_events(path: Path) -> Iterator[tuple[AnyRecord, float]]:

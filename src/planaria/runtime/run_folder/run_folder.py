@@ -146,6 +146,11 @@ class RunFolder:
         return self.path / "token"
 
     @property
+    def metrics_token(self) -> Path:
+        """The token that Prometheus shows where /metrics is not on loopback, readable by the user alone."""
+        return self.path / "metrics-token"
+
+    @property
     def identity(self) -> Path:
         """The mark by which a node knows that the folder it sees is the coordinator's."""
         return self.path / "identity"

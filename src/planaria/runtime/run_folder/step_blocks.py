@@ -46,6 +46,10 @@ class StepBlock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         tokens_per_s: sum over the steps.
         tokens: that were trained.
         useful_s: sum over the steps of their durations, each at most the time since the line before.
+        duration_s: sum of the durations.
+        dropped: microbatches that they left out.
+        num_dropped: that the run had left out by the last one.
+        cost: dollars that it had cost by then.
     """
 
     begin: int
@@ -62,6 +66,10 @@ class StepBlock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tokens_per_s: float
     tokens: float
     useful_s: float
+    duration_s: float
+    dropped: int
+    num_dropped: int
+    cost: float
 
 
 _decode_line: Final = msgspec.json.Decoder(StepLine).decode
@@ -123,6 +131,10 @@ class BlockWriter:
             tokens_per_s=sum(record.tokens_per_s for record in records),
             tokens=sum(record.tokens_per_s * record.duration_s for record in records),
             useful_s=sum(useful_s for _, _, useful_s, _ in self._steps),
+            duration_s=sum(record.duration_s for record in records),
+            dropped=sum(len(record.dropped) for record in records),
+            num_dropped=last.num_dropped,
+            cost=last.cost if isinstance(last, StepCommitted) else 0.0,
         )
 
     def close(self) -> None:

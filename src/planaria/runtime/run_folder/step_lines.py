@@ -38,6 +38,9 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     live_nodes: int
     duration_s: float
     tokens_per_s: float
+    dropped: tuple[int, ...] = ()
+    num_dropped: int = 0
+    cost: float = 0.0
 
 
 decode_steps: Final = msgspec.json.Decoder(StepLine).decode_lines

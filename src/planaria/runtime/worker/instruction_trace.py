@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from planaria.plan.program.instructions import Instruction
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """An instruction that ran to its end: step, operation, microbatch, birth of its route, first layer; and when it
-    began and ended (monotonic seconds of this machine)."""
+    """An instruction that ran to its end: step, operation, microbatch, birth of its route, first layer; when it began
+    and ended (monotonic seconds of this machine); end of its layers, and group of a sum. Traces of before have no
+    last two."""
 
     step: int
     op: str
@@ -21,10 +23,13 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     first_layer: int
     began_s: float
     ended_s: float
+    end_layer: int = -1
+    group: int = -1
 
 
 class Trace:
-    """The trace of one worker. Lines are written when a step is over; those of a killed worker may be lacking."""
+    """The trace of one worker. Lines are written when a step is over; those of a killed worker may be lacking, and
+    those that a full disk does not take."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -32,12 +37,12 @@ class Trace:
 
     def note(self, step: int, instruction: Instruction, began_s: float, ended_s: float) -> None:
         i = instruction
-        entry = Entry(step, i.op.value, i.microbatch, i.born, i.first_layer, began_s, ended_s)
+        entry = Entry(step, i.op.value, i.microbatch, i.born, i.first_layer, began_s, ended_s, i.end_layer, i.group)
         self._entries.append(msgspec.json.encode(entry))
 
     def flush(self) -> None:
         if self._entries:
-            with self._path.open("ab") as file:
+            with contextlib.suppress(OSError), self._path.open("ab") as file:
                 file.write(b"\n".join(self._entries) + b"\n")
             self._entries.clear()
 

@@ -94,6 +94,11 @@ class Interpreter(StepWork[Batch, Tensors]):
         self._pace.adopt(message.plan)
         super().adopt(message, continues=continues)
 
+    def close(self) -> None:
+        """Writes what is kept of the last step's trace."""
+        if self._trace is not None:
+            self._trace.flush()
+
     def _begin_step(self, step: int, exponents: tuple[int, ...]) -> None:
         if self._trace is not None:
             self._trace.flush()

@@ -106,6 +106,7 @@ class WorkerLoop(WorkerExecutor):
                 self._carry_out_all(self._machine.handle(order))
             elif running:
                 self._try_to_work()
+        self._interpreter.close()
         self._writer.close()
         self._heartbeat.close()
         self._transport.close()

@@ -24,7 +24,8 @@ from planaria.protocol.messages.worker import (
 from planaria.protocol.thresholds import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
 from planaria.protocol.worker.session import WorkerSession
-from planaria.runtime.thresholds import SESSION_CONNECT_S
+from planaria.runtime.journal.coordinator_place import CoordinatorPlace
+from planaria.runtime.thresholds import SESSION_CONNECT_S, SILENT_COORDINATOR_S
 from planaria.runtime.wire.control_frames import FrameError, control_frame, read_control
 from planaria.runtime.wire.tls import Security, connect
 from planaria.runtime.worker.transport.mailbox import Mailbox
@@ -34,7 +35,7 @@ class Control:
     """Sends messages to the coordinator, and puts what it says into the mailbox.
 
     Args:
-        address: of the coordinator, "host:port".
+        coordinator: where it is, see `CoordinatorPlace`.
         mailbox: gets the orders; `CoordinatorBack` after each new connection; `CoordinatorGone` when none was made in
             time.
         timeout_s: for which another coordinator is looked for.
@@ -42,11 +43,12 @@ class Control:
     """
 
     def __init__(
-        self, address: str, mailbox: Mailbox, timeout_s: float = 60.0, security: Security | None = None
+        self, coordinator: str, mailbox: Mailbox, timeout_s: float = 60.0, security: Security | None = None
     ) -> None:
         self._security = security
-        host, port = address.rsplit(":", 1)
-        self._address = (host, int(port))
+        self._place = CoordinatorPlace(coordinator)
+        self._address = ""
+        self._heard = 0.0
         self._mailbox = mailbox
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -60,6 +62,8 @@ class Control:
         self._hello = hello
         self._greet(self._connect(SESSION_CONNECT_S))
         threading.Thread(target=self._serve, name="control", daemon=True).start()
+        if self._place.may_move:
+            threading.Thread(target=self._look_elsewhere, name="leader", daemon=True).start()
 
     def send(self, message: FromWorker) -> None:
         """Sends a message. What cannot be sent now is lost, unless every coordinator has to hear of it."""
@@ -119,7 +123,7 @@ class Control:
         try:
             while True:
                 order = orders.decode(read_control(sock))
-                heard = True
+                heard, self._heard = True, time.monotonic()
                 if isinstance(order, Challenge):
                     with self._lock:
                         self._transmit(Proof(nonce=order.nonce))
@@ -132,6 +136,19 @@ class Control:
                 self._socket = None
             sock.close()
             return heard
+
+    def _look_elsewhere(self) -> None:
+        """Leaves a coordinator that says nothing, as one does that is stopped or cut off, once another leads."""
+        while not self._ended.wait(SILENT_COORDINATOR_S):
+            if time.monotonic() - self._heard < SILENT_COORDINATOR_S:
+                continue
+            try:
+                address = self._place.address()
+            except OSError:
+                continue
+            with self._lock:
+                if address != self._address:
+                    self._hang_up()
 
     def _find_another(self, pause_s: float) -> float:
         """Connects anew; returns how long to pause if that fails soon. Gives up after the timeout."""
@@ -152,7 +169,10 @@ class Control:
         return pause_s
 
     def _connect(self, timeout_s: float) -> socket.socket:
-        sock = connect(self._address, timeout_s, self._security)
+        address = self._place.address()
+        host, _, port = address.rpartition(":")
+        sock = connect((host, int(port)), timeout_s, self._security)
+        self._address, self._heard = address, time.monotonic()
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A coordinator's host that is gone without a word: what nobody acknowledges breaks the connection.

@@ -17,7 +17,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         worker: its number.
         node: its node's number.
-        coordinator: address of the coordinator's port, "host:port".
+        coordinator: where it is, see `planaria.runtime.journal.coordinator_place`.
         token: of the job; every connection must show it.
         job: the whole job.
         data_folder: where the prepared tokens are.

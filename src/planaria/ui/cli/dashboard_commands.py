@@ -1,4 +1,7 @@
-"""`planaria dashboard` and `planaria report`: a run in a browser, and in one file. Reads arguments only."""
+"""`planaria dashboard` and `planaria report`: a run in a browser, and in one file. Reads arguments only.
+
+`serve-page` is `dashboard` for `planaria train`, which starts it (`planaria.runtime.observers.dashboard_page`).
+"""
 
 from __future__ import annotations
 
@@ -51,19 +54,44 @@ def dashboard(folder: Path, port: int, host: str, token_file: Path | None) -> in
     return 0
 
 
-@click.command()
+@click.command("serve-page", hidden=True)
 @click.argument("run", type=RUN_FOLDER)
+@click.argument("listener", type=int)
+def serve_page(run: Path, listener: int) -> int:
+    """Serve the page of RUN at a socket that is open already, until standard input ends; its first line is a token."""
+    import os
+    import socket
+    import sys
+    from functools import partial
+
+    from planaria.ui.dashboard.access import Access
+    from planaria.ui.dashboard.listen import serve
+    from planaria.ui.dashboard.runs import Runs
+    from planaria.ui.dashboard.server import dashboard_app
+    from planaria.ui.dashboard.thresholds import NICENESS
+
+    os.nice(NICENESS)
+    token = sys.stdin.readline().strip()
+    with socket.socket(fileno=listener) as opened:
+        app = dashboard_app(Runs(run), Access(opened.getsockname()[0], token))
+        serve(app, opened, until=partial(os.read, sys.stdin.fileno(), 1))
+    return 0
+
+
+@click.command()
+@click.argument("source", metavar="RUN|FILE", type=RUN_FOLDER)
 @click.option(
     "-o", "--output", "target", type=click.Path(path_type=Path, dir_okay=False), default=Path("report.html"),
     show_default=True, help="File to write.",
 )  # fmt: skip
-def report(run: Path, target: Path) -> int:
+def report(source: Path, target: Path) -> int:
     """Write what happened in RUN into one HTML file, to keep, send or print.
 
-    RUN is the folder of a run, for instance runs/demo; it may be under way.
+    RUN is the folder of a run, of a drill or of a comparison, for instance runs/demo; it may be under way. FILE is what
+    planaria simulate --json --timeline printed; planaria simulate --report writes that report itself.
     """
-    from planaria.ui.dashboard.report import write_report
+    from planaria.ui.report.report import write_report
 
-    write_report(run, target)
-    click.echo(f"report of {run}: {target}")
+    write_report(source, target)
+    click.echo(f"report of {source}: {target}")
     return 0

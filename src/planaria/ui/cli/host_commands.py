@@ -1,21 +1,31 @@
-"""`planaria agent` and `certificates`: a job whose nodes are other hosts. Reads arguments only."""
+"""`planaria agent`, `standby` and `certificates`: a job whose nodes are other hosts. Reads arguments only."""
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
-from planaria.ui.cli.options import EXIT_DRAINED, TOKEN_VARIABLE, ZONE_VARIABLE, tls_option, token_of, token_option
+from planaria.job.values import TOKEN_VARIABLE
+from planaria.ui.cli.options import (
+    EXIT_DRAINED,
+    ZONE_VARIABLE,
+    exit_code,
+    tls_option,
+    token_of,
+    token_option,
+)
 
 
 @click.command()
 @click.option(
-    "--coordinator", required=True, metavar="HOST:PORT",
-    help="Where `planaria train` listens; it prints this. Or file:RUN/address: the file is read again at each try, as "
-    "the coordinator may come back elsewhere.",
+    "--coordinator", metavar="HOST:PORT",
+    help="Where `planaria train` listens; it prints this. A name is looked up again at each try; of file:RUN/address "
+    "and etcd://HOST:PORT,.../RUN it is read again, as the coordinator may come back elsewhere.  [default: node 0, "
+    "where the environment is torchrun's, SkyPilot's or SLURM's]",
 )  # fmt: skip
 @token_option
 @click.option(
@@ -36,14 +46,19 @@ from planaria.ui.cli.options import EXIT_DRAINED, TOKEN_VARIABLE, ZONE_VARIABLE,
     "--give-up", "give_up_s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
     metavar="SECONDS", help="End when nothing was heard from the coordinator for so long.",
 )  # fmt: skip
+@click.option(
+    "--may-lead", is_flag=True,
+    help="Run a standby beside the node, which leads the run when its coordinator's host is gone (run.journal).",
+)  # fmt: skip
 def agent(
-    coordinator: str,
+    coordinator: str | None,
     token_file: Path | None,
     host: str,
     zone: str,
     tls: Path | None,
     import_path: Path,
     give_up_s: float,
+    may_lead: bool,
 ) -> int:
     """Offer this node to a job whose cluster.launcher is "agents"; see docs/howto/hosts.md.
 
@@ -60,6 +75,7 @@ def agent(
       1 the coordinator is gone    2 this node cannot take part    130 a second Ctrl-C
     """
     from planaria.protocol.messages.agent import Farewell
+    from planaria.runtime.engines.job_environment import NAMES, place_of
     from planaria.runtime.nodes.agent_settings import AgentSettings
     from planaria.runtime.nodes.node_agent import NodeAgent
     from planaria.runtime.progress.output import Output
@@ -67,17 +83,62 @@ def agent(
     token = token_of(token_file)
     if not token:
         raise click.UsageError(f"An agent needs the job's token. Give --token-file FILE, or set {TOKEN_VARIABLE}.")
+    place = None if coordinator else place_of(os.environ)
+    if not coordinator and place is None:
+        raise click.UsageError(f"Missing option '--coordinator': none of {NAMES} says where it is.")
     settings = AgentSettings(
-        coordinator=coordinator,
+        coordinator=coordinator or (place.address if place else ""),
         token=token,
         host=host,
         zone=zone,
         import_path=import_path.resolve(),
         give_up_s=give_up_s,
         tls="" if tls is None else str(tls.resolve()),
+        may_lead=may_lead,
     )
     codes = {Farewell.OVER: 0, Farewell.DRAINED: EXIT_DRAINED, Farewell.SUSPENDED: os.EX_TEMPFAIL}
     return codes[NodeAgent(settings, Output(sys.stderr).say).run()]
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@token_option
+def standby(run: Path, token_file: Path | None) -> int:
+    """Wait beside RUN, whose journal is in etcd, and lead it when its coordinator's host is gone.
+
+    RUN is the run folder, which this host sees as well. Steps that were committed stay committed, and nodes keep their
+    state; see docs/howto/standby.md.
+
+    \b
+    Example:
+      planaria standby runs/job
+
+    \b
+    Exit code:
+      0 the run is over    1 another process took the lead    2 it cannot be led from here
+      otherwise as of `planaria train`, of a run that was led from here
+    """
+    from planaria.job.parse import job_from_json
+    from planaria.protocol.messages.records import AnyRecord
+    from planaria.runtime.coordinator.remote_nodes import read_token
+    from planaria.runtime.launch.session import stand_by_run
+    from planaria.runtime.progress.output import Output
+    from planaria.runtime.progress.progress import ProgressDisplay
+    from planaria.runtime.run_folder.run_folder import RunFolder
+
+    folder = RunFolder.open(run)
+    token = token_of(token_file) or read_token(folder.token)
+    displays: list[ProgressDisplay] = []
+    with ExitStack() as leading:
+
+        def show(record: AnyRecord, time_s: float) -> None:
+            if not displays:
+                job = job_from_json(folder.job.read_bytes())
+                displays.append(leading.enter_context(ProgressDisplay(job, folder)))
+            displays[0](record, time_s)
+
+        result = stand_by_run(folder, token, Output(sys.stderr).say, show)
+    return 0 if result is None else exit_code(result)
 
 
 @click.command()

@@ -43,8 +43,10 @@ def status(run: Path | Address, *, as_json: bool) -> str:
     if isinstance(found, NoAnswer):
         return found.text
     state = found.state
+    page = _page_of(run)
     if as_json:
-        return msgspec.json.encode(state).decode()
+        told = msgspec.to_builtins(state)
+        return msgspec.json.encode(told | {"page": page} if page else told).decode()
     phase = "starting: nodes join" if state.phase == Phase.GATHERING else state.phase
     leaving = f", of them leaving: {', '.join(map(str, state.leaving))}" if state.leaving else ""
     lines = [
@@ -70,6 +72,8 @@ def status(run: Path | Address, *, as_json: bool) -> str:
     if state.pipelines:
         table = plan_table(state.pipelines, state.microbatches, state.devices_per_node)
         lines += [f"plan {state.generation}:", *(f"  {line}" for line in table)]
+    if page:
+        lines.append(f"page: {page}")
     return "\n".join(lines)
 
 
@@ -99,6 +103,14 @@ def look(run: Path | Address, *, as_json: bool = False, details: bool = False) -
         if folder.contact.exists():
             raise
         return NoAnswer(_unasked(folder, owner.doing, as_json=as_json), is_over=False)
+
+
+def _page_of(run: Path | Address) -> str:
+    """Returns the address of the run's page; "": it is not served, or not known from here."""
+    try:
+        return Contact.read(RunFolder(run).contact).page if isinstance(run, Path) else ""
+    except NotReached:  # it has just ended
+        return ""
 
 
 def progress(state: RunState) -> str:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planaria.ui.cli.options import FILE, RUN_FOLDER, TOKEN_VARIABLE, tls_option, token_of
+from planaria.job.values import TOKEN_VARIABLE
+from planaria.ui.cli.options import FILE, RUN_FOLDER, tls_option, token_of
 
 if TYPE_CHECKING:
     from planaria.ui.cli.live import Address

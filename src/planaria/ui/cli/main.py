@@ -18,25 +18,26 @@ import click
 
 from planaria.job.errors import PlanariaError, UserCodeError
 from planaria.job.version import __version__
-from planaria.runtime.interrupts import Interrupted
+from planaria.runtime.machine.interrupts import Interrupted
 from planaria.runtime.progress.output import OutputClosed
-from planaria.ui.cli.dashboard_commands import dashboard, report
+from planaria.ui.cli.dashboard_commands import dashboard, report, serve_page
 from planaria.ui.cli.folder_commands import list_runs, logs, trace_steps
-from planaria.ui.cli.host_commands import agent, certificates
+from planaria.ui.cli.host_commands import agent, certificates, standby
 from planaria.ui.cli.launch_commands import attend, launch
 from planaria.ui.cli.live_commands import add, drain, policy, save, status, stop, top
 from planaria.ui.cli.options import (
-    EXIT_EXHAUSTED,
     EXIT_FAILED,
     EXIT_SIGNALLED,
     EXIT_USER_ERROR,
     JOB_FILE,
     RUN_FOLDER,
+    exit_code,
     set_option,
     token_of,
     token_option,
 )
 from planaria.ui.cli.planning.plan_commands import plan, profile
+from planaria.ui.cli.pod_commands import here, kubernetes
 from planaria.ui.cli.rehearsal.drill_commands import compare, drill
 from planaria.ui.cli.simulation.simulate import simulate
 from planaria.ui.cli.simulation.trace import trace
@@ -215,14 +216,7 @@ def train(
             token=token,
             accept_changed_data=accept_changed_data,
         )
-    codes = {
-        "completed": 0,
-        "stopped": 0,
-        "failed": EXIT_FAILED,
-        "exhausted": EXIT_EXHAUSTED,
-        "interrupted": EXIT_SIGNALLED + (result.signal or Signals.SIGINT),
-    }
-    return codes[result.status.value]
+    return exit_code(result)
 
 
 @click.command()
@@ -260,10 +254,12 @@ def export(run: Path, target: Path, step: int | None, form: str, adapters: bool)
 
 
 LIVE = (status, top, add, drain, policy, save, stop)
-START = (init, doctor, train, agent, certificates, launch, attend)
-FOLDERS = (list_runs, logs, trace_steps, dashboard, report)
+START = (init, doctor, train, agent, standby, certificates, launch, attend)
+FOLDERS = (list_runs, logs, trace_steps, dashboard, serve_page, report)
 for command in (*START, plan, profile, simulate, *FOLDERS, *LIVE, export, trace, drill, compare):
     cli.add_command(command)
+for command in (kubernetes, here):
+    launch.add_command(command)
 
 
 def main() -> None:

@@ -9,9 +9,15 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from signal import Signals
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from planaria.job.values import TOKEN_VARIABLE
+
+if TYPE_CHECKING:
+    from planaria.runtime.launch.training.result import TrainResult
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -20,7 +26,6 @@ EXIT_DRAINED = 4
 EXIT_SIGNALLED = 128
 """Exit code, plus the signal's number: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 141 where nobody reads the output."""
 
-TOKEN_VARIABLE = "PLANARIA_TOKEN"
 TLS_VARIABLE = "PLANARIA_TLS"
 ZONE_VARIABLE = "PLANARIA_ZONE"
 JOB_FILE = click.Path(path_type=Path)
@@ -75,3 +80,15 @@ def token_of(file: Path | None) -> str:
         return read_token(file)
     given = os.environ.get(TOKEN_VARIABLE, "")
     return check_token(given, TOKEN_VARIABLE) if given else ""
+
+
+def exit_code(result: TrainResult) -> int:
+    """Returns the exit code of a run that ended so."""
+    codes = {
+        "completed": 0,
+        "stopped": 0,
+        "failed": EXIT_FAILED,
+        "exhausted": EXIT_EXHAUSTED,
+        "interrupted": EXIT_SIGNALLED + (result.signal or Signals.SIGINT),
+    }
+    return codes[result.status.value]

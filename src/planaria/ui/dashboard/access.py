@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
+from planaria.job.values import is_loopback
+
 COOKIE: Final = "planaria_dashboard"
 """Name of the cookie that whoever has shown the token is given."""
 
@@ -65,16 +67,6 @@ class Access:
     def allows_origin(self, origin: str | None, host: str) -> bool:
         """Returns whether a request that changes something comes from this page itself."""
         return origin is not None and origin in (f"http://{host}", f"https://{host}")
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether a name or address is reached from this machine alone."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _is_address(host: str) -> bool:

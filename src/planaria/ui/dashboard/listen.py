@@ -1,10 +1,11 @@
-"""Listens at an address and serves an application until Ctrl-C."""
+"""Listens at an address and serves an application until Ctrl-C, or until something else is over."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from planaria.job.errors import UserError
@@ -34,10 +35,25 @@ def address_of(listener: socket.socket, host: str) -> str:
     return f"http://{shown}:{listener.getsockname()[1]}/"
 
 
-def serve(app: Any, listener: socket.socket) -> None:
-    """Serves an application until SIGINT or SIGTERM; open streams end with it."""
+def serve(app: Any, listener: socket.socket, until: Callable[[], object] | None = None) -> None:
+    """Serves an application until SIGINT or SIGTERM; open streams end with it, a second later.
+
+    Args:
+        app: the application of `dashboard_app`. It hears when serving ends, so that streams can tell the last news.
+        listener: where it is served.
+        until: returns when serving is to end; it is called in a thread of its own. None: only a signal ends it.
+    """
     import uvicorn
 
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, server_header=False)
+    server = uvicorn.Server(config)
+
+    def wait(wanted: Callable[[], object]) -> None:
+        wanted()
+        server.should_exit = True
+
+    app.state.is_ending = lambda: server.should_exit
+    if until is not None:
+        threading.Thread(target=wait, args=(until,), name="end", daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])

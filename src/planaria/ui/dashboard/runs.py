@@ -19,10 +19,11 @@ from planaria.runtime.run_folder.overview import RunOverview, find_runs, overvie
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.step_blocks import StepBlock, passages
 from planaria.runtime.run_folder.step_lines import StepLine, decode_steps, parts_of
+from planaria.ui.dashboard.schedule import Schedules
 from planaria.ui.dashboard.tail import Tail
 from planaria.ui.dashboard.view import RunView
 
-_LOOK_S: Final = 0.2
+_LOOK_S: Final = 0.4
 """Most seconds that one look reads; a file with a million steps is shown while it is read."""
 
 MOST_VIEWS: Final = 32
@@ -30,7 +31,12 @@ MOST_VIEWS: Final = 32
 
 
 class RunReader:
-    """One run, read as it grows. Several threads may look."""
+    """One run, read as it grows. Several threads may look.
+
+    Attributes:
+        folder: of the run.
+        schedules: of its steps.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         """Opens a run. Raises UserError: its job cannot be read."""
@@ -39,6 +45,7 @@ class RunReader:
             self._job = job_from_json(folder.job.read_bytes())
         except (OSError, msgspec.MsgspecError) as error:
             raise UserError(f"run folder {folder.path} cannot be read: {error}. Give another.") from None
+        self.schedules = Schedules(folder, self._job)
         self._lock = threading.Lock()
         self._decode = msgspec.json.Decoder(AnyRecord).decode
         self._restart()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +29,8 @@ class Point:
         tokens_per_s: sum over the steps.
         expected: sum of the plan's estimates of the same.
         nodes: alive after the last step.
+        cost: dollars by then.
+        samples: trained by then.
     """
 
     count: int
@@ -41,10 +43,18 @@ class Point:
     tokens_per_s: float
     expected: float
     nodes: int
+    cost: float = 0.0
+    samples: int = 0
 
     @classmethod
     def of(cls, steps: Sequence[StepLine], began_s: float, plan_step_s: float) -> Point:
-        """Makes the point of some steps, at least one, by the plan's estimate of a step (0: there is none)."""
+        """Makes the point of some steps, at least one; what they cost is left out.
+
+        Args:
+            steps: in order.
+            began_s: when the run began, as the steps' times.
+            plan_step_s: the plan's estimate of a step; 0: there is none.
+        """
         last = steps[-1]
         losses = [step.loss for step in steps if step.loss is not None and math.isfinite(step.loss)]
         tokens = sum([step.tokens_per_s * step.duration_s for step in steps])
@@ -84,13 +94,15 @@ class Point:
             self.high = max(self.high, later.high) if self.num_losses else later.high
         self.count += later.count
         self.step, self.time_s, self.nodes = later.step, later.time_s, later.nodes
+        self.cost, self.samples = later.cost, later.samples
         self.num_losses += later.num_losses
         self.loss += later.loss
         self.tokens_per_s += later.tokens_per_s
         self.expected += later.expected
 
     def row(self) -> list[Any]:
-        """Returns step, time, loss, its least and greatest, tokens per second, those expected, live nodes."""
+        """Returns step, time, loss, its least and greatest, tokens per second, those expected, live nodes, cost and
+        samples so far."""
         has = self.num_losses > 0
         return [
             self.step,
@@ -101,6 +113,8 @@ class Point:
             _short(self.tokens_per_s / self.count),
             _short(self.expected / self.count),
             self.nodes,
+            _short(self.cost),
+            self.samples,
         ]
 
 
@@ -120,12 +134,12 @@ class Series:
     def __len__(self) -> int:
         return len(self._points)
 
-    def add(self, steps: Sequence[StepLine], began_s: float, plan_step_s: float) -> None:
-        """Adds steps after the others; arguments as of `Point.of`."""
+    def add(self, steps: Sequence[StepLine], point_of: Callable[[Sequence[StepLine]], Point]) -> None:
+        """Adds steps after the others; `point_of` makes the point of some of them, asked in their order."""
         at = 0
         while at < len(steps):
             some = steps[at : at + self._room()]
-            self.add_point(Point.of(some, began_s, plan_step_s))
+            self.add_point(point_of(some))
             at += len(some)
 
     def add_point(self, point: Point) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,9 @@ _FILES = {
     "draw.js": "text/javascript",
     "charts.js": "text/javascript",
     "worms.js": "text/javascript",
+    "accounts.js": "text/javascript",
     "parts.js": "text/javascript",
+    "schedule.js": "text/javascript",
     "page.js": "text/javascript",
     "runs.js": "text/javascript",
 }
@@ -99,6 +102,12 @@ def dashboard_app(runs: Runs, access: Access) -> Starlette:
         curves = [{"rows": data["series"]["rows"], "read": data["read"]} for data, _ in found]
         return _json([{"name": name, **curve} for name, curve in zip(names, curves, strict=True)])
 
+    async def schedule(request: Request) -> Response:
+        reader = await _reader(runs, request.query_params.get("name", ""))
+        wanted = request.query_params.get("step", "")
+        step = int(wanted) if wanted.isascii() and wanted.isdecimal() and len(wanted) < 16 else None
+        return _json(await run_in_threadpool(reader.schedules.of_step, step))
+
     async def login(request: Request) -> Response:
         if request.method == "GET":
             return _page("login.html")
@@ -132,9 +141,11 @@ def dashboard_app(runs: Runs, access: Access) -> Starlette:
         Route("/api/runs", table),
         Route("/api/run", run_stream),
         Route("/api/compare", compared),
+        Route("/api/schedule", schedule),
         Route("/api/command", command, methods=["POST"]),
     ]
     app = Starlette(routes=routes)
+    app.state.is_ending = lambda: False
     app.add_middleware(_Guard, access=access)
     return app
 
@@ -167,16 +178,21 @@ async def _body(request: Request) -> bytes:
 
 
 def _stream(request: Request, look: _Look, every_s: float) -> Response:
-    """Returns server-sent events: what each look finds that is new, until the page is closed."""
+    """Returns server-sent events: what each look finds that is new, until the page is closed, or no longer served."""
+    is_ending: Callable[[], bool] = request.app.state.is_ending
 
     async def events() -> AsyncIterator[bytes]:
         known: Any = None
-        while not await request.is_disconnected():
+        is_last = False
+        while not is_last and not await request.is_disconnected():
+            is_last = is_ending()
             found, known = await run_in_threadpool(look, known)
             if found is not None:
                 yield b"data: %b\n\n" % msgspec.json.encode(found)
             is_behind = isinstance(found, dict) and found.get("read", 1.0) < 1
-            await asyncio.sleep(0 if is_behind else every_s)
+            until = time.monotonic() + (0 if is_behind else every_s)
+            while not is_ending() and (left_s := until - time.monotonic()) > 0:
+                await asyncio.sleep(min(left_s, LOOK_EVERY_S))
 
     if request.query_params.get("once"):
         found, _ = look(None)

@@ -13,13 +13,11 @@ from planaria.job.settings import Job
 from planaria.protocol.messages.records import (
     AnyRecord,
     EstimateCorrected,
-    Evaluated,
     NodeJoined,
     NodeLeaving,
     NodeLost,
     NodeReleased,
     NodeSpeed,
-    PlanMeasured,
     PlanTaken,
     PolicySwitched,
     Recovered,
@@ -33,20 +31,19 @@ from planaria.protocol.step.time_accounting import TimeAccount
 from planaria.runtime.run_folder.sentences import recovery_sentence, sentence
 from planaria.runtime.run_folder.step_blocks import StepBlock
 from planaria.runtime.run_folder.step_lines import StepLine
+from planaria.ui.dashboard.accounts.costs import Costs
+from planaria.ui.dashboard.accounts.decisions import MOST_CANDIDATES, PLACED, Decisions
+from planaria.ui.dashboard.accounts.evaluations import Evaluations
 from planaria.ui.dashboard.nodes import Nodes
 from planaria.ui.dashboard.series import Point, Series
 
 MOST_RECOVERIES: Final = 40
-MOST_DECISIONS: Final = 40
-MOST_EVALUATIONS: Final = 500
 MOST_MARKS: Final = 300
 MOST_SENTENCES: Final = 150
-MOST_CANDIDATES: Final = 8
 MOST_ACCOUNTED: Final = 4_000_000
 """Steps up to which a run's time is split by cause: the account holds 16 bytes for each."""
 
-_PLACED: Final = ("start", "reconfigure", "restore")
-"""Purposes of plans that say where the layers are from now on."""
+_NO_ANSWER: Final[dict[str, Any]] = {"after": None, "generation": None, "candidates": []}
 
 
 class RunView:
@@ -66,7 +63,7 @@ class RunView:
         self._began_s = self._last_s = 0.0
         self._step: StepCommitted | StepSkipped | None = None
         self._num_steps = 0
-        self._cost = 0.0
+        self._costs = Costs(job)
         self._plan: PlanTaken | None = None
         self._plan_step_s = 0.0
         self._finishes: PlanTaken | None = None
@@ -76,8 +73,8 @@ class RunView:
         self._ended: RunEnded | None = None
         self._recoveries: deque[dict[str, Any]] = deque(maxlen=MOST_RECOVERIES)
         self._num_recoveries = 0
-        self._decisions: deque[dict[str, Any]] = deque(maxlen=MOST_DECISIONS)
-        self._evaluations: deque[Evaluated] = deque(maxlen=MOST_EVALUATIONS)
+        self._decisions = Decisions(job.train)
+        self._evaluations = Evaluations(job.eval)
         self._marks: deque[dict[str, Any]] = deque(maxlen=MOST_MARKS)
         self._sentences: deque[tuple[float, str]] = deque(maxlen=MOST_SENTENCES)
         self._time: TimeAccount | None = TimeAccount()
@@ -88,9 +85,12 @@ class RunView:
         self._last_s = time_s
         if self._time is not None:
             self._time.note(record, time_s)
+        self._costs.note(record, time_s)
+        self._decisions.note(record, time_s - self._began_s)
         if isinstance(record, StepCommitted | StepSkipped):
             self._add_step(record, time_s)
             return
+        self._evaluations.note(record)
         self.changes += 1
         self._nodes.note(record, time_s)
         self._note(record, time_s)
@@ -104,7 +104,17 @@ class RunView:
         if self._time is not None:
             at = [step.time for step in steps]
             self._time.note_steps([step.step for step in steps], [step.duration_s for step in steps], at)
-        self.series.add(steps, self._began_s, self._plan_step_s)
+        self._decisions.committed(
+            len(steps), sum([step.duration_s for step in steps]), sum([len(step.dropped) for step in steps])
+        )
+        self.series.add(steps, self._point)
+
+    def _point(self, steps: Sequence[StepLine]) -> Point:
+        last = steps[-1]
+        self._costs.reach(last.step, last.num_dropped, last.cost)
+        point = Point.of(steps, self._began_s, self._plan_step_s)
+        point.cost, point.samples = self._costs.dollars, self._costs.samples
+        return point
 
     def add_block(self, block: StepBlock, last: StepCommitted | StepSkipped) -> None:
         """Adds a block of steps, after another step; `last` is the last of them."""
@@ -112,7 +122,11 @@ class RunView:
         self._note_step(last, block.count)
         if self._time is not None:
             self._time.note_block(block.step, block.count, block.useful_s, block.time)
-        self.series.add_point(Point.of_block(block, self._began_s, self._plan_step_s))
+        self._decisions.committed(block.count, block.duration_s, block.dropped)
+        self._costs.reach(block.step, block.num_dropped, block.cost)
+        point = Point.of_block(block, self._began_s, self._plan_step_s)
+        point.cost, point.samples = self._costs.dollars, self._costs.samples
+        self.series.add_point(point)
 
     def _count_steps(self, count: int) -> None:
         self._num_steps += count
@@ -128,14 +142,16 @@ class RunView:
             live_nodes=step.live_nodes,
             duration_s=step.duration_s,
             tokens_per_s=step.tokens_per_s,
+            dropped=step.dropped,
+            num_dropped=step.num_dropped,
+            cost=step.cost if isinstance(step, StepCommitted) else 0.0,
         )
-        self.series.add((line,), self._began_s, self._plan_step_s)
+        self.series.add((line,), self._point)
 
     def _note_step(self, step: StepCommitted | StepSkipped, count: int = 1) -> None:
         """Notes where the run is after a step, the last of so many."""
         self._step = step
         self._count_steps(count)
-        self._cost = step.cost if isinstance(step, StepCommitted) else self._cost
         if self._nodes.is_moving:
             self._nodes.committed(step.generation)
             self.changes += 1
@@ -149,10 +165,6 @@ class RunView:
                 self._take(record, time_s)
             case EstimateCorrected():
                 self._plan_step_s = record.step_s
-            case PlanMeasured():
-                for decision in self._decisions:
-                    if decision["generation"] == record.generation:
-                        decision["measured_step_s"] = record.measured_step_s if record.steps else None
             case NodeLost():
                 if self._before is None:
                     self._before = self._plan
@@ -167,18 +179,13 @@ class RunView:
                 self._recover(record, time_s)
             case Restored():
                 self.series.forget_after(record.to_step)
-                kept = [found for found in self._evaluations if found.step <= record.to_step]
-                self._evaluations = deque(kept, maxlen=MOST_EVALUATIONS)
                 self._mark("restored", None, time_s)
-            case Evaluated():
-                self._evaluations.append(record)
             case PolicySwitched():
                 self._policy = record.policy
             case Waiting():
                 self._phase = "waiting"
             case RunEnded():
                 self._ended = record
-                self._cost = record.cost or self._cost
             case NodeSpeed():
                 self._mark("slow" if record.speed < record.before else "faster", record.node, time_s)
             case _:
@@ -187,28 +194,13 @@ class RunView:
             self._ended = None  # the run goes on: it was resumed
 
     def _take(self, plan: PlanTaken, time_s: float) -> None:
-        if plan.purpose not in _PLACED:
+        if plan.purpose not in PLACED:
             self._finishes = plan if plan.purpose == "finish step" else self._finishes
             return
         self._finishes = None
         self._plan, self._plan_step_s = plan, plan.estimated_step_s
         if self._recoveries and self._recoveries[-1]["after"] is None:
-            self._recoveries[-1] |= {"after": _worms(plan), "candidates": _candidates(plan), "why": plan.reason}
-        self._decisions.append(
-            {
-                "time_s": time_s - self._began_s,
-                "step": plan.step,
-                "generation": plan.generation,
-                "purpose": plan.purpose,
-                "policy": plan.policy,
-                "reason": plan.reason,
-                "estimated_step_s": plan.estimated_step_s,
-                "measured_step_s": None,
-                "transfer_bytes": plan.transfer_bytes,
-                "estimated_transition_s": plan.estimated_transition_s,
-                "candidates": _candidates(plan),
-            }
-        )
+            self._recoveries[-1] |= _answer(plan)
 
     def _recover(self, record: Recovered, time_s: float) -> None:
         self._num_recoveries += 1
@@ -220,9 +212,7 @@ class RunView:
                 "time_s": time_s - self._began_s,
                 "text": recovery_sentence(record.recovery),
                 "before": None if before is None else _worms(before),
-                "after": None if after is None else _worms(after),
-                "candidates": [] if after is None else _candidates(after),
-                "why": record.recovery.reason if after is None else after.reason,
+                **(_NO_ANSWER | {"why": record.recovery.reason} if after is None else _answer(after)),
             }
         )
 
@@ -244,7 +234,7 @@ class RunView:
             "step_s": None if step is None else step.duration_s,
             "expected_step_s": expected or None,
             "live_nodes": self._nodes.num_live,
-            "cost": self._cost or None,
+            "cost": self._costs.dollars or None,
             "elapsed_s": self._last_s - self._began_s,
             "began_s": self._began_s,
             "last_s": self._last_s,
@@ -267,8 +257,11 @@ class RunView:
             "num_nodes_at_start": self._nodes.num_at_start,
             "recoveries": list(self._recoveries),
             "num_recoveries": self._num_recoveries,
-            "decisions": list(self._decisions),
-            "evaluations": [[found.step, found.loss, found.accuracy, found.is_best] for found in self._evaluations],
+            "decisions": self._decisions.rows(),
+            "regret": self._decisions.total(),
+            "costs": self._costs.told(self._last_s),
+            "evaluations": self._evaluations.rows(),
+            "best": self._evaluations.best(),
             "marks": list(self._marks),
             "sentences": list(self._sentences),
         }
@@ -278,10 +271,10 @@ def _worms(plan: PlanTaken) -> dict[str, Any]:
     return {"pipelines": plan.pipelines, "microbatches": plan.microbatches}
 
 
-def _candidates(plan: PlanTaken) -> list[Any]:
-    chosen = plan.candidates[:MOST_CANDIDATES]
-    found: list[Any] = msgspec.to_builtins(chosen)
-    return found
+def _answer(plan: PlanTaken) -> dict[str, Any]:
+    """Returns the plan that answers a loss, and what was weighed for it."""
+    candidates = msgspec.to_builtins(plan.candidates[:MOST_CANDIDATES])
+    return {"after": _worms(plan), "generation": plan.generation, "candidates": candidates, "why": plan.reason}
 
 
 def _finite(value: float | None) -> float | None:

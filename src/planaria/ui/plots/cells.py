@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from planaria.plan.plan import Plan, WorkerId
@@ -33,12 +33,16 @@ class CellKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One box of the picture: the microbatch of a forward or backward, or the group of a sync; times in seconds."""
+    """One box of the picture: the microbatch of a forward or backward, or the group of a sync; times in seconds.
+
+    `layers`: first layer and end of what is run.
+    """
 
     kind: CellKind
     number: int
     start_s: float
     end_s: float
+    layers: tuple[int, int]
 
 
 _KINDS = {
@@ -61,13 +65,14 @@ def cells(spans: Sequence[tuple[Instruction, float, float]]) -> tuple[Cell, ...]
         if kind is None:
             continue
         number = instruction.group if kind is CellKind.SYNC else instruction.microbatch
-        cell = Cell(kind=kind, number=number, start_s=start, end_s=end)
+        layers = instruction.first_layer, instruction.end_layer
+        cell = Cell(kind=kind, number=number, start_s=start, end_s=end, layers=layers)
         if kind in (CellKind.BACKWARD, CellKind.WEIGHT):
             # A backward cut into layers goes from the top down: its pieces touch in layers and in time.
             at = joined.get((kind, instruction.born, number, instruction.end_layer))
             if at is not None and result[at].end_s == start:
-                cell = Cell(kind=kind, number=number, start_s=result[at].start_s, end_s=end)
-                result[at] = cell
+                whole = result[at]
+                result[at] = replace(whole, end_s=end, layers=(instruction.first_layer, whole.layers[1]))
             else:
                 at = len(result)
                 result.append(cell)

@@ -69,7 +69,7 @@ def _draw_nodes(axes: Any, runs: Mapping[str, Sequence[RunResult]]) -> None:
 def _draw_rates(axes: Any, runs: Mapping[str, Sequence[RunResult]], colours: Mapping[str, str]) -> None:
     for policy, of in runs.items():
         run = of[0]
-        hours, rates = _averaged(run)
+        hours, rates = averaged_rates(run)
         axes.step(
             hours, rates, where="post", linewidth=1.3, linestyle=style_of(policy), color=colours[policy], label=policy
         )
@@ -86,8 +86,8 @@ def style_of(policy: str) -> str:
     return "--" if policy in ("ideal", "on-demand") else "-"
 
 
-def _averaged(run: RunResult) -> tuple[list[float], list[float]]:
-    """Returns throughput over time, averaged over equal parts where there are more changes than can be seen."""
+def averaged_rates(run: RunResult) -> tuple[list[float], list[float]]:
+    """Returns hours, and throughput from each on: averaged over equal parts where more changes than can be seen."""
     if len(run.timeline) <= _POINTS:
         last = run.timeline[-1][2] if run.timeline else 0.0
         return [*(at / HOUR_S for at, _, _ in run.timeline), run.seconds / HOUR_S], [

@@ -35,6 +35,12 @@ class TracedSteps:
     devices_per_node: int
 
 
+def trace_files(folder: RunFolder) -> dict[int, Path]:
+    """Returns the files in which workers of a run have written what they did, by worker, ascending."""
+    named = [(re.fullmatch(r"trace-(\d+)", file.stem), file) for file in folder.logs.glob("trace-*.jsonl")]
+    return dict(sorted((int(number[1]), file) for number, file in named if number is not None))
+
+
 def traced_steps(folder: RunFolder, first: int, last: int) -> TracedSteps:
     """Reads what the workers of a run have written of the steps from `first` to `last`.
 
@@ -43,12 +49,10 @@ def traced_steps(folder: RunFolder, first: int, last: int) -> TracedSteps:
     """
     job = job_from_json(folder.job.read_bytes())
     workers: dict[int, tuple[Entry, ...]] = {}
-    files = list(folder.logs.glob("trace-*.jsonl"))
-    for file in files:
-        number = re.fullmatch(r"trace-(\d+)", file.stem)
-        entries = tuple(_last_of_each(read_trace(file), first, last))
-        if number is not None and entries:
-            workers[int(number[1])] = entries
+    files = trace_files(folder)
+    for worker, file in files.items():
+        if entries := tuple(_last_of_each(read_trace(file), first, last)):
+            workers[worker] = entries
     if not files:
         raise UserError(
             f"the workers of {folder.path} have not written what they did. Set observe.instructions = true in the job, "
@@ -63,7 +67,7 @@ def traced_steps(folder: RunFolder, first: int, last: int) -> TracedSteps:
         if isinstance(record, Recovered) and first <= record.recovery.step <= last:
             told[record.recovery.step] = (*told.get(record.recovery.step, ()), sentence(record) or "")
     per_node = job.cluster.devices_per_node
-    return TracedSteps(workers=dict(sorted(workers.items())), recoveries=told, devices_per_node=per_node)
+    return TracedSteps(workers=workers, recoveries=told, devices_per_node=per_node)
 
 
 def write_step_trace(traced: TracedSteps, target: Path) -> None:

@@ -13,8 +13,8 @@ from planaria.ui.plots.simulation_plot import LEGEND_COLUMNS, LINE_COLOURS, styl
 Outcomes = Sequence[tuple[Mapping[str, float], Sequence[Summary]]]
 """Outcomes of scenarios: what differs from the others, by the fields of [sweep], and a summary for each policy."""
 
-_ROWS = (("samples_per_s", "samples a second"), ("value", "samples a second\nfor a dollar an hour"))
-_NAMES = {
+SWEEP_ROWS = (("samples_per_s", "samples a second"), ("value", "samples a second\nfor a dollar an hour"))
+FIELD_NAMES = {
     "nodes": "nodes",
     "fault_tolerance": "f",
     "hourly": "share of the nodes lost in an hour",
@@ -46,28 +46,28 @@ def plot_sweep(outcomes: Outcomes, along: str, target: Path) -> None:
     check_picture(target)
     from matplotlib.figure import Figure
 
-    beside = _columns(outcomes, along)
+    beside = columns_of(outcomes, along)
     figure = Figure(figsize=(2.2 + 3.6 * max(2, len(beside)), 6.6), layout="constrained")
-    grid = figure.subplots(len(_ROWS), len(beside), sharex=True, sharey="row", squeeze=False)
+    grid = figure.subplots(len(SWEEP_ROWS), len(beside), sharex=True, sharey="row", squeeze=False)
     policies = list(dict.fromkeys(summary.policy for _, summaries in outcomes for summary in summaries))
     colours = {policy: LINE_COLOURS[at % len(LINE_COLOURS)] for at, policy in enumerate(policies)}
     for column, (title, points) in enumerate(beside.items()):
-        for (key, label), axes in zip(_ROWS, grid[:, column], strict=True):
+        for (key, label), axes in zip(SWEEP_ROWS, grid[:, column], strict=True):
             _draw(axes, points, along, key, colours)
             if not column:
                 axes.set_ylabel(label)
         grid[0, column].set_title(title, loc="left", fontsize="medium")
-        grid[-1, column].set_xlabel(_NAMES[along])
+        grid[-1, column].set_xlabel(FIELD_NAMES[along])
     lines, names = grid[0, 0].get_legend_handles_labels()
     figure.legend(lines, names, loc="outside upper right", frameon=False, ncols=min(len(names), LEGEND_COLUMNS))
     save_picture(figure, target)
 
 
-def _columns(outcomes: Outcomes, along: str) -> dict[str, Outcomes]:
+def columns_of(outcomes: Outcomes, along: str) -> dict[str, Outcomes]:
     """Returns the outcomes by what else varies, each in the order of the field."""
     columns: dict[str, list[tuple[Mapping[str, float], Sequence[Summary]]]] = {}
     for varied, summaries in outcomes:
-        title = ", ".join(f"{_NAMES[name]} = {value:g}" for name, value in varied.items() if name != along)
+        title = ", ".join(f"{FIELD_NAMES[name]} = {value:g}" for name, value in varied.items() if name != along)
         columns.setdefault(title, []).append((varied, summaries))
     return {title: sorted(points, key=lambda point: point[0][along]) for title, points in columns.items()}
 

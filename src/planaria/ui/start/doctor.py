@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from planaria.plan.quantities import size
-from planaria.runtime.machine_limits import num_cores
+from planaria.runtime.machine.limits import num_cores
 from planaria.runtime.thresholds import MOST_FILES
 from planaria.runtime.wire.link_probe import ProbeListener, probe
 

@@ -21,7 +21,7 @@ import planaria
 from planaria.job.errors import UserError
 from planaria.plan.plan import PlanError
 from planaria.profile.of_scenario import profile_of, traces_of
-from planaria.runtime.interrupts import deaf
+from planaria.runtime.machine.interrupts import deaf
 from planaria.runtime.run_folder.recorder import write_atomically
 from planaria.runtime.thresholds import OBJECTS_BETWEEN_COLLECTIONS
 from planaria.simulate.results import RunResult

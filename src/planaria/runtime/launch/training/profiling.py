@@ -16,7 +16,9 @@ from planaria.job.errors import PlanariaError, UserCodeError, UserError
 from planaria.job.settings import Job
 from planaria.job.users_code import look_in
 from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.quantities import count
 from planaria.runtime.component_settings import is_emulated, named_profile
+from planaria.runtime.coordinator.kernel_kills import KernelKills, counters
 from planaria.runtime.coordinator.remote_nodes import imported
 from planaria.runtime.launch.training.request import TrainRequest
 from planaria.runtime.measure import ERROR_SUFFIX
@@ -62,14 +64,15 @@ def measure(request: TrainRequest, nodes: LocalNodes) -> None:
     """Measures the layers of a job that is not emulated, once its data are there.
 
     Raises:
-        UserError: the model cannot be used.
+        UserError: the model cannot be used, or a microbatch does not fit this machine.
         ModelFailed: a layer raised.
     """
     if is_emulated(request.job):
         return
     folder = request.folder
-    say(folder.claim, f"starting: the layers of {request.job.model.type} are measured")
     job = request.job
+    of = count(job.train.microbatch, "sample")
+    say(folder.claim, f"starting: the layers of {job.model.type} are measured, on microbatches of {of}")
     if request.resume:  # from its own checkpoint: what it started from may be gone
         train = msgspec.structs.replace(job.train, start_from="", start_optimizer=False)
         job = msgspec.structs.replace(job, train=train)
@@ -95,7 +98,13 @@ def profile_job(job: Job, *, import_path: Path | None = None) -> ModelProfile:
 def _measure(job: Job, nodes: LocalNodes, data: Path, output: Path, import_path: Path | None) -> ModelProfile:
     error = output.with_name(output.name + ERROR_SUFFIX)
     error.unlink(missing_ok=True)
+    kills = KernelKills(counters())
     status = nodes.measure(job, data, output, import_path)
+    if status < 0 and kills.explain(cause_of(status)):
+        raise UserError(
+            f"train.microbatch = {job.train.microbatch}: the layers of {job.model.type} could not be measured; the "
+            "kernel killed the process for lack of memory. Lower it, or train.sequence_length."
+        )
     if status < 0 and not error.exists():
         log.warning("the process that measures the profile is gone (%s); it is measured again", cause_of(status))
         status = nodes.measure(job, data, output, import_path)

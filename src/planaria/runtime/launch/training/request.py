@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,13 +13,14 @@ from planaria.job.faults import Fault
 from planaria.job.registry import Launcher
 from planaria.job.settings import Job
 from planaria.job.users_code import look_in
-from planaria.job.values import is_function
+from planaria.job.values import is_function, is_loopback
 from planaria.protocol.planning.failure_rate import Watched
 from planaria.runtime.component_settings import check_size
 from planaria.runtime.coordinator.executor import Observer
+from planaria.runtime.coordinator.remote_nodes import read_token, write_token
 from planaria.runtime.launch.callbacks import Callback, imported
 from planaria.runtime.launch.expected_losses import losses_of_trace
-from planaria.runtime.machine_limits import check_machine_limits
+from planaria.runtime.machine.limits import check_machine_limits
 from planaria.runtime.observers.views import check_packages
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.wire.tls import security_of
@@ -71,6 +73,8 @@ def checked(request: TrainRequest) -> TrainRequest:
     check_machine_limits(request.job)
     check_size(request.job)
     check_packages(request.job)
+    if request.job.observe.metrics_token_file:
+        metrics_token(request.job, request.folder)
     folder = request.folder
     if request.job.cluster.launcher is not Launcher.LOCAL:
         folder = RunFolder(folder.path.resolve())  # nodes have another working folder
@@ -86,6 +90,22 @@ def checked(request: TrainRequest) -> TrainRequest:
         rate_factors=factors,
         callbacks={**imported(request.job.run.callbacks, request.import_path), **request.callbacks},
     )
+
+
+def metrics_token(job: Job, folder: RunFolder) -> str:
+    """Returns the token that Prometheus has to show, made and written down where there is none yet; "": no token.
+
+    Raises:
+        UserError: the file that the job names cannot be used.
+    """
+    observe = job.observe
+    if not observe.metrics_port or (is_loopback(job.cluster.host) and not observe.metrics_token_file):
+        return ""
+    if observe.metrics_token_file:
+        return read_token(Path(observe.metrics_token_file))
+    if not folder.metrics_token.exists():
+        write_token(folder.metrics_token, secrets.token_hex(16))
+    return read_token(folder.metrics_token)
 
 
 def _rate_factors(request: TrainRequest) -> tuple[float, ...]:

@@ -11,12 +11,11 @@ from rich.table import Table
 
 from planaria.job.errors import UserError
 from planaria.plan.quantities import count
-from planaria.runtime.launch.rehearsal.comparison import Comparison, ComparisonFolder, Row
+from planaria.runtime.launch.rehearsal.comparison import Comparison, ComparisonFolder
 from planaria.runtime.launch.rehearsal.rehearsal import Rehearsed
 from planaria.runtime.run_folder.run_folder import RunFolder
-from planaria.runtime.run_folder.sentences import duration
-from planaria.simulate.traces.tally import RunTally
 from planaria.ui.plots.rehearsal_plot import Line, Nodes, plot_rehearsal
+from planaria.ui.report.rehearsals import comparison_table, drill_figures, remarks
 
 _SAID = 5
 """Most differences that are reported one by one."""
@@ -26,7 +25,7 @@ def show_drill(ended: Rehearsed, found: list[str] | None) -> None:
     """Prints a drill's figures; `found`: differences from one process alone, None where nobody looked."""
     rows = [("ended", "the script is over" if ended.is_played else f"{ended.status.value}: {ended.message}")]
     if ended.tally is not None:
-        rows += _figures(ended, ended.tally)
+        rows += drill_figures(ended, ended.tally)
     if found is not None:
         same = "; ".join(found[:_SAID]) if found else "the same losses and weights, bit for bit"
         rows.append(("beside one process", same))
@@ -35,73 +34,20 @@ def show_drill(ended: Rehearsed, found: list[str] | None) -> None:
         click.echo(f"{name:{width}}  {value}")
 
 
-def _figures(ended: Rehearsed, tally: RunTally) -> list[tuple[str, str]]:
-    nodes = f"{tally.lost} lost, {tally.released} released after a notice, {tally.joined} joined"
-    if ended.unplanned_losses:
-        nodes += f"; {ended.unplanned_losses} lost though the script did not take them"
-    if tally.waits:
-        nodes += f"; {count(tally.waits, 'time')} too few, and waited for others"
-    rows = [
-        ("samples a second", f"{tally.samples_per_s:.4g}, over {duration(tally.window_s)}"),
-        ("steps", f"{tally.steps:.1f}, {tally.committed} commits"),
-        ("nodes", nodes),
-        ("recoveries", _recoveries(tally) or "none"),
-        ("steps trained again", f"{tally.restored_steps}"),
-        ("run again in others", count(tally.rerun_microbatches, "microbatch")),
-        (
-            "samples",
-            f"{tally.dropped_samples} dropped by the policy, {tally.skipped_samples} skipped, "
-            f"{tally.duplicated_samples} counted twice",
-        ),
-    ]
-    if tally.mean_pause_s is not None:
-        rows.insert(4, ("loss to next commit", f"{duration(tally.mean_pause_s)} on average"))
-    if tally.estimate.step_error is not None:
-        off = f"{tally.estimate.step_error:.1%} off on average, over {count(tally.estimate.plans, 'plan')}"
-        rows.append(("estimates of steps", off))
-    if tally.estimate.transitions_measured_s:
-        thought, took = tally.estimate.transitions_estimated_s, tally.estimate.transitions_measured_s
-        rows.append(("transitions, in all", f"{duration(thought)} estimated, {duration(took)} measured"))
-    return rows
-
-
-def _recoveries(tally: RunTally) -> str:
-    return ", ".join(f"{count} by {kind}" for kind, count in tally.recoveries.items())
-
-
 def show_comparison(comparison: Comparison) -> None:
     """Prints a row for each policy, and below them what was wrong with any."""
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(width=140, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("policy", "samples/s", "of best", "recoveries", "pause", "steps redone", "rerun", "dropped"):
+    heads, rows = comparison_table(comparison)
+    for title in heads:
         table.add_column(title, justify="left" if title in ("policy", "recoveries") else "right", overflow="fold")
-    for row in comparison.rows:
-        tally = row.rehearsed.tally if row.rehearsed is not None else None
-        if tally is None:
-            table.add_row(row.policy.value, *["-"] * 7)
-            continue
-        share = row.samples_per_s / comparison.best if comparison.best else 0.0
-        table.add_row(
-            row.policy.value,
-            f"{row.samples_per_s:.4g}",
-            f"{share:.1%}",
-            _recoveries(tally) or "none",
-            "-" if tally.mean_pause_s is None else duration(tally.mean_pause_s),
-            str(tally.restored_steps),
-            str(tally.rerun_microbatches),
-            str(tally.dropped_samples),
-        )
+    for cells in rows:
+        table.add_row(*cells)
     console.print(f"{comparison.job}, {count(comparison.nodes, 'node')}, script {comparison.script}")
     console.print(table)
-    for row in comparison.rows:
-        for remark in filter(None, (row.reason, _unplanned(row))):
-            click.echo(f"{row.policy.value}: {remark}")
-
-
-def _unplanned(row: Row) -> str:
-    lost = row.rehearsed.unplanned_losses if row.rehearsed is not None else 0
-    return f"{count(lost, 'node')} lost though the script did not take them" if lost else ""
+    for remark in remarks(comparison):
+        click.echo(remark)
 
 
 def plot_drill(ended: Rehearsed, folder: RunFolder) -> None:

@@ -23,6 +23,7 @@ from planaria.ui.cli.options import FILE, JOB_FILE, set_option
               help="Take timings from what this run's events say of them.")  # fmt: skip
 @click.option("--plot", "plots", multiple=True, type=FILE, metavar="FILE",
               help="Draw throughput, nodes, lost time; of a sweep means (PNG, SVG, PDF: by the ending).")  # fmt: skip
+@click.option("--report", "report", type=FILE, metavar="FILE", help="Write a report of it, one HTML file.")
 @click.option(
     "--timeline", is_flag=True, help="With --json: each run's nodes and throughput over time, of the first 25 seeds."
 )
@@ -37,6 +38,7 @@ def simulate(
     processes: int | None,
     calibrated: Path | None,
     plots: tuple[Path, ...],
+    report: Path | None,
     timeline: bool,
     as_json: bool,
 ) -> int:
@@ -64,6 +66,7 @@ def simulate(
         processes=processes or os.cpu_count() or 1,
         calibrated=calibrated,
         plots=plots,
+        report=report,
         wants_timeline=timeline,
         as_json=as_json,
     )

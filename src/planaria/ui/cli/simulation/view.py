@@ -18,13 +18,15 @@ from planaria.plan.plan import PlanError
 from planaria.policy.sentences import join
 from planaria.profile.of_scenario import load_scenario, traces_of
 from planaria.runtime.launch.rehearsal.simulations import simulate_pieces
-from planaria.simulate.results import Estimate, RunResult, Summary, summarise
+from planaria.simulate.results import Outcome, RunResult, summarise
 from planaria.simulate.scenario import Scenario, TimingsPart, check_policies
 from planaria.simulate.sweep import Piece, Point, pieces, points
 from planaria.simulate.timings import calibrated
 from planaria.ui.plots.picture_file import check_picture
 from planaria.ui.plots.simulation_plot import plot_runs
 from planaria.ui.plots.sweep_plot import plot_sweep, varied_most
+from planaria.ui.report.report import write_found
+from planaria.ui.report.simulations import Columns, figures, simulation_sheet, where_the_time_went
 
 _WIDTH_WITHOUT_TERMINAL = 118
 _SAID = 5
@@ -32,8 +34,6 @@ _SAID = 5
 
 _GAP = 2
 """Spaces between columns."""
-
-_SHARES = ("training", "redone", "detection", "decision", "transfer", "restart", "checkpoint", "idle")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +48,9 @@ class SimulationOptions:
     processes: int
     calibrated: Path | None
     plots: tuple[Path, ...]
+    report: Path | None
     wants_timeline: bool
     as_json: bool
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of one scenario.
-
-    Attributes:
-        varied: what differs from the other scenarios of a sweep.
-        summaries: one for each policy.
-        runs: policy -> its runs, one for each seed.
-    """
-
-    varied: dict[str, float]
-    summaries: list[Summary]
-    runs: dict[str, list[RunResult]]
 
 
 def show(path: Path, wanted: SimulationOptions) -> None:
@@ -81,7 +68,8 @@ def show(path: Path, wanted: SimulationOptions) -> None:
     _say_repairs(scenario, path.resolve().parent)
     found = points(scenario, swept=wanted.swept)
     along = varied_most(point.varied for point in found)
-    wants_timeline = wanted.wants_timeline or (bool(wanted.plots) and along is None)
+    is_drawn = bool(wanted.plots) or wanted.report is not None
+    wants_timeline = wanted.wants_timeline or (is_drawn and along is None)
     work = [piece for point in found for piece in pieces(point, wants_timeline=wants_timeline)]
     runs = _simulated(work, path.resolve().parent, wanted)
     outcomes = _outcomes(found, work, runs)
@@ -97,6 +85,9 @@ def show(path: Path, wanted: SimulationOptions) -> None:
     for target in wanted.plots:
         _draw(outcomes, along, target)
         click.echo(f"picture: {target}", err=wanted.as_json)
+    if wanted.report is not None:
+        write_found(simulation_sheet(path.stem, outcomes), wanted.report)
+        click.echo(f"report: {wanted.report}", err=wanted.as_json)
 
 
 def _draw(outcomes: Sequence[Outcome], along: str | None, target: Path) -> None:
@@ -217,14 +208,14 @@ def _tell(scenario: Scenario, outcome: Outcome) -> None:
     console = Console(width=None if os.isatty(1) else _WIDTH_WITHOUT_TERMINAL)
     runs = max(len(of) for of in outcome.runs.values())
     console.print(_title(scenario, outcome), style="bold", highlight=False)
-    _print(console, _figures(outcome), of_all=_NUM_FIGURES)
+    _print(console, figures(outcome), of_all=_NUM_FIGURES)
     console.print(
         f"{f'Mean of {runs} runs, with half the 95% interval. ' if runs > 1 else ''}"
         "Value: samples/s for a dollar an hour.",
         style="dim",
     )
     console.print("\nShare of the time", style="bold")
-    _print(console, _where_the_time_went(outcome))
+    _print(console, where_the_time_went(outcome))
     for summary in outcome.summaries:
         if summary.survived:
             ways = ", ".join(f"{number:.3g} by {how}" for how, number in summary.survived.items())
@@ -236,33 +227,11 @@ def _tell(scenario: Scenario, outcome: Outcome) -> None:
     console.print()
 
 
-_Columns = list[tuple[str, list[str]]]
-"""Columns by name, each with the cells below it; the first are those of the rows."""
-
 _NUM_FIGURES = 5
 """Columns that are shown first where all are too wide for the screen, the policy included."""
 
 
-def _figures(outcome: Outcome) -> _Columns:
-    shown = (
-        ("samples/s", "samples_per_s", 1),
-        ("trains", "effective", -1),
-        ("$/h", "cost_per_hour", 2),
-        ("value", "value", 2),
-        ("hours", "hours", 2),
-        ("nodes", "mean_nodes", 1),
-        ("losses", "losses", 1),
-        ("fatal", "fatal", 1),
-        ("waits", "waits", 1),
-    )
-    columns: _Columns = [("policy", [summary.policy for summary in outcome.summaries])]
-    for name, key, digits in shown:
-        found = [summary.figures[key] for summary in outcome.summaries]
-        columns.append((name, [f"{figure.mean:.1%}" if digits < 0 else _shown(figure, digits) for figure in found]))
-    return columns
-
-
-def _print(console: Console, columns: _Columns, of_all: int = 0) -> None:
+def _print(console: Console, columns: Columns, of_all: int = 0) -> None:
     """Prints one table; or two, one below the other, where the screen is too narrow: the first of so many columns."""
     widths = [max(map(len, (name, *cells))) for name, cells in columns]
     is_wide = sum(widths) + _GAP * (len(widths) - 1) <= console.width
@@ -284,20 +253,3 @@ def _title(scenario: Scenario, outcome: Outcome) -> str:
     failures = scenario.failures
     what = failures.trace or f"{failures.kind.value} failures"
     return f"{model}, {scenario.cluster.nodes} nodes, {what}{': ' if varied else ''}{varied}"
-
-
-def _where_the_time_went(outcome: Outcome) -> _Columns:
-    causes = [cause for cause in _SHARES if any(s.share_by.get(cause, 0.0) > 0 for s in outcome.summaries)]
-    columns: _Columns = [("policy", [summary.policy for summary in outcome.summaries])]
-    return columns + [(cause, [_share(s.share_by.get(cause, 0.0)) for s in outcome.summaries]) for cause in causes]
-
-
-def _share(share: float) -> str:
-    if share <= 0:
-        return "-"
-    return f"{share:.2%}" if share >= 0.0001 else "<0.01%"
-
-
-def _shown(figure: Estimate, digits: int) -> str:
-    text = f"{figure.mean:.{digits}f}"
-    return f"{text} ±{figure.half_width:.{digits}f}" if figure.half_width > 0 else text

@@ -10,6 +10,14 @@ P.ticks = (low, high, most) => {
   return found;
 };
 
+P.SPANS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400].reverse();
+P.timeTicks = (low, high, most) => {
+  const size = P.SPANS.filter((span) => (high - low) / span <= most).pop();
+  if (!size || high - low < most) return P.ticks(low, high, most);
+  return Array.from({ length: Math.floor(high / size) - Math.ceil(low / size) + 1 }, (_, at) => (Math.ceil(low / size) + at) * size);
+};
+P.timeTick = (seconds) => P.duration(seconds).replace(/(\D) 0 (s|min)$/, "$1");
+
 P.extent = (values) => {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) {
@@ -22,7 +30,7 @@ P.extent = (values) => {
 
 // lines: [{name, points: [[x, y]...], kind, band: [[x, low, high]...]}], marks: [{x, kind, text}]
 P.chart = ({ label, lines, marks = [], fromZero = false, format = P.number, formatX = P.whole, wordX = "step", height = 190, width = 520 }) => {
-  const margin = { left: 46, right: 10, top: 10, bottom: 24 };
+  const margin = { left: 46, right: 16, top: 10, bottom: 24 };
   const xs = P.extent(lines.flatMap((line) => [line.points[0]?.[0], line.points[line.points.length - 1]?.[0]]));
   const values = lines.flatMap((line) => line.points.map((point) => point[1]));
   let [low, high] = P.extent(values);
@@ -32,12 +40,13 @@ P.chart = ({ label, lines, marks = [], fromZero = false, format = P.number, form
   const inner = [width - margin.left - margin.right, height - margin.top - margin.bottom];
   const x = (value) => margin.left + ((value - xs[0]) / (xs[1] - xs[0] || 1)) * inner[0];
   const y = (value) => margin.top + (1 - (Math.min(Math.max(value, low), high) - low) / (high - low)) * inner[1];
-  const picture = P.svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": label });
+  const picture = P.svg("svg", { viewBox: `0 0 ${width} ${height}`, class: marks.length > 24 ? "chart dense" : "chart", role: "img", "aria-label": label });
   for (const tick of P.ticks(low, high, 4))
     picture.append(P.svg("path", { d: `M${margin.left} ${y(tick)}H${width - margin.right}`, class: "grid" }),
       P.svg("text", { x: margin.left - 7, y: y(tick) + 4, class: "axis end" }, format(tick)));
-  for (const tick of P.ticks(xs[0], xs[1], 5))
-    picture.append(P.svg("text", { x: x(tick), y: height - 7, class: "axis middle" }, formatX(tick)));
+  const isTime = formatX === P.duration;
+  for (const tick of (isTime ? P.timeTicks : P.ticks)(xs[0], xs[1], 5))
+    picture.append(P.svg("text", { x: x(tick), y: height - 7, class: "axis middle" }, isTime ? P.timeTick(tick) : formatX(tick)));
   for (const mark of marks.filter((one) => one.x >= xs[0] && one.x <= xs[1]))
     picture.append(P.svg("path", { d: `M${x(mark.x)} ${margin.top}V${height - margin.bottom}`, class: `mark ${mark.kind}` },
       P.svg("title", {}, mark.text)));
@@ -50,6 +59,8 @@ P.chart = ({ label, lines, marks = [], fromZero = false, format = P.number, form
     if (line.dots)
       for (const point of line.points) picture.append(P.svg("circle", { cx: x(point[0]), cy: y(point[1]), r: 3, class: `dot ${line.kind}` }));
     else picture.append(P.svg("path", { d: P.path(line.points, x, y), class: `line ${line.kind}` }));
+    for (const [at, value] of line.points.filter((point) => point[0] === line.best))
+      picture.append(P.svg("circle", { cx: x(at), cy: y(value), r: 6.5, class: `best ${line.kind}` }, P.svg("title", {}, `best: step ${P.whole(at)}`)));
   }
   P.cursor(picture, { lines, x, xs, width, margin, height, format, formatX, wordX });
   return P.el("figure", { class: "chartbox" },
@@ -125,7 +136,7 @@ P.lives = (nodes, end) => {
     if (node.state === "lost" || node.state === "hung")
       picture.append(P.svg("path", { d: `M${x(gone) - 4} ${at * row + 3.5}l8 8m0 -8l-8 8`, class: "cross" }));
   });
-  for (const tick of P.ticks(0, end, 6))
-    picture.append(P.svg("text", { x: x(tick), y: nodes.length * row + 15, class: "axis middle" }, P.duration(tick)));
+  for (const tick of P.timeTicks(0, end, 6))
+    picture.append(P.svg("text", { x: x(tick), y: nodes.length * row + 15, class: "axis middle" }, P.timeTick(tick)));
   return picture;
 };

@@ -38,6 +38,7 @@
     place("split-part").hidden = !now.split;
     if (now.split) P.show(place("split"), P.splitPart(now.split));
     if (state.isNew) drawDetails(details);
+    followSchedule();
     state.isNew = false;
     place("commands").hidden = run.state !== "training";
     document.body.dataset.step = now.step;
@@ -53,9 +54,44 @@
     const open = [...document.querySelectorAll(".recovery")];
     const kept = open.length === details.recoveries.length ? new Set(open.filter((one) => one.open).map((one) => one.dataset.step)) : null;
     P.show(place("recoveries"), P.recoveriesPart(details, kept));
-    P.show(place("decisions"), P.decisionsPart(details));
+    P.show(place("decisions"), ...P.decisionsPart(details));
     P.show(place("log"), P.logPart(details));
   };
+
+  // The schedule: of the step that was chosen, or of the newest one, looked at again now and then.
+
+  const SCHEDULE_EVERY_MS = 5000;
+  const schedule = { wanted: "", found: null, asked: -Infinity, key: "", turn: 0, isUnderWay: false };
+
+  const followSchedule = () => {
+    const key = `${schedule.wanted || state.now.step} ${state.details.plan ? state.details.plan.generation : 0} ${state.run.state}`;
+    const isNew = key !== schedule.key && !schedule.isUnderWay && state.read === 1;
+    if (isNew && performance.now() - schedule.asked > SCHEDULE_EVERY_MS) askSchedule(key);
+  };
+
+  const askSchedule = async (key) => {
+    const turn = schedule.turn + 1;
+    Object.assign(schedule, { key, turn, asked: performance.now(), isUnderWay: true });
+    let found = null;
+    try {
+      const answer = await fetch(`/api/schedule?name=${encodeURIComponent(name)}&step=${schedule.wanted}`);
+      if (answer.ok) found = await answer.json();
+    } catch { /* the stream tells that nobody answers */ }
+    if (turn !== schedule.turn) return;  // another step was chosen meanwhile
+    schedule.isUnderWay = false;
+    schedule.found = found || schedule.found;
+    drawSchedule();
+  };
+
+  const drawSchedule = () => {
+    if (!schedule.found || document.activeElement?.id === "schedule-step") return;
+    const width = place("schedule").clientWidth;
+    const choose = (step) => { schedule.wanted = step; document.activeElement.blur(); askSchedule(""); };
+    P.show(place("schedule"), P.schedulePart(schedule.found, { details: state.details, width, choose, isNewest: schedule.wanted === "" }));
+    document.body.dataset.schedule = schedule.found.step === null ? "planned" : schedule.found.step;
+  };
+
+  setInterval(() => { if (state.details) followSchedule(); }, SCHEDULE_EVERY_MS);
 
   const title = () => (state.run ? state.run.run.split("/").pop() : name);
 
@@ -107,6 +143,6 @@
   const stream = new EventSource(`/api/run?name=${encodeURIComponent(name)}`);
   stream.onmessage = (event) => { document.body.classList.remove("offline"); take(JSON.parse(event.data)); };
   stream.onerror = () => { document.body.classList.add("offline"); };
-  addEventListener("resize", () => { if (state.details) requestAnimationFrame(draw); });
+  addEventListener("resize", () => { if (state.details) requestAnimationFrame(() => { draw(); drawSchedule(); }); });
   place("home").hidden = !name;
 })();

@@ -19,7 +19,7 @@ P.facts = (now, details) => {
     P.fact("Nodes", String(live), at_start ? `of ${at_start} at the start` : "", live < at_start ? "warn" : ""),
     P.fact("Last recovery", last ? P.duration(last.resume_ms / 1000) : "none",
       last ? `step ${P.whole(last.step)}, node ${P.list(last.lost_nodes)} · ${P.whole(details.num_recoveries)} in all` : "no node was lost"),
-    ...(now.cost ? [P.fact("Cost", `$${now.cost.toFixed(2)}`, "so far, where prices are given")] : []),
+    ...(now.cost ? [P.fact("Cost", P.dollars(now.cost), details.costs?.samples_per_dollar ? `${P.number(details.costs.samples_per_dollar)} samples a dollar` : "so far")] : []),
   ];
 };
 
@@ -45,21 +45,6 @@ P.nodesPart = (details) => {
   ];
 };
 
-P.candidates = (candidates, reason) => {
-  if (!candidates.length) return null;
-  const most = Math.max(...candidates.map((one) => one.samples_per_s));
-  const chosen = (reason.match(/Chosen: (.*?), [\d.]+ samples/) || [])[1];
-  return P.el("div", { class: "scroll" }, P.el("table", {},
-    P.el("thead", {}, P.el("tr", {}, ["candidate", "samples/s", "", "a step", "transition", "moves", "memory"].map((word) => P.el("th", {}, word)))),
-    P.el("tbody", {}, candidates.map((one) => P.el("tr", { class: one.name === chosen ? "chosen" : "" },
-      P.el("td", {}, one.name, one.is_degraded ? " (degraded)" : ""),
-      P.el("td", {}, P.number(one.samples_per_s, 4)),
-      P.el("td", { class: "bar" }, P.svg("svg", { viewBox: "0 0 100 8", preserveAspectRatio: "none" },
-        P.svg("rect", { width: (100 * one.samples_per_s) / (most || 1), height: 8, rx: 2 }))),
-      P.el("td", {}, P.duration(one.step_time_s)), P.el("td", {}, P.duration(one.transition_s)),
-      P.el("td", {}, one.transfer_bytes ? P.bytes(one.transfer_bytes) : "nothing"), P.el("td", {}, P.bytes(one.memory_bytes)))))));
-};
-
 P.recovery = (one, details, isOpen) => {
   const options = { layers: details.layers, perNode: details.devices_per_node, narrow: true };
   const state = (title, plan, gone) => plan && P.el("div", {}, P.el("h3", {}, title), P.worms(plan, { ...options, gone }));
@@ -74,7 +59,7 @@ P.recovery = (one, details, isOpen) => {
       one.steps_redone ? P.el("li", {}, `${P.count(one.steps_redone, "step")} trained again`) : null),
     P.el("div", { class: "pair" }, state("before", one.before, new Set(one.lost_nodes)), state("after", one.after, new Set())),
     P.el("p", { class: "reason" }, one.reason), one.why === one.reason ? null : P.el("p", { class: "reason" }, one.why),
-    P.candidates(one.candidates, one.why));
+    P.candidates(P.decisionOf(details, one.generation) || one));
 };
 
 P.recoveriesPart = (details, open = null) => {
@@ -82,13 +67,6 @@ P.recoveriesPart = (details, open = null) => {
   const last = details.recoveries.length - 1;
   return details.recoveries.map((one, at) => P.recovery(one, details, open ? open.has(`${one.step}`) : at === last)).reverse();
 };
-
-P.decisionsPart = (details) => P.el("div", { class: "scroll" }, P.el("table", { class: "decisions" },
-  P.el("thead", {}, P.el("tr", {}, ["plan", "from step", "why", "policy", "planned", "measured", "moves"].map((word) => P.el("th", {}, word)))),
-  P.el("tbody", {}, details.decisions.map((one) => P.el("tr", { title: one.reason },
-    P.el("td", {}, String(one.generation)), P.el("td", {}, P.whole(one.step)), P.el("td", {}, one.purpose), P.el("td", {}, one.policy),
-    P.el("td", {}, P.duration(one.estimated_step_s)), P.el("td", {}, P.duration(one.measured_step_s)),
-    P.el("td", {}, one.transfer_bytes ? P.bytes(one.transfer_bytes) : "nothing"))).reverse())));
 
 P.splitPart = (split) => P.shares([["useful", split.useful, "useful"], ["redone", split.redone, "redone"],
   ["recovering", split.recovering, "recovering"], ["waiting", split.waiting, "waiting"], ["start, end, other", split.other, "other"]],
@@ -100,7 +78,7 @@ P.marks = (details, at) => details.marks.map((mark) => ({ x: mark[at], kind: mar
 P.lossChart = (rows, details, more = {}) => P.chart({ label: "Loss", lines: [
   { name: "training", kind: "loss", points: rows.map((row) => [row[0], row[2]]),
     band: rows.some((row) => row[3] !== row[4]) ? rows.filter((row) => row[3] !== null).map((row) => [row[0], row[3], row[4]]) : null },
-  ...(details.evaluations.length ? [{ name: "evaluation", kind: "evaluation", dots: details.evaluations.length < 60, points: details.evaluations.filter((found) => found[1] !== null) }] : []),
+  ...(details.evaluations.length ? [P.evaluationLine(details, 1, "evaluation")] : []),
 ], marks: P.marks(details, "step"), ...more });
 
 P.throughputChart = (rows, details, byTime = false, more = {}) => P.chart({ label: "Throughput, tokens/s", fromZero: true, lines: [

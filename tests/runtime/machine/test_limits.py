@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from planaria.job.errors import UserError
 from planaria.job.parse import parse_job
 from planaria.job.settings import Job
-from planaria.runtime import machine_limits
+from planaria.runtime.machine import limits as machine_limits
 from planaria.ui.cli.main import cli
 
 JOB = """

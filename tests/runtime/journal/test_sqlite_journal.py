@@ -20,7 +20,7 @@ from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.messages.worker import Commit
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.step.commit import NOT_APPLIED
-from planaria.runtime.coordinator.journal import Journal
+from planaria.runtime.journal.sqlite_journal import SqliteJournal
 from planaria.runtime.thresholds import COMMITS_KEPT, THINNED_EVERY
 
 RUN, JOB = "a run", "a job"
@@ -52,7 +52,7 @@ def written(path: Path, count: int, run: str = RUN) -> list[AnyEntry]:
     """A journal of so many entries, whose writer was killed: nothing is closed, the files are as they lie there."""
     entries = [entry(number) for number in range(count)]
     alive = path.with_name("alive.sqlite")
-    journal = Journal(alive, run, JOB)
+    journal = SqliteJournal(alive, run, JOB)
     journal.start()
     for one in entries:
         journal.write(one)
@@ -80,8 +80,8 @@ def test_what_no_worker_knows_outlasts_a_power_cut(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: Path, run: str = RUN, job: str = JOB) -> Iterator[Journal]:
-    journal = Journal(path, run, job)
+def opened(path: Path, run: str = RUN, job: str = JOB) -> Iterator[SqliteJournal]:
+    journal = SqliteJournal(path, run, job)
     try:
         journal.start()
         yield journal

@@ -11,7 +11,7 @@ from signal import Signals
 
 import pytest
 
-from planaria.runtime.interrupts import Interrupted, interrupts, raise_interrupted
+from planaria.runtime.machine.interrupts import Interrupted, interrupts, raise_interrupted
 
 
 class Anything:

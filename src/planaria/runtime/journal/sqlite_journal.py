@@ -1,4 +1,4 @@
-"""The journal: what the coordinator decided, durable before anybody acts on it. SQLite in WAL mode.
+"""The journal as a file: what the coordinator decided, durable before anybody acts on it. SQLite in WAL mode.
 
 An entry survives the death of the coordinator's process; `synchronous = NORMAL` leaves the last ones to the mercy of
 a power cut, which a worker's report of what it committed makes up for; what no worker knows is synchronised. Entries
@@ -21,13 +21,12 @@ from planaria.job.errors import UserError
 from planaria.protocol.messages.journal import (
     LASTING,
     AnyEntry,
-    JournalCommit,
     JournalEntry,
     decode_entry,
     encode_entry,
 )
-from planaria.protocol.step.commit import NOT_APPLIED
-from planaria.runtime.thresholds import COMMITS_KEPT, THINNED_EVERY
+from planaria.runtime.journal.journal import LATER, kept
+from planaria.runtime.thresholds import THINNED_EVERY
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
@@ -39,15 +38,13 @@ CREATE TABLE IF NOT EXISTS job (fingerprint TEXT NOT NULL, checksum INTEGER NOT 
 _FORMAT = 2
 """Format of the file, as SQLite's user_version. 0: the first one, in which the job's fingerprint was made otherwise."""
 
-_LATER = "A later version of Planaria wrote it: go on with that one, or start a new run by --name NAME."
-
 _Row = tuple[int, str, bytes, int]
 
 
 log = logging.getLogger(__name__)
 
 
-class Journal:
+class SqliteJournal:
     """Keeps what one run decided, in order.
 
     Args:
@@ -107,7 +104,7 @@ class Journal:
         try:
             return decode_entry(body)
         except ValueError as error:
-            raise UserError(f"journal {self._path} has an entry that is not known here: {error}. {_LATER}") from None
+            raise UserError(f"journal {self._path} has an entry that is not known here: {error}. {LATER}") from None
 
     def write(self, entry: JournalEntry) -> None:
         """Returns when the entry is durable (`protocol.journal.LASTING`: against power cuts too), or kept in memory
@@ -157,7 +154,7 @@ class Journal:
             database.execute("PRAGMA synchronous = NORMAL")
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if version > _FORMAT:
-                raise UserError(f"journal {self._path} has format {version}; {_FORMAT} is known here. {_LATER}")
+                raise UserError(f"journal {self._path} has format {version}; {_FORMAT} is known here. {LATER}")
             database.executescript(_SCHEMA)
             if version < _FORMAT:
                 database.execute("DELETE FROM job")
@@ -193,21 +190,13 @@ class Journal:
             yield row
 
     def _thin(self) -> None:
-        """Removes commits that the next one makes old, but not those that were not applied (they are counted), nor the
-        last one with what was learnt."""
+        """Removes what is of no use any more."""
         database = self._need()
         database.execute("BEGIN IMMEDIATE")
         rows = list(database.execute("SELECT run, entry, checksum FROM entries ORDER BY number"))
-        entries = [self._decoded(body) for _, body, _ in rows]
-        are_commits = [isinstance(entry, JournalCommit) for entry in entries]
-        learnt_at = max((at for at, entry in enumerate(entries) if entry.learnt is not None), default=None)
-        kept = [
-            row
-            for at, row in enumerate(rows)
-            if at >= len(rows) - COMMITS_KEPT or at == learnt_at or _is_of_use(entries[at]) or not are_commits[at + 1]
-        ]
+        rows = [rows[at] for at in kept([self._decoded(body) for _, body, _ in rows])]
         database.execute("DELETE FROM entries")
-        database.executemany("INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)", kept)
+        database.executemany("INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)", rows)
         database.execute("COMMIT")
         self._since_thinned = 0
 
@@ -227,11 +216,6 @@ class Journal:
             f"the journal {self._path} is damaged ({damage}): its first {len(rows)} entries are kept, "
             f"the damaged file is {aside.name}"
         )
-
-
-def _is_of_use(entry: AnyEntry) -> bool:
-    """Whether an entry is still of use when a commit follows it."""
-    return not isinstance(entry, JournalCommit) or entry.commit.clip_factor == NOT_APPLIED
 
 
 class _Damaged(Exception):

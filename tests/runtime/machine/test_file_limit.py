@@ -12,7 +12,7 @@ import pytest
 from planaria.job.errors import UserError
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.worker import Failed
-from planaria.runtime import machine_limits
+from planaria.runtime.machine import limits as machine_limits
 from planaria.runtime.worker.fatal_errors import last_words
 from tests.runtime.run_folder.happenings import JOB
 
@@ -20,7 +20,7 @@ from tests.runtime.run_folder.happenings import JOB
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
     script = (
         "import resource\n"
-        "from planaria.runtime.machine_limits import raise_file_limit\n"
+        "from planaria.runtime.machine.limits import raise_file_limit\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 512))\n"
         "raise_file_limit()\n"
         "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"

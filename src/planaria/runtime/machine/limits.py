@@ -120,8 +120,13 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def memory_bytes() -> int:
+    """Returns the memory of this machine in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _in_memory() -> int:
-    return max(1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // WORKER_BYTES)
+    return max(1, memory_bytes() // WORKER_BYTES)
 
 
 def _why(job: Job) -> str:

@@ -1,0 +1,189 @@
+"""The members of an etcd cluster, asked one after the other until one answers.
+
+Over etcd's JSON gateway, by etcd3gw (the extra etcd). One thread at a time may use an object of this module.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from planaria.job.errors import PlanariaError, UserError
+from planaria.job.values import ETCD_URL
+from planaria.runtime.thresholds import ETCD_PAGE, ETCD_PAUSE_S, ETCD_TIMEOUT_S
+
+Answer = TypeVar("Answer")
+
+NEVER: Final = 0
+"""Revision at which a key was created that is not there."""
+
+
+class OutOfReach(PlanariaError):
+    """No member answers, or none can: more than half of them are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A condition: the key was created at this revision; `NEVER`: it is not there."""
+
+    key: str
+    revision: int
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        return {
+            "key": _encoded(self.key),
+            "target": "CREATE",
+            "result": "EQUAL",
+            "create_revision": str(self.revision),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Sets a key; with a lease, for as long as that lasts."""
+
+    key: str
+    value: bytes
+    lease: int = 0
+
+    @property
+    def request(self) -> dict[str, Any]:
+        put = {"key": _encoded(self.key), "value": base64.b64encode(self.value).decode()}
+        return {"request_put": {**put, "lease": str(self.lease)} if self.lease else put}
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Removes the keys from `first` on, up to and without `end`."""
+
+    first: str
+    end: str
+
+    @property
+    def request(self) -> dict[str, Any]:
+        return {"request_delete_range": {"key": _encoded(self.first), "range_end": _encoded(self.end)}}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A key that is there."""
+
+    key: str
+    value: bytes
+    created: int
+
+
+class Etcd:
+    """The members of a cluster.
+
+    Args:
+        url: "etcd://HOST:PORT,HOST:PORT,...".
+
+    Attributes:
+        url: likewise.
+
+    Raises:
+        UserError: etcd3gw is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            from etcd3gw.client import Etcd3Client
+        except ImportError:
+            raise UserError(
+                f"run.journal = {url!r} needs etcd3gw, which is not installed. Install it: pip install etcd3gw."
+            ) from None
+        self.url = url
+        self._members = [
+            Etcd3Client(host, int(port), timeout=ETCD_TIMEOUT_S, api_path="/v3/")
+            for host, _, port in (member.rpartition(":") for member in url.removeprefix(ETCD_URL).split(","))
+        ]
+
+    def transact(self, conditions: Sequence[Created], actions: Sequence[Put | Delete]) -> tuple[bool, int]:
+        """Carries the actions out if all conditions hold. Returns whether they do, and the revision afterwards.
+
+        Raises:
+            OutOfReach: it is not known whether it was done.
+        """
+        request = {"compare": [one.compared for one in conditions], "success": [one.request for one in actions]}
+        answer = self._ask(lambda member: member.transaction(request))
+        return bool(answer.get("succeeded", False)), int(answer["header"]["revision"])
+
+    def find(self, key: str) -> Found | None:
+        """Returns what a key is; None: it is not there. Raises OutOfReach."""
+        found = self._range({"key": _encoded(key)})
+        return found[0] if found else None
+
+    def find_all(self, prefix: str) -> list[Found]:
+        """Returns all keys that begin so, in order. Raises OutOfReach."""
+        found: list[Found] = []
+        first, end = prefix, after(prefix)
+        while True:
+            page = self._range({"key": _encoded(first), "range_end": _encoded(end), "limit": str(ETCD_PAGE)})
+            found += page
+            if len(page) < ETCD_PAGE:
+                return found
+            first = f"{page[-1].key}\0"
+
+    def grant(self, seconds: int) -> int:
+        """Returns a lease of so many seconds; etcd may give more. Raises OutOfReach."""
+        return int(self._ask(lambda member: member.lease(seconds)).id)
+
+    def keep_alive(self, lease: int) -> int:
+        """Returns for how many seconds a lease lasts from now on; 0: it is over. Raises OutOfReach."""
+        answer = self._ask(lambda member: member.post(member.get_url("/lease/keepalive"), json={"ID": str(lease)}))
+        return int(answer.get("result", {}).get("TTL", 0))
+
+    def revoke(self, lease: int) -> None:
+        """Ends a lease. Raises OutOfReach."""
+        self._ask(lambda member: member.post(member.get_url("/lease/revoke"), json={"ID": str(lease)}))
+
+    def _range(self, request: Mapping[str, str]) -> list[Found]:
+        answer = self._ask(lambda member: member.post(member.get_url("/kv/range"), json=request))
+        return [
+            Found(
+                key=base64.b64decode(one["key"]).decode(),
+                value=base64.b64decode(one.get("value", "")),
+                created=int(one["create_revision"]),
+            )
+            for one in answer.get("kvs", ())
+        ]
+
+    def _ask(self, question: Callable[[Any], Answer]) -> Answer:
+        """Asks the member that answered last, and then the others."""
+        from etcd3gw.exceptions import Etcd3Exception
+
+        errors = []
+        for _ in range(len(self._members)):
+            try:
+                return question(self._members[0])
+            except Etcd3Exception as error:
+                text = " ".join(str(part) for part in (error, getattr(error, "detail_text", "")) if part)
+                errors.append(f"{self._members[0].host}:{self._members[0].port}: {text or type(error).__name__}")
+                self._members.append(self._members.pop(0))
+        raise OutOfReach(f"{self.url} is out of reach: {errors[-1].splitlines()[0]}")
+
+
+def persistently(work: Callable[[], Answer], seconds: float) -> Answer:
+    """Returns what a question gives, asked again while no member answers. Raises OutOfReach: none does for so long."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return work()
+        except OutOfReach:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(ETCD_PAUSE_S)
+
+
+def after(prefix: str) -> str:
+    """Returns the first key behind all that begin so."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
+
+
+def _encoded(key: str) -> str:
+    return base64.b64encode(key.encode()).decode()

@@ -1,0 +1,55 @@
+"""What every journal of a run can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from planaria.protocol.messages.journal import AnyEntry, JournalCommit, JournalEntry
+from planaria.protocol.step.commit import NOT_APPLIED
+from planaria.runtime.thresholds import COMMITS_KEPT
+
+LATER: Final = "A later version of Planaria wrote it: go on with that one, or start a new run by --name NAME."
+
+
+class Journal(Protocol):
+    """Keeps what one run decided, in order.
+
+    Attributes:
+        complaints: what was wrong when it was read, and what was kept.
+    """
+
+    complaints: list[str]
+
+    def start(self) -> None:
+        """Opens it. Raises UserError: it cannot be used."""
+        ...
+
+    def read(self) -> list[AnyEntry]:
+        """Returns the run's entries in order. Raises UserError: one is not known here."""
+        ...
+
+    def write(self, entry: JournalEntry) -> None:
+        """Returns when the entry is durable."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def kept(entries: Sequence[AnyEntry]) -> list[int]:
+    """Returns which entries are still of use: not commits that the next one makes old, but for those that were not
+    applied (they are counted), and the last entry with what was learnt."""
+    learnt_at = max((at for at, entry in enumerate(entries) if entry.learnt is not None), default=None)
+    return [
+        at
+        for at, entry in enumerate(entries)
+        if at >= len(entries) - COMMITS_KEPT
+        or at == learnt_at
+        or _is_of_use(entry)
+        or not isinstance(entries[at + 1], JournalCommit)
+    ]
+
+
+def _is_of_use(entry: AnyEntry) -> bool:
+    """Whether an entry is still of use when a commit follows it."""
+    return not isinstance(entry, JournalCommit) or entry.commit.clip_factor == NOT_APPLIED

@@ -1,0 +1,175 @@
+"""The lead of a run whose journal is in etcd: the right to coordinate it, held by one process at a time.
+
+The leader's key has a lease, which a thread keeps alive. Every append to the journal is a transaction that compares the
+revision at which that key was created: whoever had the lead before cannot commit anything, whatever it believes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from planaria.job.errors import PlanariaError
+from planaria.runtime.journal.etcd import NEVER, Created, Delete, Etcd, OutOfReach, Put, after
+from planaria.runtime.thresholds import LEASE_ROUNDS, LEASE_S
+
+
+class LeadTaken(PlanariaError):
+    """Another process leads the run."""
+
+
+class Leader(msgspec.Struct, frozen=True, kw_only=True):
+    """Who leads a run.
+
+    Attributes:
+        host: its host's name.
+        process: tells its process from all others.
+        address: where its coordinator listens, "host:port"; "": it does not yet.
+    """
+
+    host: str
+    process: str
+    address: str = ""
+
+
+def lead_key(run: str) -> str:
+    """Returns the key of a run's leader."""
+    return f"planaria/{run}/leader"
+
+
+def settings_key(run: str) -> str:
+    """Returns the key of what the run's coordinators are told, which is there for as long as the run can go on."""
+    return f"planaria/{run}/settings"
+
+
+def entries_prefix(run: str, mark: str = "") -> str:
+    """Returns what the keys of a run's entries begin with; with a mark, those of that run alone."""
+    return f"planaria/{run}/entries/{mark}/" if mark else f"planaria/{run}/entries/"
+
+
+def leader_of(etcd: Etcd, run: str) -> Leader | None:
+    """Returns who leads a run. Raises OutOfReach."""
+    found = etcd.find(lead_key(run))
+    return None if found is None else msgspec.json.decode(found.value, type=Leader)
+
+
+class Lead:
+    """This process's lead of one run. Use it from one thread.
+
+    Args:
+        url: of the members, "etcd://...".
+        run: its name.
+        when_lost: called once each time the lead is lost, from another thread.
+
+    Attributes:
+        revision: at which the leader's key was created; `NEVER`: this process does not lead.
+    """
+
+    def __init__(self, url: str, run: str, when_lost: Callable[[], None] = lambda: None) -> None:
+        self.url = url
+        self.run = run
+        self.when_lost = when_lost
+        self.revision = NEVER
+        self._etcd = Etcd(url)
+        self._keeping = Etcd(url)
+        self._leader = Leader(host=socket.gethostname(), process=secrets.token_hex(8))
+        self._lease = 0
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(self) -> bool:
+        """Takes the lead if nobody has it; returns whether this process has it now. Raises OutOfReach."""
+        if self.revision != NEVER:
+            return True
+        leader = self.leader()
+        if leader is not None and leader.process != self._leader.process:
+            return False
+        if leader is not None:  # the lead that this process has lost
+            self._etcd.revoke(self._lease)
+        self._over.set()
+        asked_at = time.monotonic()
+        lease = self._etcd.grant(LEASE_S)
+        value = msgspec.json.encode(self._leader)
+        is_taken, revision = self._etcd.transact(
+            [Created(lead_key(self.run), NEVER)], [Put(lead_key(self.run), value, lease)]
+        )
+        if not is_taken:
+            self._etcd.revoke(lease)
+            return False
+        self._lease, self.revision = lease, revision
+        self._over = threading.Event()
+        self._thread = threading.Thread(
+            target=self._keep, args=(lease, asked_at, self._over), name="lease", daemon=True
+        )
+        self._thread.start()
+        return True
+
+    def leader(self) -> Leader | None:
+        """Returns who leads. Raises OutOfReach."""
+        return leader_of(self._etcd, self.run)
+
+    def tell(self, address: str) -> None:
+        """Tells where the coordinator listens. Raises OutOfReach; LeadTaken: this process leads no more."""
+        self._leader = msgspec.structs.replace(self._leader, address=address)
+        self._put(lead_key(self.run), msgspec.json.encode(self._leader), self._lease)
+
+    def check(self) -> None:
+        """Looks whether this process leads still. Raises OutOfReach."""
+        found = self._etcd.find(lead_key(self.run))
+        if found is None or found.created != self.revision:
+            self.revision = NEVER
+
+    def begin(self, settings: bytes) -> None:
+        """Keeps what the run's coordinators are told. Raises OutOfReach, LeadTaken."""
+        self._put(settings_key(self.run), settings)
+
+    def settings(self) -> bytes | None:
+        """Returns what the run's coordinators are told; None: it is over. Raises OutOfReach."""
+        found = self._etcd.find(settings_key(self.run))
+        return None if found is None else found.value
+
+    def finish(self) -> None:
+        """Says that nobody need lead the run any more. Raises OutOfReach."""
+        key = settings_key(self.run)
+        self._etcd.transact([Created(lead_key(self.run), self.revision)], [Delete(key, after(key))])
+
+    def close(self) -> None:
+        """Gives the lead back, if this process has it."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self.revision != NEVER:
+            self.revision = NEVER
+            with contextlib.suppress(OutOfReach):  # the lease ends by itself
+                self._etcd.revoke(self._lease)
+
+    def _put(self, key: str, value: bytes, lease: int = 0) -> None:
+        is_done, _ = self._etcd.transact([Created(lead_key(self.run), self.revision)], [Put(key, value, lease)])
+        if not is_done:
+            raise LeadTaken(f"another process leads run {self.run} now")
+
+    def _keep(self, lease: int, since: float, over: threading.Event) -> None:
+        """Keeps the lease alive; it is lost when etcd says so, or has not confirmed it for as long as it lasts."""
+        lasts_s = float(LEASE_S)
+        while not over.wait(lasts_s / LEASE_ROUNDS):
+            asked_at = time.monotonic()
+            try:
+                granted_s = self._keeping.keep_alive(lease)
+            except OutOfReach:
+                if time.monotonic() - since < lasts_s:
+                    continue
+                granted_s = 0
+            if over.is_set():
+                return
+            if not granted_s:
+                self.revision = NEVER
+                self.when_lost()
+                return
+            since, lasts_s = asked_at, float(granted_s)

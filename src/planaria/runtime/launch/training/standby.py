@@ -1,0 +1,156 @@
+"""Waits beside a run that another host coordinates, and coordinates it when that host's lead ends.
+
+Nodes are agents, the journal is in etcd, and the run folder is one that all hosts see. Workers keep their state while
+nobody leads, and go on with whoever leads next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+
+import msgspec
+
+from planaria.job.errors import UserError
+from planaria.job.settings import Job
+from planaria.protocol.messages.journal import AnyEntry
+from planaria.protocol.messages.records import AnyRecord, Note
+from planaria.protocol.run.told_records import ToldRecords
+from planaria.runtime.coordinator.client import Contact
+from planaria.runtime.coordinator.process import journal_of
+from planaria.runtime.coordinator.remote_nodes import named, share
+from planaria.runtime.coordinator.settings import CoordinatorSettings
+from planaria.runtime.journal.etcd import OutOfReach
+from planaria.runtime.journal.lead import Lead
+from planaria.runtime.launch.supervisor import Supervisor
+from planaria.runtime.launch.training.ending import RunOutcome
+from planaria.runtime.launch.training.request import TrainRequest, metrics_token
+from planaria.runtime.launch.training.told import Told
+from planaria.runtime.machine.interrupts import interrupts
+from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.observers.dashboard_page import DashboardPage
+from planaria.runtime.observers.views import views_of
+from planaria.runtime.run_folder.claim import claimed
+from planaria.runtime.run_folder.recorder import Recorder, read_events
+from planaria.runtime.thresholds import LEAD_POLL_S
+from planaria.runtime.wire.socket_server import listen
+
+
+def settings_of(lead: Lead, token: str) -> CoordinatorSettings | None:
+    """Returns what a run's coordinators are told; None: it is over, or not begun. Raises OutOfReach."""
+    found = lead.settings()
+    if found is None:
+        return None
+    return msgspec.structs.replace(msgspec.json.decode(found, type=CoordinatorSettings), token=token)
+
+
+@contextmanager
+def stand_by(
+    request: TrainRequest, settings: CoordinatorSettings, nodes: LocalNodes, lead: Lead, say: Callable[[str], None]
+) -> Iterator[RunOutcome | None]:
+    """Waits until nobody leads, goes on with the run then, and yields its outcome; None: it has ended before.
+
+    Args:
+        request: of a run whose nodes are agents.
+        settings: that the run's coordinators are told.
+        nodes: started; the coordinators' processes are theirs.
+        lead: of the run, which another process has.
+        say: takes a line for people, once this process is ready to lead.
+
+    Raises:
+        UserError: the job cannot be planned here.
+        CoordinatorFailed: coordinators died one after the other.
+        LeadTaken: another process took the lead from this one.
+    """
+    job, folder = request.job, request.folder
+    known = ToldRecords()
+    told: Told | None = None
+
+    def observe(record: AnyRecord, time_s: float) -> None:
+        assert told is not None
+        told.record(record, time_s)
+
+    with _listening(job) as listener, ExitStack() as stack:
+        address = named(f"{job.cluster.host}:{listener.getsockname()[1]}")
+        supervisor = Supervisor(nodes, settings, listener, lambda node: None, observe, (), lead, known)
+        stack.callback(supervisor.close)
+        supervisor.prepare()
+        leader = lead.leader()
+        say(f"stands by for run {lead.run}, which {'nobody' if leader is None else leader.host} leads")
+        if not _lead_comes(lead):
+            yield None
+            return
+        with contextlib.suppress(UserError):  # a folder of the network may still hold the claim of a host that is gone
+            stack.enter_context(claimed(folder.claim))
+        recorder = stack.enter_context(Recorder(folder, job))
+        views = views_of(job, metrics_token(job, folder))
+        told = Told(request, recorder, views, settings.resume.step if settings.resume else 0)
+        stack.enter_context(closing(told.views))
+        stack.enter_context(closing(told.callbacks))
+        told.supervisor = supervisor
+        for record in _untold(known, [record for record, _ in read_events(folder.events)], _entries(settings, lead)):
+            told.record(record, time.time())
+        text = f"{socket.gethostname()} leads the run now, at {address}: the coordinator before is gone"
+        told.record(Note(level="warning", text=text), time.time())
+        share(folder, settings.token, settings.run_id, address)
+        page = stack.enter_context(closing(DashboardPage(folder, job.observe.dashboard_port, told.is_hurried)))
+        if (of_page := page.start(settings.token)) is not None:
+            told.record(of_page, time.time())
+        contact = Contact(address=address, token=settings.token, tls=job.cluster.tls, page=page.address)
+        contact.write(folder.contact)
+        lead.tell(address)
+        stack.enter_context(interrupts(told.heed))
+        finished = supervisor.run(())
+        lead.finish()
+        folder.contact.unlink(missing_ok=True)
+        told.catch_up()
+        yield told.outcome(recorder, finished)
+
+
+@contextmanager
+def _listening(job: Job) -> Iterator[socket.socket]:
+    """Opens the job's port, or another one where that is taken, as by the leader on its own host."""
+    try:
+        listener = listen(job.cluster.host, job.cluster.port)
+    except UserError:
+        listener = listen(job.cluster.host, 0)
+    with listener:
+        yield listener
+
+
+def _lead_comes(lead: Lead) -> bool:
+    """Waits for the lead; returns whether there is a run to go on with."""
+    while True:
+        with contextlib.suppress(OutOfReach):
+            has_lead = lead.take()
+            if lead.settings() is None:
+                lead.close()
+                return False
+            if has_lead:
+                return True
+        time.sleep(LEAD_POLL_S)
+
+
+def _entries(settings: CoordinatorSettings, lead: Lead) -> list[AnyEntry]:
+    """Returns what the coordinators before decided."""
+    with closing(journal_of(settings, lead.revision)) as journal:
+        journal.start()
+        return journal.read()
+
+
+def _untold(known: ToldRecords, told: Sequence[AnyRecord], entries: Sequence[AnyEntry]) -> list[AnyRecord]:
+    """Returns what was decided and is not in the run folder: the leader before died between the two.
+
+    Args:
+        known: takes note of all.
+        told: records in the run folder.
+        entries: of the journal.
+    """
+    for record in told:
+        known.takes(record, again=False)
+    told_at = max((at for at, entry in enumerate(entries) if any(map(known.has, entry.records))), default=-1)
+    late = [record for entry in entries[told_at + 1 :] for record in entry.records]
+    return [record for record in late if known.takes(record, again=True)]

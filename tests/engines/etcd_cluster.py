@@ -1,0 +1,88 @@
+"""An etcd of three members on loopback, each a process of its own that may be killed and started again."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from planaria.runtime.journal.etcd import Etcd, OutOfReach
+
+DEADLINE_S = 30.0
+
+
+class EtcdCluster:
+    """Members by number, from 0.
+
+    Attributes:
+        url: of all members, as run.journal takes it.
+    """
+
+    def __init__(self, folder: Path, members: int) -> None:
+        self._folder = folder
+        ports = _free_ports(2 * members)
+        self._clients, self._peers = ports[:members], ports[members:]
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.url = "etcd://" + ",".join(f"127.0.0.1:{port}" for port in self._clients)
+
+    def start(self, member: int) -> None:
+        """Starts a member; one that was killed goes on with its data."""
+        names = [f"m{number}=http://127.0.0.1:{port}" for number, port in enumerate(self._peers)]
+        client, peer = (f"http://127.0.0.1:{ports[member]}" for ports in (self._clients, self._peers))
+        command = ["etcd", "--name", f"m{member}", "--data-dir", str(self._folder / f"m{member}")]
+        command += ["--listen-client-urls", client, "--advertise-client-urls", client]
+        command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
+        command += ["--initial-cluster", ",".join(names), "--log-level", "error"]
+        with (self._folder / f"m{member}.log").open("ab") as log:
+            self._processes[member] = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)
+
+    def kill(self, member: int) -> None:
+        process = self._processes.pop(member)
+        process.kill()
+        process.wait()
+
+    def wait(self) -> None:
+        """Waits until the cluster answers."""
+        etcd, deadline = Etcd(self.url), time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                etcd.find("nothing")
+                return
+            except OutOfReach:
+                assert time.monotonic() < deadline, "etcd does not answer"
+                time.sleep(0.05)
+
+    def close(self) -> None:
+        for member in list(self._processes):
+            self.kill(member)
+
+
+@contextmanager
+def etcd_cluster(folder: Path, members: int = 3) -> Iterator[EtcdCluster]:
+    """Runs a cluster. Skips the test where etcd is not installed."""
+    if shutil.which("etcd") is None:
+        pytest.skip("etcd is not installed (Debian's etcd-server)")
+    folder.mkdir(parents=True, exist_ok=True)
+    cluster = EtcdCluster(folder, members)
+    try:
+        for member in range(members):
+            cluster.start(member)
+        cluster.wait()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def _free_ports(number: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    try:
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

@@ -1,0 +1,252 @@
+"""A run whose journal is in etcd loses its coordinator's host, members of etcd and its lead: the bits are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from planaria.job.parse import load_job
+from planaria.job.settings import Job
+from planaria.plan.plan import NodeId
+from planaria.protocol.messages.journal import Fate, JournalNode, JournalStop
+from planaria.runtime.journal.etcd import Etcd, OutOfReach
+from planaria.runtime.journal.etcd_journal import EtcdJournal, NotLeader
+from planaria.runtime.journal.lead import Lead, LeadTaken
+from planaria.runtime.run_folder.run_folder import RunFolder
+from tests.e2e.agents import NUM_NODES, Hosts, end_all, family
+from tests.e2e.commands import DEADLINE_S, wait_until
+from tests.e2e.conftest import reference
+from tests.e2e.incubator import Incubator, Started
+from tests.e2e.jobs import Outcome
+from tests.engines.etcd_cluster import EtcdCluster, etcd_cluster
+
+__all__ = ["reference"]
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed (Debian's etcd-server)"),
+]
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    with etcd_cluster(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
+
+
+# The journal
+
+
+def lost(node: int) -> JournalNode:
+    return JournalNode(node=NodeId(node), fate=Fate.LOST, cause="gone")
+
+
+def test_whoever_has_lost_the_lead_writes_nothing_more(etcd: EtcdCluster) -> None:
+    with closing(Lead(etcd.url, "fenced")) as first:
+        assert first.take()
+        journal = EtcdJournal(etcd.url, "fenced", "mark", first.revision, 10.0)
+        journal.start()
+        journal.write(lost(1))
+        with closing(Lead(etcd.url, "fenced")) as second:
+            assert not second.take()
+            etcd_itself = Etcd(etcd.url)
+            etcd_itself.revoke(first._lease)
+            assert second.take()
+            with pytest.raises(NotLeader, match="another process leads run fenced now"):
+                journal.write(lost(2))
+            with pytest.raises(LeadTaken):
+                first.tell("127.0.0.1:1")
+            again = EtcdJournal(etcd.url, "fenced", "mark", second.revision, 10.0)
+            again.start()
+            assert again.read() == [lost(1)]
+            again.write(lost(3))
+            assert again.read() == [lost(1), lost(3)]
+            other = EtcdJournal(etcd.url, "fenced", "of another run", second.revision, 10.0)
+            other.start()
+            assert other.read() == [] == again.read()
+
+
+def test_an_entry_whose_answer_is_lost_is_written_once(etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Lead(etcd.url, "unanswered")) as lead:
+        assert lead.take()
+        journal = EtcdJournal(etcd.url, "unanswered", "mark", lead.revision, 10.0)
+        journal.start()
+        answers, transact = iter([OutOfReach("lost"), None]), Etcd.transact
+
+        def unanswered(etcd: Etcd, *arguments: object) -> object:
+            found = transact(etcd, *arguments)  # type: ignore[arg-type]
+            if (error := next(answers, None)) is not None:
+                raise error
+            return found
+
+        monkeypatch.setattr(Etcd, "transact", unanswered)
+        for node in range(3):
+            journal.write(lost(node))
+        assert journal.read() == [lost(0), lost(1), lost(2)]
+
+
+def test_old_commits_go_and_the_others_stay(etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planaria.runtime.journal.etcd_journal.THINNED_EVERY", 8)
+    monkeypatch.setattr("planaria.runtime.journal.etcd_journal.kept", lambda entries: range(4, len(entries)))
+    with closing(Lead(etcd.url, "thin")) as lead:
+        assert lead.take()
+        journal = EtcdJournal(etcd.url, "thin", "mark", lead.revision, 10.0)
+        journal.start()
+        for node in range(9):
+            journal.write(lost(node))
+        journal.write(JournalStop())
+        expected = [*map(lost, range(4, 9)), JournalStop()]
+        assert journal.read() == expected
+        again = EtcdJournal(etcd.url, "thin", "mark", lead.revision, 10.0)
+        again.start()
+        again.write(lost(9))
+        assert again.read() == [*expected, lost(9)]
+
+
+# Runs
+
+
+class Led(Hosts):
+    """Nodes are agents, which ask etcd who leads."""
+
+    def __init__(self, folder: Path, incubator: Incubator, etcd: EtcdCluster) -> None:
+        super().__init__(folder, incubator)
+        name, job = folder.name, folder / "job.toml"
+        text = job.read_text().replace("[run]\n", f'[run]\nname = "{name}"\njournal = "{etcd.url}"\n')
+        job.write_text(re.sub(r"(?m)^port = .*$", "port = 0", text))
+        self.run = RunFolder(folder / "runs" / name)
+        self.address = f"{etcd.url}/{name}"
+
+    def begin(self, *of_first_agent: str) -> Started:
+        leader = self.train()
+        for node in range(NUM_NODES):
+            self.start_agent(*(of_first_agent if node == 0 else ()))
+        self.wait_for_step(3)
+        return leader
+
+    def stand_by(self) -> tuple[Started, Path]:
+        log = self.folder / "standby.log"
+        process = self.incubator.start(self.folder, "standby", str(self.run.path), log=log)
+        assert wait_until(lambda: "stands by for run" in log.read_text()), log.read_text()
+        return process, log
+
+    def stop(self) -> None:
+        command = self.incubator.start(self.folder, "stop", str(self.run.path))
+        assert command.wait(DEADLINE_S) == 0
+        self.wait_for("run_ended")
+
+    def assert_refused(self, arguments: Sequence[str], part: str) -> None:
+        process = self.incubator.start(self.folder, *arguments)
+        _, said = process.communicate(DEADLINE_S)
+        assert process.returncode == 2
+        assert part in said
+        assert len(said.strip().splitlines()) == 1, said
+
+    def assert_same_bits(self, reference: Callable[[Job], Outcome]) -> None:
+        """Each step is told of once, and has the loss of the reference; so have the weights."""
+        committed = [event["step"] for event in self.events("step_committed")]
+        assert committed == list(range(1, len(committed) + 1))
+        assert wait_until(self.run.summary.exists)
+        summary = json.loads(self.run.summary.read_text())
+        job = load_job(self.folder / "job.toml", [f"train.steps={summary['steps']}"])
+        file = str(self.folder / "profile.json")
+        alone = reference(msgspec.structs.replace(job, cluster=msgspec.structs.replace(job.cluster, profile=file)))
+        lines = map(json.loads, self.run.metrics.read_text().splitlines())
+        assert {line["step"]: line["loss"] for line in lines} == alone.losses
+        assert summary["weights_sha256"] == alone.summary["weights_sha256"]
+
+
+@pytest.fixture
+def led(tmp_path: Path, incubator: Incubator, etcd: EtcdCluster) -> Iterator[Led]:
+    yield Led(tmp_path, incubator, etcd)
+    end_all(tmp_path)
+
+
+def strike(pid: int, number: signal.Signals) -> None:
+    for one in family(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, number)
+
+
+def test_the_host_of_the_coordinator_is_killed_whole(led: Led, reference: Callable[[Job], Outcome]) -> None:
+    """With it goes a node."""
+    leader = led.begin()
+    standby, log = led.stand_by()
+    before = led.last_step
+    strike(led.agents[0].process.pid, signal.SIGKILL)
+    strike(leader.pid, signal.SIGKILL)
+    led.wait_for("coordinator_restarted")
+    led.wait_for("recovered")
+    led.wait_for_step(led.last_step + 5)
+    assert led.last_step > before
+    assert not led.events("restored")
+    led.stop()
+    assert standby.wait(DEADLINE_S) == 0, log.read_text()
+    assert [agent.wait() for agent in led.agents[1:]] == [75] * (NUM_NODES - 1)
+    led.assert_same_bits(reference)
+
+
+def test_a_leader_that_is_stopped_is_followed_and_cannot_go_on(led: Led, reference: Callable[[Job], Outcome]) -> None:
+    """As a host is whose virtual machine pauses, or that is cut off. Who follows it runs beside a node."""
+    leader = led.begin("--may-lead")
+    led.agents[0].wait_until_it_says("stands by for run")
+    strike(leader.pid, signal.SIGSTOP)
+    led.wait_for("coordinator_restarted")
+    led.wait_for_step(led.last_step + 3)
+    strike(leader.pid, signal.SIGCONT)
+    assert leader.wait(DEADLINE_S) == 1
+    assert "leads run" in led.said.splitlines()[-1]
+    led.wait_for_step(led.last_step + 3)
+    assert not led.events("node_lost")
+    led.stop()
+    led.assert_same_bits(reference)
+
+
+def test_a_run_goes_on_without_one_member_and_waits_while_two_are_gone(
+    led: Led, etcd: EtcdCluster, reference: Callable[[Job], Outcome]
+) -> None:
+    leader = led.begin()
+    etcd.kill(0)
+    led.wait_for_step(led.last_step + 3)
+    etcd.kill(1)
+    assert wait_until(lambda: "the lead is lost" in led.said), led.said
+    last = led.last_step
+    for member in (0, 1):
+        etcd.start(member)
+    led.wait_for_step(last + 3)
+    assert leader.poll() is None
+    assert not led.events("node_lost")
+    led.stop()
+    assert leader.wait(DEADLINE_S) == 0
+    led.assert_same_bits(reference)
+
+
+def test_what_cannot_be_led_is_refused_in_one_line(led: Led, etcd: EtcdCluster) -> None:
+    leader = led.begin()
+    name = led.run.path.name
+    led.assert_refused(
+        ("train", "job.toml", "--set", "run.folder=elsewhere"), f"leads a run {name} now. Choose another"
+    )
+    led.stop()
+    assert leader.wait(DEADLINE_S) == 0
+    for arguments, part in (
+        (("standby", str(led.run.path)), "is over, or has not begun. Start it by planaria train."),
+        (
+            ("train", "job.toml", "--name", "a", "--set", "run.journal=etcd://127.0.0.1:1"),
+            "127.0.0.1:1 is out of",
+        ),
+        (("train", "job.toml", "--name", "b", "--set", "run.journal=etcd://host"), "is not etcd://HOST:PORT,HOST:PORT"),
+        (("train", "job.toml", "--name", "c", "--set", "cluster.launcher=local"), "is for nodes on other hosts"),
+    ):
+        led.assert_refused(arguments, part)
