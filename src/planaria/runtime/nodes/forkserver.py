@@ -190,14 +190,13 @@ def _preload(request: SpawnProfiler) -> None:
     """
     if request.job.cluster.device is not Device.CPU or is_dataset(request.job.data.source):
         return
-    from planaria.data.job_data import token_folders
-    from planaria.data.tokens import open_tokens
+    from planaria.data.job_data import open_data
     from planaria.model.load import preload_model
 
     job = request.job
     try:
-        tokens = open_tokens(token_folders(job, Path(request.data_folder))[0])
-        preload_model(job.model, job.train, vocab_size=tokens.vocab_size)
+        vocab_size = open_data(job, Path(request.data_folder)).vocab_size
+        preload_model(job.model, job.train, vocab_size=vocab_size)
     except Exception as error:
         log.info("the profiler tells why the model cannot be loaded: %s", error)
     gc.collect()

@@ -68,7 +68,7 @@ def run_worker(settings: WorkerSettings) -> int:
     try:
         _watch_for_preemption(settings, heartbeat)
         writer = Writer(settings.worker, control.send)
-        agent = WorkerLoop(settings, mailbox, control, transport, heartbeat, writer, make_engine())
+        agent = WorkerLoop(settings, mailbox, control, transport, heartbeat, writer, make_engine(heartbeat.advance))
         return agent.run()
     except Exception as error:
         doing = agent.doing if agent is not None else "while the model is loaded"
@@ -85,7 +85,10 @@ def _watch_for_preemption(settings: WorkerSettings, heartbeat: Heartbeat) -> Non
         Watch(source, heartbeat.give_notice).start()
 
 
-Parts = tuple[Mailbox, Control, Transport, Callable[[], float], str, Callable[[], Engine]]
+MakeEngine = Callable[[Callable[[], None]], Engine]
+"""Makes a worker's engine, given what to call while it waits for data: who does is not hung."""
+
+Parts = tuple[Mailbox, Control, Transport, Callable[[], float], str, MakeEngine]
 
 
 def _real_parts(settings: WorkerSettings) -> Parts:
@@ -103,7 +106,12 @@ def _real_parts(settings: WorkerSettings) -> Parts:
     )
     worked = processor_time()
     data = functools.cache(lambda: open_data(job, Path(settings.data_folder)))
-    return mailbox, control, transport, worked, _hash_of(data), lambda: real_engine(job, data(), worker)
+
+    def make_engine(while_waiting: Callable[[], None]) -> Engine:
+        data().while_waiting(while_waiting)
+        return real_engine(job, data(), worker)
+
+    return mailbox, control, transport, worked, _hash_of(data), make_engine
 
 
 def _hash_of(data: Callable[[], JobData]) -> str:
@@ -137,4 +145,4 @@ def _emulated_parts(settings: WorkerSettings) -> Parts:
         cut_off=lambda peer: control.send(CutOff(peer=peer)),
         security=security if job.cluster.data_encryption else None,
     )
-    return mailbox, control, transport, pace.worked, "", lambda: emulated_engine(profile, job, pace)
+    return mailbox, control, transport, pace.worked, "", lambda while_waiting: emulated_engine(profile, job, pace)
