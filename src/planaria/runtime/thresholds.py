@@ -385,6 +385,15 @@ ENGINE_POLL_S = 5.0
 """Seconds between two looks at an engine's tasks, and that a run may take to say how many nodes it has. Not
 measured."""
 
+RAY_POLL_S = 0.5
+"""Seconds between two looks at the agents on Ray: it tells from memory. Not measured."""
+
+RAY_CONNECT_S = 5.0
+"""Seconds within which the address of a Ray cluster must take a connection. Not measured."""
+
+RAY_END_S = 5.0
+"""Seconds that agents on Ray have to end by themselves, and once more after a notice. Not measured."""
+
 ENGINE_COMMAND_S = 60.0
 """Seconds that a command of an engine may take. Not measured."""
 
