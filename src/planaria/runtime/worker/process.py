@@ -23,7 +23,7 @@ from planaria.runtime.wire.tls import security_of
 from planaria.runtime.worker.compute.engine import Engine, real_engine
 from planaria.runtime.worker.emulated.numbers import emulated_engine, read_costs
 from planaria.runtime.worker.emulated.time import EmulatedMailbox, EmulatedPace, EmulatedTransport
-from planaria.runtime.worker.fatal_errors import last_words
+from planaria.runtime.worker.fatal_errors import held_bytes, last_words
 from planaria.runtime.worker.heartbeat import Heartbeat, processor_time
 from planaria.runtime.worker.loop import EXIT_STALE, WorkerLoop
 from planaria.runtime.worker.preemption import Watch, make_source
@@ -40,7 +40,8 @@ def run_worker(settings: WorkerSettings) -> int:
     """Joins the coordinator and works until told to stop."""
     log.info("worker %d of node %d begins, for %s", settings.worker, settings.node, settings.coordinator)
     look_in(settings.import_path)
-    parts = _emulated_parts if settings.job.cluster.device is Device.EMULATED else _real_parts
+    is_emulated = settings.job.cluster.device is Device.EMULATED
+    parts = _emulated_parts if is_emulated else _real_parts
     mailbox, control, transport, worked, data, make_engine = parts(settings)
     hello = Hello(
         version=PROTOCOL_VERSION,
@@ -58,7 +59,7 @@ def run_worker(settings: WorkerSettings) -> int:
         log.warning("ends: there is no coordinator (%s)", error)
         return EXIT_STALE
     log.info("joined, at %s for its peers; loads the model", hello.data_address)
-    heartbeat = Heartbeat(control.send, worked)
+    heartbeat = Heartbeat(control.send, worked, (lambda: 0) if is_emulated else held_bytes)
     heartbeat.start()
     signal.signal(signal.SIGTERM, lambda number, frame: heartbeat.give_notice(SIGTERM_GRACE_S, "SIGTERM"))
     # Whoever started this process had it blocked, so that one which came before is heard now.

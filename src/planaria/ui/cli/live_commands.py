@@ -1,4 +1,4 @@
-"""`planaria status`, `add`, `drain`, `policy`, `save` and `stop`: what is asked of a running job.
+"""`planaria status`, `top`, `add`, `drain`, `policy`, `save` and `stop`: what is asked of a running job.
 
 Reads arguments only.
 """
@@ -68,6 +68,24 @@ def status(run: Path | Address, as_json: bool) -> int:
     from planaria.ui.cli import live
 
     click.echo(live.status(run, as_json=as_json))
+    return 0
+
+
+@click.command()
+@_of_run
+@click.option("--once", is_flag=True, help="Print it once and end, for scripts.")
+def top(run: Path | Address, once: bool) -> int:
+    """Watch the nodes and devices of a RUN that is under way: what each does, holds, and when it last spoke.
+
+    RUN is the folder of a run, for instance runs/demo; or, from any host, host:port of its coordinator. The key q ends
+    the view, never the run.
+    """
+    from planaria.ui.cli.top import print_once, watch
+
+    if once:
+        print_once(run)
+    else:
+        watch(run)
     return 0
 
 
