@@ -43,11 +43,14 @@ test: style ## linters, types, import rules and tests: a few minutes
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed=$(SEED); tests=$$?; \
 	wait $$types; types=$$?; cat "$$said"; exit $$((types | tests))
 
-test-page: $(VENV)/.installed-dev ## the page in a real browser; as root on Debian it installs Chromium first
-	@if ! command -v chromedriver > /dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
-		(apt-get update -q && apt-get install -y -q --no-install-recommends chromium chromium-driver) > /dev/null || true; \
+test-page: $(VENV)/.installed-dev ## the page in a real browser, alert rules by promtool; as root on Debian both are installed
+	@if ! (command -v chromedriver && command -v promtool) > /dev/null && [ "$$(id -u)" = 0 ] && \
+		command -v apt-get > /dev/null; then \
+		(apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
+		chromium chromium-driver prometheus) > /dev/null || true; \
 	fi
 	$(BIN)/python -m pytest -m page -rs tests/ui/dashboard
+	$(BIN)/python -m pytest -rs tests/runtime/observers/test_prometheus_page.py
 
 # What is large and needed by few tests, which skip without it, is installed here.
 proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, simulators against each other, chaos
