@@ -60,10 +60,11 @@ class Offering(Running):
         only_boot: str = "",
         data: str = "",
         welcome: Welcome = WELCOME,
+        own_folders_refused: str = "",
     ) -> None:
         faults = {NodeId(1): (Fault(node=1, step=2, at="vote"),)}
         self.num_agents = 0
-        self.agents = Agents(welcome, TOKEN, faults, only_boot, profile=b"costs")
+        self.agents = Agents(welcome, TOKEN, faults, only_boot, b"costs", own_folders_refused)
         super().__init__(folder, limits, self.agents, data=data)
 
     def agent(self, **changes: Any) -> AgentStandIn:
@@ -387,17 +388,15 @@ def test_a_node_with_other_data_is_sent_home_with_the_reason(tmp_path: Path) -> 
 
 
 def test_a_host_with_a_run_folder_of_its_own(tmp_path: Path) -> None:
-    """It needs a store for checkpoints, gets the profile, and its logs are kept in the run's folder."""
-    offering = Offering(tmp_path)
+    """It gets the profile, and its logs are kept in the run's folder."""
+    offering = Offering(tmp_path, own_folders_refused="the data are a stream")
     try:
-        refused = offering.agent(own_folder=True).receive()
-        assert isinstance(refused, OfferRefused)
-        assert "run.checkpoint_folder = ''. Set it to the URL of a store" in refused.reason
+        assert offering.agent().receive() == WELCOME
+        assert offering.agent(own_folder=True).receive() == OfferRefused(reason="the data are a stream")
     finally:
         offering.close()
     run = RunFolder.create(tmp_path, "run")
-    section = msgspec.structs.replace(JOB.run, checkpoint_folder="s3://bucket")
-    welcome = msgspec.structs.replace(WELCOME, job=msgspec.structs.replace(JOB, run=section), run_folder=str(run.path))
+    welcome = msgspec.structs.replace(WELCOME, run_folder=str(run.path))
     offering = Offering(run.path, welcome=welcome)
     try:
         assert offering.agent().receive() == welcome

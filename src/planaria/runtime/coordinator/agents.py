@@ -97,6 +97,7 @@ class Agents:
         faults: the faults that the user asked for.
         only_boot: the one kernel on which nodes may run; "": on any.
         profile: what hosts with run folders of their own are told of it.
+        own_folders_refused: why such hosts are refused; "": they are not.
 
     Attributes:
         has_own_folders: whether a host came that has a run folder of its own.
@@ -109,10 +110,12 @@ class Agents:
         faults: Mapping[NodeId, tuple[Fault, ...]],
         only_boot: str,
         profile: bytes = b"",
+        own_folders_refused: str = "",
     ) -> None:
         self.has_own_folders = False
         self._welcome = welcome
         self._profile = profile
+        self._own_folders_refused = own_folders_refused
         self._token = token
         self._faults = faults
         self._only_boot = only_boot
@@ -211,13 +214,7 @@ class Agents:
             return "the token is not the job's"
         if self._only_boot not in ("", enrol.boot):
             return "nodes with an emulated device share one clock, so all agents must run on the coordinator's machine"
-        place = self._welcome.job.run.checkpoint_folder
-        if enrol.own_folder and (not place or place.startswith("file:")):
-            return (
-                "with a run folder of its own (--folder) it needs checkpoints where every node reads and writes them, "
-                f"and run.checkpoint_folder = {place!r}. Set it to the URL of a store, for instance s3://bucket/folder"
-            )
-        return None
+        return (self._own_folders_refused or None) if enrol.own_folder else None
 
     def _keep_log(self, message: NodeLog) -> None:
         """Writes what a worker on a host with a run folder of its own has logged into the run's own."""

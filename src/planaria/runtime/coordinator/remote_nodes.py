@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from planaria.data.streams.blocks import open_stream
 from planaria.job.errors import UserError
 from planaria.job.faults import Fault
 from planaria.job.history import History, order_of
@@ -114,9 +115,26 @@ def agents_of(
     by_node: dict[NodeId, tuple[Fault, ...]] = {}
     for fault in faults:
         by_node[NodeId(fault.node)] = (*by_node.get(NodeId(fault.node), ()), fault)
+    refused = own_folders_refused(job, folder)
     if not is_emulated(job):
-        return Agents(welcome, token, by_node, "")
-    return Agents(welcome, token, by_node, boot_id(), folder.profile.read_bytes())
+        return Agents(welcome, token, by_node, "", own_folders_refused=refused)
+    return Agents(welcome, token, by_node, boot_id(), folder.profile.read_bytes(), refused)
+
+
+def own_folders_refused(job: Job, folder: RunFolder) -> str:
+    """Returns why hosts that do not see the run folder cannot take part, and what to do; "": they can."""
+    place = job.run.checkpoint_folder
+    if not place or place.startswith("file:"):
+        return (
+            "with a run folder of its own (--folder) it needs checkpoints where every node reads and writes them, "
+            f"and run.checkpoint_folder = {place!r}. Set it to the URL of a store, for instance s3://bucket/folder"
+        )
+    if open_stream(folder.data) is not None:
+        return (
+            f"data.source = {job.data.source!r} is a stream, which is read into the run folder: every node must see "
+            "that. Start agents without --folder"
+        )
+    return ""
 
 
 def share(folder: RunFolder, token: str, mark: str, address: str) -> None:

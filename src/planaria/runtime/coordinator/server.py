@@ -154,7 +154,7 @@ class Server(Reception[Connection]):
             agents,
             journal,
             self._manifests,
-            observers,
+            (*observers, lambda record, time_s: self._requests.note(record)),
             tell_again,
         )
         start_node = self._start_node if agents is None else None
@@ -166,6 +166,7 @@ class Server(Reception[Connection]):
             self.handle,
             start_node,
             is_gone,
+            judge.liveness,
             most_nodes,
             lambda: agents is not None and agents.has_own_folders,
         )

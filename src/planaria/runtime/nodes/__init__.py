@@ -4,7 +4,7 @@
   and sets up what each writes into its file in logs/.
 - `node_agent`: `planaria agent`, offers a host to a coordinator, told by `agent_settings`.
 - `own_folder`: the run folder of a host that does not see the coordinator's.
-- `stopped_processes`: which processes are stopped.
+- `stopped_processes`: which processes are stopped; `parent`: ties a process to its parent.
 - `link_prober`: measures a host's links to others.
 
 A new kind of node starts workers with the settings that `runtime.worker.settings` names.
