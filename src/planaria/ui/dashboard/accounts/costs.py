@@ -33,7 +33,7 @@ class Costs:
         self.dollars = 0.0
         self.samples = 0
         self._budget, self._batch, self._microbatch = job.budget, job.train.global_batch, job.train.microbatch
-        self._is_counted = bool(job.budget.price or job.budget.zones)
+        self._is_counted = job.budget.is_counted
         self._step = 0
         self._num_dropped = 0
         self._zones: dict[int, str] = {}
