@@ -212,6 +212,16 @@ def test_a_node_is_tried_again_later_and_later() -> None:
     assert successor.learnt == GivenBack(most=4, until=again + 2 * STEPS_UNTIL_WANTED_AGAIN, pause_steps=2000)
 
 
+def test_it_is_asked_seldom_and_soon_after_something_is_new() -> None:
+    count = NodeCount(LEAST, MOST)
+    asked = [step for step in range(1000) if count.is_due(step, {NodeId(0), NodeId(1), NodeId(2)})]
+    first = STEPS_BEFORE_GIVING_BACK
+    assert asked == [first, 3 * first, 7 * first, 15 * first]
+    count.look_again()
+    again = [step for step in range(1000, 2000) if count.is_due(step, {NodeId(0), NodeId(1), NodeId(2)})]
+    assert again[0] == 1000 + first
+
+
 def test_the_next_coordinator_knows_of_it() -> None:
     job = Job(num_microbatches=4)
     job.join(*range(MOST))

@@ -4,7 +4,6 @@ given back because they bring too little or cost too much."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from planaria.plan.plan import NodeId, PlanError
 from planaria.protocol.handlers import boundary, end
@@ -163,12 +162,10 @@ def _too_little(run: Run, node: NodeId) -> str | None:
     """Returns why a node brings too little; None: it does not, or the others cannot do without it."""
     hourly = run.spending.hourly_of(_zones(run))
     share = run.spending.hourly_of([run.members.zones.get(node, "")]) / hourly if hourly else 0.0
-    situation = replace(run.situation(run.holders()), leaving=frozenset({node}))
+    at_rest = run.plan_selector.straggler_policy.resting | {node}
     try:
-        without = run.plan_selector.placement(situation, at_once=False)
+        without = run.plan_selector.placement(run.situation(run.holders()), at_once=False, at_rest=at_rest)
     except PlanError:
-        return None
-    if node in without.plan.nodes:
         return None
     return too_little(run.plan_selector.policy.estimated(run.plan), without, share)
 
@@ -180,6 +177,7 @@ def price_changed(run: Run, event: PriceChanged) -> list[Command]:
     run.count_cost()
     run.spending.change_price(event.price)
     run.count_cost()
+    run.node_count.look_again()
     told = [Note(level="info", text=f"a node costs {event.price:g} dollars an hour from now on")]
     over = run.spending.over_hourly([""] * run.node_count.least)
     if over is not None:

@@ -30,7 +30,7 @@ class NodeCount:
         self.least = least
         self._most = most
         self._asked_with: frozenset[NodeId] = frozenset()
-        self._asks_at = 0
+        self._asks_at = self._pause_steps = 0
         self.learnt = GivenBack()
 
     def recall(self, learnt: GivenBack) -> None:
@@ -54,15 +54,21 @@ class NodeCount:
 
     def is_due(self, step: int, nodes: Set[NodeId]) -> bool:
         """Returns whether to ask after this step what one of these nodes brings: when they were the same for a while,
-        and then as seldom."""
+        and then each time after twice as long."""
         if self._most is None or len(nodes) <= self.least:
             return False
         if nodes != self._asked_with:
-            self._asked_with, self._asks_at = frozenset(nodes), step + STEPS_BEFORE_GIVING_BACK
+            self._asked_with, self._pause_steps = frozenset(nodes), STEPS_BEFORE_GIVING_BACK
+            self._asks_at = step + self._pause_steps
         if step < self._asks_at:
             return False
-        self._asks_at = step + STEPS_BEFORE_GIVING_BACK
+        self._pause_steps *= 2
+        self._asks_at = step + self._pause_steps
         return True
+
+    def look_again(self) -> None:
+        """Has it asked soon what nodes bring, because they cost something else."""
+        self._asked_with = frozenset()
 
     def gave_back(self, step: int, left: int) -> None:
         """Records that a node that brought too little is given back, so that so many are left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from planaria.job.settings import Job
@@ -79,6 +80,7 @@ class Costs:
         seconds = self._seconds.copy()
         for zone in self._zones.values():
             seconds[zone] += max(0.0, now_s - self._since_s)
+        price = self._price(seconds)
         return {
             "dollars": self.dollars,
             "steps": self._step,
@@ -87,5 +89,16 @@ class Costs:
             "steps_per_dollar": self._step / self.dollars if self.dollars else None,
             "total": self._budget.total,
             "per_hour": self._budget.per_hour,
-            "zones": [[zone, self._budget.hourly([zone]), spent / _HOUR_S] for zone, spent in sorted(seconds.items())],
+            "zones": [
+                [zone, self._budget.zones.get(zone, price), spent / _HOUR_S] for zone, spent in sorted(seconds.items())
+            ],
         }
+
+    def _price(self, seconds: Mapping[str, float]) -> float:
+        """Returns the price where a zone has none of its own; of prices that changed, what they came to."""
+        known = self._budget.zones
+        others_h = sum(spent for zone, spent in seconds.items() if zone not in known) / _HOUR_S
+        if not self._budget.price_command or not others_h:
+            return self._budget.price
+        rest = self.dollars - sum(known[zone] * spent / _HOUR_S for zone, spent in seconds.items() if zone in known)
+        return max(0.0, rest) / others_h
