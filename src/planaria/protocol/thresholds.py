@@ -101,8 +101,8 @@ LEAST_WORTH = 0.5
 cost: then samples a dollar grow. Nodes cost the same where there are no prices. Not measured."""
 
 STEPS_BEFORE_GIVING_BACK = 50
-"""Steps with the same nodes and prices after which it is asked what one of them brings; it is asked again after twice as
-many. Not measured."""
+"""Steps with the same nodes and prices after which it is asked what one of them brings, and again after twice as many.
+Not measured."""
 
 STEPS_UNTIL_WANTED_AGAIN = 1000
 """Steps for which no node is taken in the place of one that was given back; twice as many each time. Not measured."""

@@ -32,9 +32,7 @@ LEAST, MOST = 2, 5
 class Job:
     """A machine of one layer, on 2 to 5 nodes with a pipeline each; nodes are all there is of workers."""
 
-    def __init__(
-        self, num_microbatches: int, most: int | None = MOST, **budget: object
-    ) -> None:
+    def __init__(self, num_microbatches: int, most: int | None = MOST, **budget: object) -> None:
         profile = uniform_profile(1, tied=False)
         self.policy = TemplatesPolicy.of(
             Planner(
@@ -113,7 +111,11 @@ def test_a_run_starts_on_its_least_nodes_and_plans_for_its_most() -> None:
     ("num_microbatches", "nodes", "given_back"),
     [
         (4, 5, "given back: it brings 0.0% of the throughput for 20.0% of the cost"),  # no pipeline is left for it
-        (5, 4, "given back: it brings 0.0% of the throughput for 25.0% of the cost"),  # one has two of five all the same
+        (
+            5,
+            4,
+            "given back: it brings 0.0% of the throughput for 25.0% of the cost",
+        ),  # one has two anyway
         (4, 4, None),
     ],
 )
@@ -159,8 +161,10 @@ def test_nodes_that_cost_too_much_are_not_started_and_not_kept() -> None:
     assert causes(commands) == []
     job.machine.handle(PriceChanged(1.5), job.now)
     commands = job.train(5)
-    assert causes(commands) == ["given back: the nodes would cost 6.00 dollars an hour, over budget.per_hour = 4",
-                                "given back: the nodes would cost 4.50 dollars an hour, over budget.per_hour = 4"]  # fmt: skip
+    assert causes(commands) == [
+        f"given back: the nodes would cost {hourly} dollars an hour, over budget.per_hour = 4"
+        for hourly in ("6.00", "4.50")
+    ]
     assert job.machine.state.nodes == (0, 1)
     told = job.machine.handle(PriceChanged(3.0), job.now)
     notes = [command.record for command in told if isinstance(command, Publish)]
@@ -191,7 +195,9 @@ def test_what_is_dear_goes_first() -> None:
     assert least_useful([NodeId(3), NodeId(4)], [], {}, lambda node: 1.0) == 4, "the youngest"
 
 
-@pytest.mark.parametrize(("seconds", "share", "is_too_little"), [(1.1, 0.25, True), (1.1, 0.1, False), (1.3, 0.25, False)])
+@pytest.mark.parametrize(
+    ("seconds", "share", "is_too_little"), [(1.1, 0.25, True), (1.1, 0.1, False), (1.3, 0.25, False)]
+)
 def test_what_a_node_brings_is_measured_by_what_it_costs(seconds: float, share: float, is_too_little: bool) -> None:
     stay = Job(num_microbatches=4).policy.initial([NodeId(0), NodeId(1)], 1)
     stay = replace(stay, step_time_s=1.0)

@@ -52,7 +52,9 @@ ENROL = Enrol(version=PROTOCOL_VERSION, token=TOKEN, identity="", host="10.0.0.1
 class Offering(Running):
     """A server whose nodes come from agents."""
 
-    def __init__(self, folder: Path, limits: Limits = Limits(), only_boot: str = "", data: str = "", **changes: Any) -> None:  # noqa: B008
+    def __init__(
+        self, folder: Path, limits: Limits = Limits(), only_boot: str = "", data: str = "", **changes: Any
+    ) -> None:
         faults = {NodeId(1): (Fault(node=1, step=2, at="vote"),)}
         self.num_agents = 0
         self.agents = Agents(WELCOME, TOKEN, faults, only_boot)
@@ -110,7 +112,10 @@ def test_one_more_than_the_most_waits_as_a_spare_and_takes_the_place_of_a_lost_n
         assert spare.receive() == WELCOME
         spare.client.send(Available())
         told = server.wait_for(Note)
-        assert told.text == f"host 10.0.0.1 waits as a spare: the run has {NODES} nodes, the most that cluster.nodes allows"
+        assert (
+            told.text
+            == f"host 10.0.0.1 waits as a spare: the run has {NODES} nodes, the most that cluster.nodes allows"
+        )
         clients[2].socket.close()
         assert server.wait_for(NodeLost).node == 1
         assert spare.receive() == StartNode(node=NODES)

@@ -1,4 +1,4 @@
-"""How many nodes a run is to have: it grows from its least to its most, and gives back a node that brings too little. Pure.
+"""How many nodes a run is to have: it grows from its least to its most, and gives back what brings too little. Pure.
 
 What a node brings is the estimate's: the share of the throughput that is lost without it, beside its share of the
 cost. It is asked seldom, and after a node was given back none is taken in its place for a while that doubles, so that

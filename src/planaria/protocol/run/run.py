@@ -23,8 +23,8 @@ from planaria.protocol.messages.records import PlanTaken, RunStatus
 from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.phases import AT_WORK, Phase
 from planaria.protocol.planning.failure_rate import Failures
-from planaria.protocol.planning.node_count import NodeCount
 from planaria.protocol.planning.memory_limits import Shortages
+from planaria.protocol.planning.node_count import NodeCount
 from planaria.protocol.planning.plan_selection import PlanSelector, Situation
 from planaria.protocol.planning.plan_validity import PlanValidity, SecondLook
 from planaria.protocol.planning.policy_switch import MakePolicy, PolicySwitch
