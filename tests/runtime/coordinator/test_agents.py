@@ -53,7 +53,12 @@ class Offering(Running):
     """A server whose nodes come from agents."""
 
     def __init__(
-        self, folder: Path, limits: Limits = Limits(), only_boot: str = "", data: str = "", **changes: Any
+        self,
+        folder: Path,
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
+        only_boot: str = "",
+        data: str = "",
+        **changes: Any,
     ) -> None:
         faults = {NodeId(1): (Fault(node=1, step=2, at="vote"),)}
         self.num_agents = 0

@@ -1,5 +1,5 @@
-"""Arrivals: workers that join, until there is a first plan and after it. Departures: nodes that give notice, or are given
-back because they bring too little or cost too much."""
+"""Arrivals: workers that join, until there is a first plan and after it. Departures: nodes that give notice, or are
+given back because they bring too little or cost too much."""
 
 from __future__ import annotations
 
