@@ -144,17 +144,18 @@ def give_back(run: Run) -> list[Command]:
     is_ending = run.step == run.settings.train.steps or run.intent.is_stopping or run.fatal is not None
     if run.members.leaving or run.recovery is not None or is_ending or len(staying) <= run.node_count.least:
         return []
+    why = run.spending.over_hourly(_zones(run)) or run.node_count.refusal(run.step, len(staying))
+    is_asked = why is None and run.stands and not run.is_degraded and run.node_count.is_due(run.step, staying)
+    if why is None and not is_asked:
+        return []
     node = least_useful(
         staying,
-        run.plan.nodes,
+        frozenset(run.plan.nodes),
         run.plan_selector.speeds.known,
         lambda node: run.spending.hourly_of([run.members.zones.get(node, "")]),
     )
-    why = run.spending.over_hourly(_zones(run)) or run.node_count.refusal(run.step, len(staying))
-    if why is None and run.stands and not run.is_degraded and run.node_count.is_due(run.step, staying):
-        why = _too_little(run, node)
-        if why is not None:
-            run.node_count.gave_back(run.step, len(staying) - 1)
+    if is_asked and (why := _too_little(run, node)) is not None:
+        run.node_count.gave_back(run.step, len(staying) - 1)
     return [] if why is None else node_notice(run, NodeNotice(node, 0.0, f"given back: {why}"))
 
 
