@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 
+from planaria.data.job_data import reader_standing_by
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
 from planaria.runtime.coordinator.executor import Observer
@@ -42,9 +43,10 @@ def train_job(request: TrainRequest, nodes: LocalNodes | None = None) -> TrainRe
     log = request.folder.logs / "launcher.log"
     with LocalNodes(log, imported(request.job)) if nodes is None else nullcontext(nodes) as processes:
         data = prepared(request, resumption)
-        measure(request, processes)
-        with leading(request) as lead, run(request, data, processes, lead) as outcome:
-            return result_of(outcome)
+        with closing(data):
+            measure(request, processes)
+            with leading(request) as lead, run(request, data, processes, lead) as outcome:
+                return result_of(outcome)
 
 
 @contextmanager
@@ -101,7 +103,11 @@ def stand_by_run(folder: RunFolder, token: str, say: Callable[[str], None], obse
                 raise UserError(f"run {folder.path} is over, or has not begun. Start it by planaria train.")
             request = checked(TrainRequest(job=settings.job, folder=folder, observers=(observe,), token=token))
             log = folder.logs / f"standby-{socket.gethostname()}-{os.getpid()}.log"
-            with LocalNodes(log, imported(job)) as nodes, stand_by(request, settings, nodes, lead, say) as outcome:
+            with (
+                reader_standing_by(job, folder.data),
+                LocalNodes(log, imported(job)) as nodes,
+                stand_by(request, settings, nodes, lead, say) as outcome,
+            ):
                 return None if outcome is None else result_of(outcome)
     except OutOfReach as error:
         raise UserError(f"run.journal: {error}. Start its members, or correct the addresses.") from None
