@@ -322,7 +322,7 @@ def plan(
             checkpoint_every_s=checkpoint_interval_s(job.run, expected.time_to_next_s(0.0)),
             storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
             losses=losses,
-            zones={node: job.cluster.zone_of(node) for node in range(job.cluster.nodes) if job.cluster.zones},
+            zones={node: job.cluster.zone_of(node) for node in range(job.cluster.least_nodes) if job.cluster.zones},
         )
     evaluations = evaluations_of(job, report)
     return dataclasses.replace(report, profile=profile, evaluations=evaluations)

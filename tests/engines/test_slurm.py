@@ -109,6 +109,13 @@ def test_the_notice_of_a_task_drains_its_node(cluster: SlurmCluster, launch: Cal
     launched.stop_and_compare()
 
 
+def test_a_run_grows_when_its_least_nodes_train(cluster: SlurmCluster, launch: Callable[..., Launched]) -> None:
+    launched = launch("--nodes", "2-3")
+    launched.wait_for("two nodes train", lambda: launched.live_nodes == 2)
+    launched.wait_for("a third one comes", lambda: launched.live_nodes == 3)
+    launched.stop_and_compare()
+
+
 def test_a_mistake_is_one_line(cluster: SlurmCluster, tmp_path: Path) -> None:
     run = WatchedRun(tmp_path, cluster.environment)
     refused = run.planaria("launch", "slurm", "job.toml", "--nodes", "2", "--partition", "none")

@@ -12,6 +12,7 @@ import pytest
 
 from planaria.job.faults import Fault
 from planaria.job.parse import parse_job
+from planaria.job.settings import BudgetSection
 from planaria.plan.plan import NodeId
 from planaria.protocol.membership.liveness import Limits
 from planaria.protocol.messages.agent import (
@@ -56,16 +57,17 @@ class Offering(Running):
     def __init__(
         self,
         folder: Path,
-        limits: Limits = Limits(),  # noqa: B008
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
         only_boot: str = "",
         data: str = "",
         welcome: Welcome = WELCOME,
         own_folders_refused: str = "",
+        **changes: Any,
     ) -> None:
         faults = {NodeId(1): (Fault(node=1, step=2, at="vote"),)}
         self.num_agents = 0
         self.agents = Agents(welcome, TOKEN, faults, only_boot, b"costs", own_folders_refused)
-        super().__init__(folder, limits, self.agents, data=data)
+        super().__init__(folder, limits, self.agents, data=data, **changes)
 
     def agent(self, **changes: Any) -> AgentStandIn:
         self.num_agents += 1
@@ -107,6 +109,51 @@ def test_nodes_are_numbered_as_they_come(offering: Offering) -> None:
     agents[0][0].client.send(Ping())
     assert agents[0][0].receive() == Pong()
     assert offering.node()[1] == NODES, "one that comes later has the next number"
+
+
+def test_one_more_than_the_most_waits_as_a_spare_and_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
+    server = Offering(tmp_path, most_nodes=NODES)
+    try:
+        for _ in range(NODES):
+            server.node()
+        clients = server.join_all()
+        spare = server.agent()
+        assert spare.receive() == WELCOME
+        spare.client.send(Available())
+        told = server.wait_for(Note)
+        assert (
+            told.text
+            == f"host 10.0.0.1 waits as a spare: the run has {NODES} nodes, the most that cluster.nodes allows"
+        )
+        clients[2].socket.close()
+        assert server.wait_for(NodeLost).node == 1
+        assert spare.receive() == StartNode(node=NODES)
+    finally:
+        server.close()
+
+
+def test_nodes_that_agents_bring_beyond_the_budget_wait_until_prices_fall(tmp_path: Path) -> None:
+    price = tmp_path / "price"
+    price.write_text("2.5")
+    budget = BudgetSection(per_hour=10.0, price_command=f"cat {price}", price_every_s=0.01)
+    server = Offering(tmp_path, budget=budget)
+    try:
+        assert server.wait_for(Note).text == "a node costs 2.5 dollars an hour from now on"
+        for _ in range(NODES + 1):
+            server.node()
+        spare = server.agent()
+        assert spare.receive() == WELCOME
+        spare.client.send(Available())
+        over = "the nodes would cost 12.50 dollars an hour, over budget.per_hour = 10"
+        assert server.wait_for(Note, 2).text == f"host 10.0.0.1 waits as a spare: {over}"
+        price.write_text("cheap")
+        said = "budget.price_command printed 'cheap', which is no price; the last known price holds."
+        assert server.wait_for(Note, 3).text == said
+        price.write_text("2")
+        assert spare.receive() == StartNode(node=NODES + 1)
+        assert [note.text for note in server.of(Note)[3:]] == ["a node costs 2 dollars an hour from now on"]
+    finally:
+        server.close()
 
 
 def test_a_node_gets_the_faults_on_order_that_are_its_own(offering: Offering) -> None:

@@ -47,9 +47,10 @@ class Looking(Keeper):
     def __init__(self, engine: EngineStandIn, said: list[str]) -> None:
         super().__init__(engine, RunFolder(Path("/runs/job")), 2, 1, said.append)
         self.live: int | None = None
+        self.wanted = 2
 
-    def _num_live(self) -> int | None:
-        return self.live
+    def _counted(self) -> tuple[int, int] | None:
+        return None if self.live is None else (self.live, self.wanted)
 
 
 def of(*states: TaskState) -> list[Task]:
@@ -79,6 +80,23 @@ def test_a_spare_runs_while_the_engine_has_not_seen_a_loss() -> None:
     for keeper.live in (1, 1, 2, 2):
         keeper.look()
     assert engine.allowed == [2, 3, 2]
+
+
+def test_a_run_that_began_on_its_least_nodes_may_have_as_many_as_it_wants() -> None:
+    engine = EngineStandIn()
+    keeper = Looking(engine, [])
+    keeper.wanted = 4
+    engine.now = of(TaskState.RUNNING, TaskState.RUNNING, TaskState.WAITING, TaskState.WAITING, TaskState.SPARE)
+    for keeper.live in (1, 2, 2, 2):
+        keeper.look()
+    assert engine.allowed == [4], "what waits is not missing"
+    engine.now = of(*[TaskState.RUNNING] * 4, TaskState.SPARE)
+    for keeper.live in (4, 3, 3):
+        keeper.look()
+    assert engine.allowed == [4, 5], "the engine has not seen a loss"
+    keeper.wanted = 3
+    keeper.look()
+    assert engine.allowed == [4, 5, 3], "one was given back"
 
 
 def test_an_engine_that_does_not_answer_is_complained_of_once() -> None:

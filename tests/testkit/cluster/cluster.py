@@ -106,6 +106,7 @@ class Cluster:
             waits=setup.waits,
             may_drop=True,
             evaluation=setup.evaluation,
+            budget=setup.budget,
         )
         self._policy = make_policy(setup.policy, Planner(self.profile, setup.planner))
         self._next_node = setup.num_nodes

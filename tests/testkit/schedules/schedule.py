@@ -33,7 +33,8 @@ def schedule(seed: int) -> Schedule:
     """Returns the schedule of a seed."""
     draw = Random(seed)
     num_zones, is_slow = Random(f"zones of {seed}").choice([0, 0, 2, 3]), Random(f"links of {seed}").random() < 0.5
-    setup = msgspec.structs.replace(_setup(draw), num_zones=num_zones, is_slow=is_slow)
+    is_tight = Random(f"budget of {seed}").random() < 0.25
+    setup = msgspec.structs.replace(_setup(draw), num_zones=num_zones, is_slow=is_slow, is_tight=is_tight)
     manner = draw.choices(MANNERS, WEIGHTS)[0]
     if manner is slowness:
         setup = _longer(draw, setup)

@@ -76,6 +76,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         steps: the job's number of steps.
         nodes: the live nodes.
         leaving: of them, those that gave notice.
+        wanted: how many nodes the run would have if they came; 0: as many as come.
         pipelines: for each, its stages as (worker, first layer, end layer).
         microbatches: that are counted with each pipeline.
         devices_per_node: that workers are numbered by.
@@ -113,6 +114,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     decision: PlanTaken | None = None
     evaluated: Evaluated | None = None
     unsaved: str = ""
+    wanted: int = 0
 
 
 class WorkerWord(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,8 @@ class RunSettings:
         train: steps, batch, clip, schedule.
         policy_name: of the policy that the run begins with.
         fault_tolerance: f: how many nodes may be lost at once.
-        num_nodes: nodes that are started.
+        num_nodes: nodes that the run begins on.
+        most_nodes: that it grows to, and gives back what brings too little; None: it takes all that come.
         devices_per_node: workers on each node.
         num_groups: parameter groups of the model.
         checkpoint_root: folder under which checkpoints are written.
@@ -78,6 +79,7 @@ class RunSettings:
     spent: float = 0.0
     memory_bytes: int = 0
     hashes_plans: bool = True
+    most_nodes: int | None = None
 
     @property
     def first_step(self) -> int:

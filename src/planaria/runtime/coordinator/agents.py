@@ -61,6 +61,15 @@ class Desk(Protocol):
         """Takes what a node's host measured of its links, before the node starts."""
         ...
 
+    def no_room(self, started: Mapping[NodeId, str], zone: str) -> str | None:
+        """Returns why a node in this zone is not started now, beside those that were, with their zones; None if it may
+        be."""
+        ...
+
+    def tell(self, text: str) -> None:
+        """Tells people something."""
+        ...
+
     def may_run(self, node: NodeId) -> bool:
         """Returns whether a node that an agent says it runs is not fenced. No other agent gets its number."""
         ...
@@ -84,6 +93,7 @@ class _Agent:
     identity: str
     host: str
     probe_port: int
+    zone: str
     node: NodeId | None
     """The node that the agent runs, as far as is known."""
 
@@ -121,6 +131,9 @@ class Agents:
         self._only_boot = only_boot
         self._agents: dict[Connection, _Agent] = {}
         self._probes: LinkProbes[Connection] = LinkProbes()
+        self._spares: dict[Connection, tuple[HostLink, ...] | None] = {}
+        """Agents whose node may start, with its links, and for which there is no room for now."""
+        self._spares_told = ""
         self._desk: Desk | None = None
         self._over: Farewell | None = None
 
@@ -197,7 +210,7 @@ class Agents:
             self.desk.hang_up(other.connection)
         taken = node is not None and any(other.node == node for other in self._agents.values())
         agent = self._agents[connection] = _Agent(
-            connection, enrol.identity, enrol.host, enrol.probe_port, None if taken else node
+            connection, enrol.identity, enrol.host, enrol.probe_port, enrol.zone, None if taken else node
         )
         if enrol.probe_port and not self._only_boot:
             self._probes.add(connection, enrol.host, enrol.zone)
@@ -250,7 +263,22 @@ class Agents:
             host, port = self._agents[other].host, self._agents[other].probe_port
             self._tell(self._agents[connection], ProbeLink(address=f"{host}:{port}", seconds=seconds))
 
+    def let_spares_in(self) -> None:
+        """Starts nodes that waited as spares, as soon as there is room for them."""
+        if self._over is not None:
+            return
+        waiting, self._spares = self._spares, {}
+        for connection, links in waiting.items():
+            self._start(self._agents[connection], links)
+
     def _start(self, agent: _Agent, links: tuple[HostLink, ...] | None) -> None:
+        started = {other.node: other.zone for other in self._agents.values() if other.node is not None}
+        if (no_room := self.desk.no_room(started, agent.zone)) is not None:
+            self._spares[agent.connection] = links
+            if no_room != self._spares_told:
+                self._spares_told = no_room
+                self.desk.tell(f"host {agent.host} waits as a spare: {no_room}")
+            return
         agent.node = self.desk.new_node()
         log.info("node %d runs on %s", agent.node, agent.host)
         if links is not None:
@@ -260,6 +288,7 @@ class Agents:
     def dropped(self, connection: Connection) -> None:
         """Forgets a closed connection. If it was an agent's, its node's workers may live on."""
         self._agents.pop(connection, None)
+        self._spares.pop(connection, None)
         self._probes.remove(connection)
         self._go_on()
 

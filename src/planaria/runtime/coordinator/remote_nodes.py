@@ -155,11 +155,11 @@ def call_agents(job: Job, folder: RunFolder, address: str) -> Note:
     command = ["planaria", "agent", "--coordinator", named(address), "--token-file", str(folder.token)]
     if job.cluster.tls:
         command += ["--tls", job.cluster.tls]
-    nodes = f"{job.cluster.nodes} node{'s' if job.cluster.nodes > 1 else ''}"
+    nodes = f"{job.cluster.least_nodes} node{'s' if job.cluster.least_nodes > 1 else ''}"
     start: StartAgents | None = job.cluster.launcher.load()
     if start is None:
         return Note(level="info", text=f"waiting for {nodes}; run on each: {shlex.join(command)}")
-    start(command, job.cluster.nodes)
+    start(command, job.cluster.most_nodes or job.cluster.least_nodes)
     return Note(level="info", text=f"waiting for {nodes}; {job.cluster.launcher} runs on each: {shlex.join(command)}")
 
 

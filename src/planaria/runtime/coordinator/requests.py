@@ -219,8 +219,8 @@ class Requests:
                 f"there are {there} nodes, and this machine is for {self._most_nodes} at most "
                 "(cluster.most_workers in the job file)"
             )
-        if (over := self._machine.over_hourly(there - len(live) + count)) is not None:
-            return False, over
+        if (no_room := self._machine.no_room(dict.fromkeys(self._coming, ""), [""] * count)) is not None:
+            return False, no_room
         added = self._started = tuple(self._start_node() for _ in range(count))
         self._coming.update(added)
         return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started"

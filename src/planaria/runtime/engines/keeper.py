@@ -16,12 +16,12 @@ from planaria.runtime.thresholds import ENGINE_POLL_S, LONGEST_REPLACEMENT_S, RE
 
 
 class Keeper:
-    """Keeps as many agents as the run is to have nodes.
+    """Keeps as many agents as the run is to have nodes: of a range, as many as its coordinator wants.
 
     Args:
         engine: what runs the agents.
         run: that they take part in.
-        nodes: that train.
+        nodes: that the run starts on.
         spares: agents beyond these.
         say: takes lines for people.
     """
@@ -34,7 +34,7 @@ class Keeper:
         self._say = say
         self._replacements: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
-        self._allowed = nodes + spares  # as a coordinator before this one may have left it
+        self._allowed: int | None = None  # as the engine began, or as a coordinator before this one left it
         self._was_complete = False
         self._was_short = False
         self._complaint = ""
@@ -72,27 +72,33 @@ class Keeper:
         self._engine.replace(task)
 
     def _let_spares_in(self, tasks: Sequence[Task]) -> None:
-        """Allows as many tasks more as nodes are missing for two looks on end, once all have been there."""
-        live = self._num_live()
-        if live is None:
+        """Allows as many tasks as nodes are wanted, once as many have been there as the run starts on; and as many more
+        as nodes are missing for two looks on end though their tasks run."""
+        counted = self._counted()
+        if counted is None:
             return
-        missing = max(0, self._nodes - live)
-        self._was_complete = self._was_complete or not missing
+        live, wanted = counted
+        self._was_complete = self._was_complete or live >= self._nodes
+        if not self._was_complete:
+            return
+        missing = max(0, wanted - live)
         running = sum(task.state is TaskState.RUNNING for task in tasks)
-        wanted = self._nodes
-        if self._was_complete and missing and self._was_short and running >= self._nodes:
-            wanted += min(missing, self._spares)
+        allowed = wanted
+        if missing and self._was_short and running >= wanted:
+            allowed += min(missing, self._spares)
         self._was_short = bool(missing)
-        if wanted > self._allowed or (wanted < self._allowed and not missing):
-            self._engine.allow(wanted)
-            self._allowed = wanted
+        if self._allowed is None or allowed > self._allowed or (allowed < self._allowed and not missing):
+            self._engine.allow(allowed)
+            self._allowed = allowed
 
-    def _num_live(self) -> int | None:
+    def _counted(self) -> tuple[int, int] | None:
+        """Returns how many nodes live, and how many are wanted; None: the coordinator does not say."""
         try:
             contact = Contact.read(self._run.contact)
-            return len(ask(contact, Wish.STATUS, run=self._run.path.name, timeout_s=ENGINE_POLL_S).state.nodes)
+            state = ask(contact, Wish.STATUS, run=self._run.path.name, timeout_s=ENGINE_POLL_S).state
         except NotReached:
             return None
+        return len(state.nodes), state.wanted or self._nodes
 
 
 @contextlib.contextmanager

@@ -89,10 +89,10 @@ def train_on_ray(
     arguments += ["--import-path", str(import_path)]
     agent = (arguments, {"PLANARIA_TOKEN": token}, os.getcwd())
     with connected(options.address):
-        agents = RayAgents(agent, job.cluster.nodes, spares, options)
+        agents = RayAgents(agent, job.cluster.least_nodes, spares, options)
         try:
             agents.reserve(say)
-            keeper = Keeper(agents, run, job.cluster.nodes, spares, say)
+            keeper = Keeper(agents, run, job.cluster.least_nodes, spares, say)
             return attend_here(agents, keeper, run, lambda resume: train(resume, token), say)
         finally:
             agents.end()

@@ -53,6 +53,8 @@ def status(run: Path | Address, *, as_json: bool) -> str:
         f"{run}: {phase}, {progress(state)}",
         f"{count(len(state.nodes), 'node')}: {', '.join(map(str, state.nodes))}{leaving}",
     ]
+    if state.wanted:
+        lines.append(f"wanted: {count(state.wanted, 'node')}")
     if state.speeds:
         lines.append(f"slow: {', '.join(_slow(node, speed, state.resting) for node, speed in state.speeds.items())}")
     if state.zones:

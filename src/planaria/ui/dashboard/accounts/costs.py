@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from planaria.job.settings import Job
@@ -33,7 +34,7 @@ class Costs:
         self.dollars = 0.0
         self.samples = 0
         self._budget, self._batch, self._microbatch = job.budget, job.train.global_batch, job.train.microbatch
-        self._is_counted = bool(job.budget.price or job.budget.zones)
+        self._is_counted = job.budget.is_counted
         self._step = 0
         self._num_dropped = 0
         self._zones: dict[int, str] = {}
@@ -80,6 +81,7 @@ class Costs:
         seconds = self._seconds.copy()
         for zone in self._zones.values():
             seconds[zone] += max(0.0, now_s - self._since_s)
+        price = self._price(seconds)
         return {
             "dollars": self.dollars,
             "steps": self._step,
@@ -88,5 +90,16 @@ class Costs:
             "steps_per_dollar": self._step / self.dollars if self.dollars else None,
             "total": self._budget.total,
             "per_hour": self._budget.per_hour,
-            "zones": [[zone, self._budget.hourly([zone]), spent / _HOUR_S] for zone, spent in sorted(seconds.items())],
+            "zones": [
+                [zone, self._budget.zones.get(zone, price), spent / _HOUR_S] for zone, spent in sorted(seconds.items())
+            ],
         }
+
+    def _price(self, seconds: Mapping[str, float]) -> float:
+        """Returns the price where a zone has none of its own; of prices that changed, what they came to."""
+        known = self._budget.zones
+        others_h = sum(spent for zone, spent in seconds.items() if zone not in known) / _HOUR_S
+        if not self._budget.price_command or not others_h:
+            return self._budget.price
+        rest = self.dollars - sum(known[zone] * spent / _HOUR_S for zone, spent in seconds.items() if zone in known)
+        return max(0.0, rest) / others_h
