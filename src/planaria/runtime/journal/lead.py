@@ -16,7 +16,17 @@ from collections.abc import Callable
 import msgspec
 
 from planaria.job.errors import PlanariaError
-from planaria.runtime.journal.etcd import NEVER, Created, Delete, Etcd, OutOfReach, Put, after
+from planaria.runtime.journal.etcd import (
+    NEVER,
+    Created,
+    Delete,
+    Etcd,
+    OutOfReach,
+    Put,
+    Unchanged,
+    after,
+    persistently,
+)
 from planaria.runtime.thresholds import LEASE_ROUNDS, LEASE_S
 
 
@@ -41,6 +51,11 @@ class Leader(msgspec.Struct, frozen=True, kw_only=True):
 def lead_key(run: str) -> str:
     """Returns the key of a run's leader."""
     return f"planaria/{run}/leader"
+
+
+def last_key(run: str) -> str:
+    """Returns the key that is set by whoever takes the lead of a run, and outlives the lead."""
+    return f"planaria/{run}/last"
 
 
 def settings_key(run: str) -> str:
@@ -80,11 +95,18 @@ class Lead:
         self._keeping = Etcd(url)
         self._leader = Leader(host=socket.gethostname(), process=secrets.token_hex(8))
         self._lease = 0
+        self._taken_at = NEVER
+        self._sure_until = 0.0
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def take(self) -> bool:
-        """Takes the lead if nobody has it; returns whether this process has it now. Raises OutOfReach."""
+        """Takes the lead if nobody has it; returns whether this process has it now.
+
+        Raises:
+            OutOfReach: no member of etcd answers.
+            LeadTaken: this process has led the run before, and another one since.
+        """
         if self.revision != NEVER:
             return True
         leader = self.leader()
@@ -95,14 +117,18 @@ class Lead:
         self._over.set()
         asked_at = time.monotonic()
         lease = self._etcd.grant(LEASE_S)
-        value = msgspec.json.encode(self._leader)
+        value, key, last = msgspec.json.encode(self._leader), lead_key(self.run), last_key(self.run)
+        since = [Unchanged(last, self._taken_at)] if self._taken_at != NEVER else []
         is_taken, revision = self._etcd.transact(
-            [Created(lead_key(self.run), NEVER)], [Put(lead_key(self.run), value, lease)]
+            [Created(key, NEVER), *since], [Put(key, value, lease), Put(last, value)]
         )
         if not is_taken:
             self._etcd.revoke(lease)
+            if since and self.leader() is None:
+                raise LeadTaken(f"another process has led run {self.run} meanwhile: go on from there by --resume")
             return False
-        self._lease, self.revision = lease, revision
+        self._lease, self.revision, self._taken_at = lease, revision, revision
+        self._sure_until = asked_at + LEASE_S
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=self._keep, args=(lease, asked_at, self._over), name="lease", daemon=True
@@ -118,6 +144,18 @@ class Lead:
         """Tells where the coordinator listens. Raises OutOfReach; LeadTaken: this process leads no more."""
         self._leader = msgspec.structs.replace(self._leader, address=address)
         self._put(lead_key(self.run), msgspec.json.encode(self._leader), self._lease)
+
+    def is_sure(self) -> bool:
+        """Returns whether nobody else leads now: what this process does to the run folder, nobody else does.
+
+        A process that was stopped may have lost the lead without its having heard of that.
+        """
+        if self.revision != NEVER and time.monotonic() >= self._sure_until:
+            try:
+                self.check()
+            except OutOfReach:
+                self.revision = NEVER
+        return self.revision != NEVER
 
     def check(self) -> None:
         """Looks whether this process leads still. Raises OutOfReach."""
@@ -135,9 +173,16 @@ class Lead:
         return None if found is None else found.value
 
     def finish(self) -> None:
-        """Says that nobody need lead the run any more. Raises OutOfReach."""
-        key = settings_key(self.run)
-        self._etcd.transact([Created(lead_key(self.run), self.revision)], [Delete(key, after(key))])
+        """Says that nobody need lead the run any more, and removes its journal.
+
+        Where etcd is out of reach for as long as a lease lasts, a standby finds in the journal that the run is over.
+        """
+        every = [Delete(key, f"{key}\0") for key in (settings_key(self.run), last_key(self.run))]
+        entries = entries_prefix(self.run)
+        every.append(Delete(entries, after(entries)))
+        is_led = [Created(lead_key(self.run), self.revision)]
+        with contextlib.suppress(OutOfReach):
+            persistently(lambda: self._etcd.transact(is_led, every), LEASE_S)
 
     def close(self) -> None:
         """Gives the lead back, if this process has it."""
@@ -173,3 +218,4 @@ class Lead:
                 self.when_lost()
                 return
             since, lasts_s = asked_at, float(granted_s)
+            self._sure_until = since + lasts_s

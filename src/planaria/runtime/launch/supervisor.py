@@ -107,6 +107,7 @@ class Supervisor:
         self._is_stopping = False
         self._is_aborted = False
         self._finished: Finished | None = None
+        self._unsure: list[FromCoordinator] = []
 
     def prepare(self) -> None:
         """Starts a coordinator and waits until it has made its policy.
@@ -223,10 +224,17 @@ class Supervisor:
     def _readable(self) -> None:
         assert self._serving is not None
         try:
-            for news in self._serving.link.news():
-                self._take(news)
+            self._hear(self._serving)
         except EOFError:
             self._died()
+
+    def _hear(self, process: _Process) -> None:
+        """Takes what a coordinator tells; while another process may lead the run, that waits. Raises EOFError."""
+        for news in process.link.news():
+            if self._lead is None or self._lead.is_sure():
+                self._take(news)
+            else:
+                self._unsure.append(news)
 
     def _died(self) -> None:
         """Handles the end of the serving coordinator: an accident, unless the run is over."""
@@ -264,13 +272,21 @@ class Supervisor:
             return
         if self._serving is not None:
             self._selector.unregister(self._serving.link)
-            self._end(self._serving)
+            self._launcher.end(self._serving.pid)
+            with contextlib.suppress(EOFError):
+                while True:
+                    self._hear(self._serving)
+            self._serving.link.close()
             self._serving = None
             text = "the lead is lost: etcd has not answered for as long as the lease lasts. It is taken again"
             self._observe(Note(level="warning", text=text), time.time())
         with contextlib.suppress(OutOfReach):
             if self._lead.take():
-                self._begin()
+                unsure, self._unsure = self._unsure, []
+                for news in unsure:  # nobody else has led the run meanwhile, and told it
+                    self._take(news)
+                if self._finished is None:
+                    self._begin()
             elif (leader := self._lead.leader()) is not None:
                 raise LeadTaken(f"{leader.host} leads run {self._lead.run} now")
 
