@@ -89,7 +89,9 @@ def stand_by(
             yield None
             return
         entries, told_before = _entries(settings, lead), [record for record, _ in read_events(folder.events)]
-        if any(isinstance(entry, JournalEnd) for entry in entries) and isinstance(told_before[-1], RunEnded):
+        if any(isinstance(entry, JournalEnd) for entry in entries) and any(
+            isinstance(record, RunEnded) for record in told_before[-1:]
+        ):
             lead.finish()  # the leader before had told of the end
             yield None
             return
