@@ -95,6 +95,27 @@ def test_whoever_has_lost_the_lead_takes_it_again_unless_another_led_meanwhile(e
             first.take()
 
 
+def test_a_lead_whose_answer_is_lost_is_taken_at_another_try(
+    etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Lead(etcd.url, "lost")) as lead:
+        assert lead.take()
+        Etcd(etcd.url).revoke(lead._lease)
+        lead.revision, transact = NEVER, Etcd.transact
+
+        def unanswered(etcd: Etcd, *arguments: object) -> object:
+            monkeypatch.setattr(Etcd, "transact", transact)
+            transact(etcd, *arguments)  # type: ignore[arg-type]
+            raise OutOfReach("lost")
+
+        monkeypatch.setattr(Etcd, "transact", unanswered)
+        with pytest.raises(OutOfReach):
+            lead.take()
+        assert not lead.take()
+        assert lead.take()
+        assert lead.is_sure()
+
+
 def test_a_run_that_is_over_leaves_no_key_behind(etcd: EtcdCluster) -> None:
     with closing(Lead(etcd.url, "tidy")) as lead:
         assert lead.take()
@@ -103,6 +124,10 @@ def test_a_run_that_is_over_leaves_no_key_behind(etcd: EtcdCluster) -> None:
         journal.start()
         journal.write(lost(1))
         lead.finish()
+        with closing(Lead(etcd.url, "tidy")) as other:
+            assert not lead.others_wait()
+            other.wait()
+            assert lead.others_wait()
     assert Etcd(etcd.url).find_all("planaria/tidy/") == []
 
 
@@ -166,10 +191,17 @@ class Led(Hosts):
         return leader
 
     def stand_by(self, number: int = 0) -> tuple[Started, Path]:
-        log = self.folder / f"standby-{number}.log"
-        process = self.incubator.start(self.folder, "standby", str(self.run.path), log=log)
-        assert wait_until(lambda: "stands by for run" in log.read_text()), log.read_text()
+        process, log = self.start_standby(number)
+        self.wait_until_ready(process, log)
         return process, log
+
+    def start_standby(self, number: int) -> tuple[Started, Path]:
+        log = self.folder / f"standby-{number}.log"
+        return self.incubator.start(self.folder, "standby", str(self.run.path), log=log), log
+
+    def wait_until_ready(self, standby: Started, log: Path) -> None:
+        assert wait_until(lambda: "stands by for run" in log.read_text() or standby.poll()), log.read_text()
+        assert standby.poll() is None, log.read_text()
 
     def stop(self) -> None:
         command = self.incubator.start(self.folder, "stop", str(self.run.path))
@@ -238,9 +270,14 @@ def test_a_leader_that_is_stopped_is_followed_and_cannot_go_on(led: Led, referen
     strike(leader.pid, signal.SIGCONT)
     assert leader.wait(DEADLINE_S) == 1
     assert "leads run" in led.said.splitlines()[-1]
+    standby, log = led.stand_by()
+    os.kill(led.agents[0].process.pid, signal.SIGTERM)  # its node hands over its work, and then the lead
+    assert led.agents[0].wait() == 4
+    led.wait_for("coordinator_restarted", 2)
     led.wait_for_step(led.last_step + 3)
     assert not led.events("node_lost")
     led.stop()
+    assert standby.wait(DEADLINE_S) == 0, log.read_text()
     led.assert_same_bits(reference)
 
 
@@ -249,7 +286,9 @@ def test_a_supervisor_that_is_stopped_alone_tells_nothing_twice(
 ) -> None:
     """Its coordinator goes on for as long as the lease lasts. Of two standbys, the first to lead is killed at once."""
     leader = led.begin()
-    standbys = [led.stand_by(number) for number in range(2)]
+    standbys = [led.start_standby(number) for number in range(2)]
+    for standby in standbys:
+        led.wait_until_ready(*standby)
     os.kill(leader.pid, signal.SIGSTOP)
     led.wait_for("coordinator_restarted")
     first, second = sorted(standbys, key=lambda standby: "leads the run now" not in standby[1].read_text())
@@ -326,6 +365,9 @@ def test_what_cannot_be_led_is_refused_in_one_line(led: Led, etcd: EtcdCluster) 
     led.assert_refused(
         ("train", "job.toml", "--set", "run.folder=elsewhere"), f"leads a run {name} now. Choose another"
     )
+    elsewhere = led.folder / "elsewhere" / name
+    shutil.copytree(led.run.path, elsewhere)
+    led.assert_refused(("standby", str(elsewhere)), f"run.journal has a run {name} in {led.run.path}")
     led.stop()
     assert leader.wait(DEADLINE_S) == 0
     for arguments, part in (

@@ -92,6 +92,7 @@ class Found:
     key: str
     value: bytes
     created: int
+    changed: int
 
 
 class Etcd:
@@ -166,6 +167,7 @@ class Etcd:
                 key=base64.b64decode(one["key"]).decode(),
                 value=base64.b64decode(one.get("value", "")),
                 created=int(one["create_revision"]),
+                changed=int(one["mod_revision"]),
             )
             for one in answer.get("kvs", ())
         ]

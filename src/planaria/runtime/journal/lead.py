@@ -34,6 +34,10 @@ class LeadTaken(PlanariaError):
     """Another process leads the run."""
 
 
+class HandedOver(PlanariaError):
+    """This process has ended its coordinator, so that another one that stands by leads the run."""
+
+
 class Leader(msgspec.Struct, frozen=True, kw_only=True):
     """Who leads a run.
 
@@ -56,6 +60,11 @@ def lead_key(run: str) -> str:
 def last_key(run: str) -> str:
     """Returns the key that is set by whoever takes the lead of a run, and outlives the lead."""
     return f"planaria/{run}/last"
+
+
+def standbys_prefix(run: str) -> str:
+    """Returns what the keys of the processes that stand by begin with."""
+    return f"planaria/{run}/standbys/"
 
 
 def settings_key(run: str) -> str:
@@ -95,6 +104,8 @@ class Lead:
         self._keeping = Etcd(url)
         self._leader = Leader(host=socket.gethostname(), process=secrets.token_hex(8))
         self._lease = 0
+        self._waiting = 0
+        self._waited_at = 0.0
         self._taken_at = NEVER
         self._sure_until = 0.0
         self._over = threading.Event()
@@ -116,7 +127,7 @@ class Lead:
             self._etcd.revoke(self._lease)
         self._over.set()
         asked_at = time.monotonic()
-        lease = self._etcd.grant(LEASE_S)
+        lease = self._lease = self._etcd.grant(LEASE_S)
         value, key, last = msgspec.json.encode(self._leader), lead_key(self.run), last_key(self.run)
         since = [Unchanged(last, self._taken_at)] if self._taken_at != NEVER else []
         is_taken, revision = self._etcd.transact(
@@ -124,10 +135,10 @@ class Lead:
         )
         if not is_taken:
             self._etcd.revoke(lease)
-            if since and self.leader() is None:
-                raise LeadTaken(f"another process has led run {self.run} meanwhile: go on from there by --resume")
+            if since and not self._took_it_last() and self.leader() is None:
+                raise LeadTaken(f"another process has led run {self.run} meanwhile")
             return False
-        self._lease, self.revision, self._taken_at = lease, revision, revision
+        self.revision = self._taken_at = revision
         self._sure_until = asked_at + LEASE_S
         self._over = threading.Event()
         self._thread = threading.Thread(
@@ -135,6 +146,30 @@ class Lead:
         )
         self._thread.start()
         return True
+
+    def _took_it_last(self) -> bool:
+        """Returns whether nobody has taken the lead after this process, which need not have had an answer."""
+        last = self._etcd.find(last_key(self.run))
+        if last is None or msgspec.json.decode(last.value, type=Leader).process != self._leader.process:
+            return False
+        self._taken_at = last.changed
+        return True
+
+    def wait(self) -> None:
+        """Says that this process stands by: until a lease after the last call, or until `close`. Raises OutOfReach."""
+        now = time.monotonic()
+        if now < self._waited_at + LEASE_S / LEASE_ROUNDS:
+            return
+        if not self._waiting or not self._etcd.keep_alive(self._waiting):
+            self._waiting = self._etcd.grant(LEASE_S)
+            key = f"{standbys_prefix(self.run)}{self._leader.process}"
+            self._etcd.transact([], [Put(key, b"", self._waiting)])
+        self._waited_at = now
+
+    def others_wait(self) -> bool:
+        """Returns whether other processes stand by. Raises OutOfReach."""
+        keys = [found.key for found in self._etcd.find_all(standbys_prefix(self.run))]
+        return any(not key.endswith(self._leader.process) for key in keys)
 
     def leader(self) -> Leader | None:
         """Returns who leads. Raises OutOfReach."""
@@ -190,10 +225,13 @@ class Lead:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        leases = [self._waiting] if self._waiting else []
         if self.revision != NEVER:
             self.revision = NEVER
-            with contextlib.suppress(OutOfReach):  # the lease ends by itself
-                self._etcd.revoke(self._lease)
+            leases.append(self._lease)
+        for lease in leases:
+            with contextlib.suppress(OutOfReach):  # it ends by itself
+                self._etcd.revoke(lease)
 
     def _put(self, key: str, value: bytes, lease: int = 0) -> None:
         is_done, _ = self._etcd.transact([Created(lead_key(self.run), self.revision)], [Put(key, value, lease)])

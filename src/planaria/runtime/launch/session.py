@@ -14,7 +14,7 @@ from planaria.job.parse import job_from_json
 from planaria.runtime.coordinator.executor import Observer
 from planaria.runtime.coordinator.remote_nodes import imported
 from planaria.runtime.journal.etcd import OutOfReach
-from planaria.runtime.journal.lead import Lead
+from planaria.runtime.journal.lead import HandedOver, Lead
 from planaria.runtime.launch.training.data import prepared
 from planaria.runtime.launch.training.ending import RunOutcome, result_of
 from planaria.runtime.launch.training.profiling import keep_named, measure
@@ -92,7 +92,7 @@ def stand_by_run(folder: RunFolder, token: str, say: Callable[[str], None], obse
         observe: is told of the run, once it is led from here.
 
     Returns:
-        How the run ended; None: it ended before it had to be led from here.
+        How the run ended; None: it ended before it had to be led from here, or is led by another host again.
 
     Raises:
         UserError: its journal is not in etcd, or etcd cannot be asked.
@@ -119,5 +119,8 @@ def stand_by_run(folder: RunFolder, token: str, say: Callable[[str], None], obse
                 request = checked(TrainRequest(job=settings.job, folder=folder, observers=(observe,), token=token))
                 with LocalNodes(log, imported(job)) as nodes, stand_by(request, settings, nodes, lead, say) as outcome:
                     return None if outcome is None else _told_of_the_end(outcome, lead)
+    except HandedOver as handed:
+        say(str(handed))
+        return None
     except OutOfReach as error:
         raise UserError(f"run.journal: {error}. Start its members, or correct the addresses.") from None

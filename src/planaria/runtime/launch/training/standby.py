@@ -11,6 +11,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from signal import Signals
 
 import msgspec
 
@@ -68,6 +70,7 @@ def stand_by(
         UserError: the job cannot be planned here.
         CoordinatorFailed: coordinators died one after the other.
         LeadTaken: another process took the lead from this one.
+        HandedOver: this process was told to end (SIGTERM), and another one stands by.
         BegunAnew: the run has other settings now.
     """
     job, folder = request.job, request.folder
@@ -114,11 +117,20 @@ def stand_by(
         contact = Contact(address=address, token=settings.token, tls=job.cluster.tls, page=page.address)
         contact.write(folder.contact)
         persistently(lambda: lead.tell(address), LEASE_S)
-        stack.enter_context(interrupts(told.heed))
+        stack.enter_context(interrupts(partial(_heed, told, supervisor)))
         finished = supervisor.run(())
         folder.contact.unlink(missing_ok=True)
         told.catch_up()
         yield told.outcome(recorder, finished)
+
+
+def _heed(told: Told, supervisor: Supervisor, number: Signals, insists: bool) -> None:
+    """Leaves the lead to another host where this one is to go (SIGTERM), and heeds other signals as any run does."""
+    if number is Signals.SIGTERM:
+        told.signal = told.signal or number
+        supervisor.request_hand_over()
+    else:
+        told.heed(number, insists)
 
 
 @contextmanager
@@ -136,9 +148,11 @@ def _lead_comes(lead: Lead, settings: CoordinatorSettings) -> bool:
     """Waits for the lead; returns whether there is a run to go on with. Raises BegunAnew."""
     while True:
         with contextlib.suppress(OutOfReach):
+            lead.wait()
             has_lead = lead.take()
             now = settings_of(lead, settings.token)
             if now is None:
+                lead.finish()  # removes what `take` has left
                 lead.close()
                 return False
             if now.run_id != settings.run_id:
