@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from planaria.job.errors import UserError as UserError
 from planaria.job.faults import Fault, check_faults, parse_fault
 from planaria.job.parse import job_from_table, load_job, sections, validated
 from planaria.job.registry import Launcher, PolicyName
+from planaria.job.settings import LOOPBACK, Device, RunSection
 from planaria.job.settings import Job as Job
-from planaria.job.settings import RunSection
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
@@ -35,6 +36,7 @@ from planaria.runtime.launch.callbacks import LiveRun as LiveRun
 from planaria.runtime.launch.callbacks import named
 from planaria.runtime.launch.training.folder import JobFolder, job_folder
 from planaria.runtime.launch.training.result import TrainResult
+from planaria.runtime.progress.output import Output
 from planaria.runtime.progress.progress import ProgressDisplay
 from planaria.runtime.run_folder.run_folder import RunFolder, free_name
 
@@ -55,6 +57,7 @@ __all__ = [
     "TrainResult",
     "UserError",
     "export",
+    "launch_on_ray",
     "load_job",
     "plan",
     "plan_for",
@@ -172,6 +175,92 @@ def train(
                 accept_changed_data=accept_changed_data,
             )
         )
+
+
+def launch_on_ray(
+    job: Job | Mapping[str, Any],
+    *,
+    nodes: int,
+    spares: int = 0,
+    address: str = "auto",
+    cpus: float = 1.0,
+    gpus: float | None = None,
+    wait_s: float = 60.0,
+    name: str | None = None,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+    import_path: Path | None = None,
+) -> TrainResult:
+    """Trains a job on nodes of a Ray cluster, from a driver: as `train`, with an agent on each node that Ray runs.
+
+    A node that dies is replaced as soon as Ray has another; one that drains hands over its work. Needs the extra `ray`,
+    on every node, and a run folder that all see.
+
+    Args:
+        job: what to train. `nodes` takes the place of cluster.nodes; cluster.launcher is set.
+        nodes: nodes that train.
+        spares: nodes beyond these, which take over at once.
+        address: HOST:PORT of the cluster; "auto": the one of which this machine is a node. A driver that is connected
+            already stays as it is.
+        cpus: that Ray sets aside on each node.
+        gpus: likewise; None: one for each of cluster.devices_per_node, where cluster.device is cuda.
+        wait_s: seconds that Ray may take to find the nodes.
+        name: of the run; default: the job's, or "run".
+        resume: go on from the last checkpoint of the run of this name.
+        observers: as for `train`.
+        callbacks: as for `train`.
+        progress: show the run's progress on standard error.
+        import_path: folder in which functions given as "module:function" are looked for, on every node; default: the
+            current one.
+
+    Raises:
+        UserError: Ray is not there, or has too few nodes; or as `train`.
+    """
+    try:
+        from planaria.runtime.engines.ray import RayOptions, train_on_ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise UserError(f"Ray cannot be imported ({error}). Install it on all nodes: pip install ray.") from None
+    from planaria.runtime.coordinator.remote_nodes import ANY_ADDRESS
+
+    table = msgspec.to_builtins(job) if isinstance(job, Job) else job
+    cluster = {**table.get("cluster", {}), "nodes": nodes, "launcher": Launcher.AGENTS.value}
+    if cluster.get("host", LOOPBACK) == LOOPBACK:
+        cluster["host"] = ANY_ADDRESS
+    job = job_from_table({**table, "cluster": cluster})
+    if gpus is None:
+        gpus = float(job.cluster.devices_per_node) if job.cluster.device is Device.CUDA else 0.0
+    folder, own_name = _place(job)
+    run = RunFolder(Path(folder).absolute() / (name or own_name or "run"))
+    if run.path.exists() and not resume:
+        raise UserError(
+            f"run folder {run.path} exists already. Go on with it by resume (--resume), or give another name (--name)."
+        )
+
+    def once(resumes: bool, token: str) -> TrainResult:
+        return train(
+            job,
+            name=run.path.name,
+            resume=resumes,
+            observers=observers,
+            callbacks=callbacks,
+            progress=progress,
+            import_path=import_path,
+            token=token,
+        )
+
+    return train_on_ray(
+        job,
+        run,
+        once,
+        lambda line: Output(sys.stderr).say(line) if progress else None,
+        spares=spares,
+        options=RayOptions(address=address, cpus=cpus, gpus=gpus, wait_s=wait_s),
+        import_path=(import_path or Path()).absolute(),
+    )
 
 
 def reference(

@@ -204,7 +204,7 @@ class Led(Hosts):
         assert standby.poll() is None, log.read_text()
 
     def stop(self) -> None:
-        command = self.incubator.start(self.folder, "stop", str(self.run.path))
+        command = self.incubator.start(self.folder, "stop", self.address, "--token-file", "token")
         assert command.wait(DEADLINE_S) == 0
         self.wait_for("run_ended")
 
@@ -371,6 +371,7 @@ def test_what_cannot_be_led_is_refused_in_one_line(led: Led, etcd: EtcdCluster) 
     led.stop()
     assert leader.wait(DEADLINE_S) == 0
     for arguments, part in (
+        (("stop", led.address, "--token-file", "token"), f"does not run now: nobody leads run {name} now."),
         (("standby", str(led.run.path)), "is over, or has not begun. Start it by planaria train."),
         (
             ("train", "job.toml", "--name", "a", "--set", "run.journal=etcd://127.0.0.1:1"),

@@ -36,6 +36,7 @@ from planaria.job.values import (
     is_dataset,
     is_function,
     is_host_port,
+    is_hub_weights,
     is_reference,
     is_url,
     path,
@@ -95,7 +96,7 @@ def _check_model(model: ModelSection) -> None:
             f"goes with a model that is a function, not with model.type = {shown(model.type)}",
             "Leave it out.",
         )  # fmt: skip
-    if model.weights is not None:
+    if model.weights is not None and not is_hub_weights(model.weights):
         path("model.weights", model.weights)
     if model.loss is not None:
         function("model.loss", model.loss)

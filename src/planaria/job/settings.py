@@ -140,7 +140,8 @@ class ModelSection(Section, frozen=True):
         type: a Hugging Face model type (gpt2, qwen3, bert, t5, ...), "auto" for the type of `weights`, or
             "module:function" returning a list of layers or a torch.nn.Module.
         config: overrides of the Hugging Face config, or keyword arguments of the function.
-        weights: local Hugging Face folder to start from; random weights when absent.
+        weights: local Hugging Face folder to start from, or "hf://OWNER/NAME?revision=main", a model of the hub by its
+            name; random weights when absent.
         split_at: paths of the modules between which a model can be cut, a star for any one name, as in
             "encoder.layers.*"; by default the members of the model's own lists of blocks.
         loss: "module:function" (outputs, batch) -> scalar; only for a model that is a function.

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from planaria.runtime.engines.attendant import Keeper, is_complete, prepare
+from planaria.runtime.engines.attendant import is_complete, prepare
 from planaria.runtime.engines.engine import EngineError, Task, TaskState
-from planaria.runtime.engines.launch_folder import Launch
+from planaria.runtime.engines.keeper import Keeper
 from planaria.runtime.engines.slurm import state_of
 from planaria.runtime.run_folder.run_folder import RunFolder
 
 
 class EngineStandIn:
     """Has the tasks that a test says, and keeps what it was asked for."""
+
+    poll_s = 0.01
 
     def __init__(self) -> None:
         self.now: list[Task] = []
@@ -43,17 +45,7 @@ class Looking(Keeper):
     """A keeper of two nodes and a spare, of which so many live as a test says."""
 
     def __init__(self, engine: EngineStandIn, said: list[str]) -> None:
-        launch = Launch(
-            job_file="/job.toml",
-            overrides=(),
-            name="job",
-            runs="/runs",
-            nodes=2,
-            spares=1,
-            python="python",
-            directory="/",
-        )
-        super().__init__(engine, launch, said.append)
+        super().__init__(engine, RunFolder(Path("/runs/job")), 2, 1, said.append)
         self.live: int | None = None
 
     def _num_live(self) -> int | None:

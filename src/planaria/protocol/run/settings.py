@@ -46,6 +46,7 @@ class RunSettings:
         saved: steps of the whole checkpoints that there are up to `resume`.
         budget: what nodes cost, and may.
         spent: dollars that earlier parts of the run cost.
+        memory_bytes: that a plan may use of one device; 0: no limit is known.
         hashes_plans: records of plans bear their hash, which takes milliseconds for thousands of nodes.
     """
 
@@ -75,6 +76,7 @@ class RunSettings:
     saved: tuple[int, ...] = ()
     budget: BudgetSection = field(default_factory=BudgetSection)
     spent: float = 0.0
+    memory_bytes: int = 0
     hashes_plans: bool = True
 
     @property

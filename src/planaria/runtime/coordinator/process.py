@@ -286,6 +286,7 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
         saved=settings.saved,
         budget=job.budget,
         spent=settings.spent,
+        memory_bytes=planner_settings(job, profile).memory_bytes,
         evidence=SpeedEvidence() if is_emulated(job) else ON_REAL_HOSTS,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -11,11 +12,30 @@ import msgspec
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.membership.liveness import Liveness
 from planaria.protocol.messages.events import Event, NodeNotice, PolicyRequested, SaveRequested, StopRequested
-from planaria.protocol.messages.user import EVALUATING, Answer, Request, RequestRefused, RunState, Wish, decode_request
+from planaria.protocol.messages.records import (
+    AnyRecord,
+    NodeJoined,
+    NodeLost,
+    NodeReleased,
+    StepCommitted,
+    StepSkipped,
+)
+from planaria.protocol.messages.user import (
+    EVALUATING,
+    Answer,
+    GoneNode,
+    Request,
+    RequestRefused,
+    RunDetails,
+    RunState,
+    Wish,
+    decode_request,
+)
 from planaria.protocol.messages.worker import decode_first, other_version
 from planaria.protocol.phases import Phase
-from planaria.runtime.thresholds import MAX_ADDED
+from planaria.runtime.thresholds import GONE_SHOWN, MAX_ADDED
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError
 from planaria.runtime.wire.socket_server import SocketServer
@@ -31,6 +51,7 @@ class Requests:
         handle: has the machine handle an event.
         start_node: starts one more; None: this is not done from here.
         is_gone: whether a node was lost or released, be it before it had joined.
+        liveness: what workers told last.
         most_nodes: at a time; None: as many as are asked for.
     """
 
@@ -42,6 +63,7 @@ class Requests:
         handle: Callable[[Event], None],
         start_node: Callable[[], NodeId] | None,
         is_gone: Callable[[NodeId], bool],
+        liveness: Liveness,
         most_nodes: int | None = None,
     ) -> None:
         self._machine = machine
@@ -50,6 +72,7 @@ class Requests:
         self._handle = handle
         self._start_node = start_node
         self._is_gone = is_gone
+        self._liveness = liveness
         self._most_nodes = most_nodes
         self._coming: set[NodeId] = set()
         """Nodes started on request that had neither joined nor been lost when the next request came."""
@@ -58,6 +81,35 @@ class Requests:
         """Connections that asked for a checkpoint and wait for it."""
         self._started: tuple[NodeId, ...] = ()
         """Nodes started by the request that is being answered."""
+        self._last: StepCommitted | StepSkipped | None = None
+        self._zones: dict[int, str] = {}
+        self._gone: deque[tuple[int, str, str, float]] = deque(maxlen=GONE_SHOWN)
+        """The last nodes that went: number, zone, cause, and when (monotonic seconds)."""
+
+    def note(self, record: AnyRecord) -> None:
+        """Notes what users may want to know of a record that is published."""
+        match record:
+            case StepCommitted() | StepSkipped():
+                self._last = record
+            case NodeJoined():
+                self._zones[record.node] = record.zone
+            case NodeLost() | NodeReleased():
+                cause = record.cause if isinstance(record, NodeLost) else ""
+                self._gone.append((record.node, self._zones.pop(record.node, ""), cause, time.monotonic()))
+            case _:
+                pass
+
+    def _details(self) -> RunDetails:
+        now = time.monotonic()
+        return RunDetails(
+            workers=self._liveness.words(now),
+            awaited=self._liveness.awaited,
+            gone=tuple(
+                GoneNode(node=node, zone=zone, cause=cause, ago_s=now - at) for node, zone, cause, at in self._gone
+            ),
+            last=self._last,
+            memory_bytes=self._machine.settings.memory_bytes,
+        )
 
     def take(self, connection: Connection, frame: bytes) -> bool:
         """Takes a connection's first frame if it is a request.
@@ -108,10 +160,10 @@ class Requests:
             self._savers.append(connection)
             self._handle(SaveRequested(request.folder))
             return
-        self._say(connection, *self._grant(request))
+        self._say(connection, *self._grant(request), self._details() if request.details else None)
 
-    def _say(self, connection: Connection, accepted: bool, text: str) -> None:
-        answer = Answer(accepted=accepted, text=text, state=self._machine.state, nodes=self._started)
+    def _say(self, connection: Connection, accepted: bool, text: str, details: RunDetails | None = None) -> None:
+        answer = Answer(accepted=accepted, text=text, state=self._machine.state, nodes=self._started, details=details)
         self._socket_server.say(connection, msgspec.msgpack.encode(answer))
         self._socket_server.hang_up(connection)
 

@@ -154,12 +154,14 @@ class Server(Reception[Connection]):
             agents,
             journal,
             self._manifests,
-            observers,
+            (*observers, lambda record, time_s: self._requests.note(record)),
             tell_again,
         )
         start_node = self._start_node if agents is None else None
         is_gone = self._admission.is_fenced
-        self._requests = Requests(machine, token, self._socket_server, self.handle, start_node, is_gone, most_nodes)
+        self._requests = Requests(
+            machine, token, self._socket_server, self.handle, start_node, is_gone, judge.liveness, most_nodes
+        )
         if agents is not None:
             agents.open(self)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -77,8 +78,8 @@ def train_reference(
     torch.set_num_threads(1)
     try:
         say(folder.claim, "training: in one process alone")
-        with Recorder(folder, job) as recorder:
-            return _Reference(job, folder, recorder, (recorder, *observers), drops or {}, history).train()
+        with Recorder(folder, job) as recorder, ExitStack() as opened:
+            return _Reference(job, folder, recorder, (recorder, *observers), drops or {}, history, opened).train()
     finally:
         torch.set_num_threads(threads)
 
@@ -92,6 +93,7 @@ class _Reference:
         observers: tuple[Observer, ...],
         drops: Drops,
         history: History,
+        opened: ExitStack,
     ) -> None:
         self._job = job
         self._drops = drops
@@ -102,7 +104,7 @@ class _Reference:
         self._folder = folder
         self._recorder = recorder
         self._observers = observers
-        self._alone = _emulated_alone(job) if is_emulated(job) else _torch_alone(job, folder, order_of(history))
+        self._alone = _emulated_alone(job) if is_emulated(job) else _torch_alone(job, folder, order_of(history), opened)
         self._model = self._alone.engine.model
         self._holdings = Holdings(self._model, job.train, self._alone.engine.device)
         for group in range(len(self._model.groups)):
@@ -241,8 +243,8 @@ class _Alone(Protocol):
         ...
 
 
-def _torch_alone(job: Job, folder: RunFolder, order: str) -> _Alone:
-    data = prepare(job, folder.data, order=order)
+def _torch_alone(job: Job, folder: RunFolder, order: str, opened: ExitStack) -> _Alone:
+    data = opened.enter_context(closing(prepare(job, folder.data, order=order)))
     return _TorchAlone(real_engine(job, data, 0), job.train, data.identity)
 
 

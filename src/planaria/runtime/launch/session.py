@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
+from planaria.data.job_data import reader_standing_by
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
 from planaria.runtime.coordinator.executor import Observer
@@ -44,9 +45,10 @@ def train_job(request: TrainRequest, nodes: LocalNodes | None = None) -> TrainRe
     log = request.folder.logs / "launcher.log"
     with LocalNodes(log, imported(request.job)) if nodes is None else nullcontext(nodes) as processes:
         data = prepared(request, resumption)
-        measure(request, processes)
-        with leading(request) as lead, run(request, data, processes, lead) as outcome:
-            return _told_of_the_end(outcome, lead)
+        with closing(data):
+            measure(request, processes)
+            with leading(request) as lead, run(request, data, processes, lead) as outcome:
+                return _told_of_the_end(outcome, lead)
 
 
 def _told_of_the_end(outcome: RunOutcome, lead: Lead | None) -> TrainResult:
@@ -117,7 +119,11 @@ def stand_by_run(folder: RunFolder, token: str, say: Callable[[str], None], obse
                         "another name (--name NAME), a standby can be started."
                     )
                 request = checked(TrainRequest(job=settings.job, folder=folder, observers=(observe,), token=token))
-                with LocalNodes(log, imported(job)) as nodes, stand_by(request, settings, nodes, lead, say) as outcome:
+                with (
+                    reader_standing_by(job, folder.data),
+                    LocalNodes(log, imported(job)) as nodes,
+                    stand_by(request, settings, nodes, lead, say) as outcome,
+                ):
                     return None if outcome is None else _told_of_the_end(outcome, lead)
     except HandedOver as handed:
         say(str(handed))

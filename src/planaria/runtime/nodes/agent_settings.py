@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from planaria.job.checks import check_zone
+from planaria.protocol.messages.agent import Farewell
 from planaria.runtime.journal.coordinator_place import CoordinatorPlace
+
+EXIT_CODES: Final = {Farewell.OVER: 0, Farewell.DRAINED: 4, Farewell.SUSPENDED: os.EX_TEMPFAIL}
+"""Of `planaria agent`, by why it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

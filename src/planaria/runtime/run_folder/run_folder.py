@@ -92,6 +92,11 @@ class RunFolder:
         return self.path / "events.jsonl"
 
     @property
+    def step_blocks(self) -> Path:
+        """Sums over blocks of steps in the run's records, for readers of long runs."""
+        return self.path / "step-blocks.jsonl"
+
+    @property
     def metrics(self) -> Path:
         """The run's metrics, one JSON object for each committed step."""
         return self.path / "metrics.jsonl"

@@ -10,14 +10,7 @@ from pathlib import Path
 import click
 
 from planaria.job.values import TOKEN_VARIABLE
-from planaria.ui.cli.options import (
-    EXIT_DRAINED,
-    ZONE_VARIABLE,
-    exit_code,
-    tls_option,
-    token_of,
-    token_option,
-)
+from planaria.ui.cli.options import ZONE_VARIABLE, exit_code, tls_option, token_of, token_option
 
 
 @click.command()
@@ -74,9 +67,8 @@ def agent(
       0 the run is over    4 the node has handed over its work    75 the run is suspended: come back when it is resumed
       1 the coordinator is gone    2 this node cannot take part    130 a second Ctrl-C
     """
-    from planaria.protocol.messages.agent import Farewell
     from planaria.runtime.engines.job_environment import NAMES, place_of
-    from planaria.runtime.nodes.agent_settings import AgentSettings
+    from planaria.runtime.nodes.agent_settings import EXIT_CODES, AgentSettings
     from planaria.runtime.nodes.node_agent import NodeAgent
     from planaria.runtime.progress.output import Output
 
@@ -96,8 +88,7 @@ def agent(
         tls="" if tls is None else str(tls.resolve()),
         may_lead=may_lead,
     )
-    codes = {Farewell.OVER: 0, Farewell.DRAINED: EXIT_DRAINED, Farewell.SUSPENDED: os.EX_TEMPFAIL}
-    return codes[NodeAgent(settings, Output(sys.stderr).say).run()]
+    return EXIT_CODES[NodeAgent(settings, Output(sys.stderr).say).run()]
 
 
 @click.command()

@@ -44,17 +44,18 @@ class Costs:
         """Notes what a record says of nodes, steps and dollars."""
         match record:
             case StepCommitted() | StepSkipped():
-                self.dollars = max(self.dollars, record.cost if isinstance(record, StepCommitted) else 0.0)
-                self._reach(record.step, record.num_dropped)
+                self.reach(record.step, record.num_dropped, record.cost if isinstance(record, StepCommitted) else 0.0)
             case Restored():  # how many were dropped by then, the next step tells
-                self._reach(record.to_step, self._num_dropped)
+                self.reach(record.to_step, self._num_dropped)
             case NodeJoined() | NodeLost() | NodeReleased() | RunEnded():
                 if self._is_counted:
                     self._count(record, time_s)
             case _:
                 pass
 
-    def _reach(self, step: int, num_dropped: int) -> None:
+    def reach(self, step: int, num_dropped: int, dollars: float = 0.0) -> None:
+        """Notes the last step so far: microbatches dropped, and dollars that the run had cost, by then."""
+        self.dollars = max(self.dollars, dollars)
         self._step, self._num_dropped = step, num_dropped
         self.samples = step * self._batch - num_dropped * self._microbatch
 
