@@ -281,9 +281,7 @@ def test_a_leader_that_is_stopped_is_followed_and_cannot_go_on(led: Led, referen
     led.assert_same_bits(reference)
 
 
-def test_a_supervisor_that_is_stopped_alone_tells_nothing_twice(
-    led: Led, reference: Callable[[Job], Outcome]
-) -> None:
+def test_a_supervisor_that_is_stopped_alone_tells_nothing_twice(led: Led, reference: Callable[[Job], Outcome]) -> None:
     """Its coordinator goes on for as long as the lease lasts. Of two standbys, the first to lead is killed at once."""
     leader = led.begin()
     standbys = [led.start_standby(number) for number in range(2)]

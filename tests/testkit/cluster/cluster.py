@@ -215,8 +215,10 @@ class Cluster:
     # What the coordinator does
 
     def append(self, entry: JournalEntry, number: int, lead: int) -> bool:
-        """Appends an entry, unless a try before has done it; returns whether it is there. Only who leads may append, and
-        only behind all that it knows."""
+        """Appends an entry, unless a try before has done it; returns whether it is there.
+
+        Only who leads may append, and only where nobody has appended what it does not know.
+        """
         if lead != self.lead or number > len(self.journal):
             return False
         if number < len(self.journal):
