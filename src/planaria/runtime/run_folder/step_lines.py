@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import numpy as np
 
 PIECE_BYTES: Final = 1 << 20
 """Bytes read at a time: what a reader holds of a file of any length."""
@@ -22,7 +21,6 @@ _FEW_BYTES: Final = 1 << 15
 
 _BEGINNING: Final = b'{"time":1000000000.000000,'
 _STEP: Final = b'"event":"step_'
-_STEP_BYTES: Final = np.frombuffer(_STEP, np.uint8)
 
 
 class StepLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -60,13 +58,15 @@ def parts_of(lines: bytes) -> Iterator[tuple[bytes, bool]]:
             else:
                 yield from zip(some, itertools.repeat(False))
         return
-    data = np.frombuffer(lines, np.uint8)
+    import numpy as np  # commands for a run are quick without it
+
+    data, step = np.frombuffer(lines, np.uint8), np.frombuffer(_STEP, np.uint8)
     ends = np.flatnonzero(data == ord("\n")) + 1
     starts = np.concatenate(([0], ends[:-1]))
     is_step = np.zeros(len(ends), bool)
     could = ends - starts > len(_BEGINNING) + len(_STEP)
     windows = np.lib.stride_tricks.sliding_window_view(data, len(_STEP)) if could.any() else data[:0]
-    is_step[could] = (windows[starts[could] + len(_BEGINNING)] == _STEP_BYTES).all(axis=1) if could.any() else False
+    is_step[could] = (windows[starts[could] + len(_BEGINNING)] == step).all(axis=1) if could.any() else False
     others = np.flatnonzero(~is_step)
     begin = 0
     for first, end in zip(starts[others].tolist(), ends[others].tolist(), strict=True):
