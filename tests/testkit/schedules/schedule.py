@@ -9,9 +9,12 @@ import msgspec
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import Redundancy, ScheduleKind
 from tests.testkit.schedules.faults import Fault, FaultKind
-from tests.testkit.schedules.manners import MANNERS, WEIGHTS, damages, slowness, when
+from tests.testkit.schedules.manners import MANNERS, WEIGHTS, damages, failovers, slowness, when
 from tests.testkit.schedules.setup import Setup
 from tests.testkit.schedules.weather import Weather
+
+LEAD_SHARE = 0.2
+"""Of schedules in which the lead passes to another coordinator."""
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,6 +62,9 @@ def schedule(seed: int) -> Schedule:
     allowed = Random(f"allowed {seed}")
     setup = msgspec.structs.replace(setup, may_drop=allowed.random() < 0.3, may_restore=allowed.random() < 0.5)
     faults += switches
+    leads = Random(f"leads {seed}")
+    if leads.random() < LEAD_SHARE and not any(fault.cut for fault in faults):  # etcd's members lose nothing
+        faults += failovers(leads, setup)
     setup = _evaluated(Random(f"evaluation {seed}"), setup)
     return Schedule(seed=seed, setup=setup, weather=weather, faults=tuple(faults))
 

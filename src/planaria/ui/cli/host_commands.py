@@ -113,7 +113,7 @@ def standby(run: Path, token_file: Path | None) -> int:
 
     \b
     Exit code:
-      0 the run is over    1 another process took the lead    2 it cannot be led from here
+      0 the run is over, or led by another standby    1 another process took the lead    2 it cannot be led from here
       otherwise as of `planaria train`, of a run that was led from here
     """
     from planaria.job.parse import job_from_json
