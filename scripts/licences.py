@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 
-from generated import ROOT, write
+from generated import ROOT, wrapped, write
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -21,7 +21,7 @@ FOR_DEVELOPERS = ("bench", "dev", "docs")
 
 
 def reference() -> str:
-    """Returns a table of what is asked for by name, and one of what those packages bring along."""
+    """Returns a list of what is asked for by name, and one of what those packages bring along."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked: dict[str, tuple[Requirement, str]] = {}
     groups = {"": project["dependencies"], **project["optional-dependencies"]}
@@ -32,10 +32,12 @@ def reference() -> str:
     if missing:
         raise SystemExit(f"not installed here: {', '.join(missing)}. Install them: pip install {' '.join(missing)}")
     brought = _closure(requirement for requirement, _ in asked.values())
-    lines = ["## Asked for by name", "", "| package | extra | version | licence |", "|---|---|---|---|"]
-    lines += [_row(name, f" {extra or '(always)'} |") for name, (_, extra) in sorted(asked.items())]
-    lines += ["", "## Brought along by these", "", "| package | version | licence |", "|---|---|---|"]
-    lines += [_row(name, "") for name in sorted(brought - set(asked))]
+    lines = ["## Asked for by name", ""]
+    for name, (_, extra) in sorted(asked.items()):
+        lines += _row(name, f", for `{extra}`" if extra else "")
+    lines += ["", "## Brought along by these", ""]
+    for name in sorted(brought - set(asked)):
+        lines += _row(name, "")
     return "\n".join(lines)
 
 
@@ -69,9 +71,9 @@ def _needs(package: Distribution, extras: Iterable[str]) -> Iterator[Requirement
             yield requirement
 
 
-def _row(name: str, extra: str) -> str:
+def _row(name: str, purpose: str) -> list[str]:
     package = distribution(name)
-    return f"| {name} |{extra} {package.version.partition('+')[0]} | {_licence(package)} |"
+    return wrapped(f"**{name}** {package.version.partition('+')[0]}{purpose}: {_licence(package)}", "- ")
 
 
 def _licence(package: Distribution) -> str:
@@ -81,7 +83,7 @@ def _licence(package: Distribution) -> str:
     classifiers = [one.rpartition(" :: ")[2] for one in about.get_all("Classifier") or () if one.startswith("License")]
     text = expression or "; ".join(one for one in classifiers if one != "OSI Approved") or about.get("License") or ""
     first = text.strip().partition("\n")[0]
-    return first.replace("|", "or") or "not told; its files have it"
+    return first or "not told; its files have it"
 
 
 def main() -> int:
