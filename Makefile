@@ -43,11 +43,14 @@ test: style ## linters, types, import rules and tests: a few minutes
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed=$(SEED); tests=$$?; \
 	wait $$types; types=$$?; cat "$$said"; exit $$((types | tests))
 
-test-page: $(VENV)/.installed-dev ## the page in a real browser; as root on Debian it installs Chromium first
-	@if ! command -v chromedriver > /dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
-		(apt-get update -q && apt-get install -y -q --no-install-recommends chromium chromium-driver) > /dev/null || true; \
+test-page: $(VENV)/.installed-dev ## the page in a real browser, alert rules by promtool; as root on Debian both are installed
+	@if ! (command -v chromedriver && command -v promtool) > /dev/null && [ "$$(id -u)" = 0 ] && \
+		command -v apt-get > /dev/null; then \
+		(apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
+		chromium chromium-driver prometheus) > /dev/null || true; \
 	fi
 	$(BIN)/python -m pytest -m page -rs tests/ui/dashboard
+	$(BIN)/python -m pytest -rs tests/runtime/observers/test_prometheus_page.py
 
 # What is large and needed by few tests, which skip without it, is installed here.
 proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, simulators against each other, chaos
@@ -58,7 +61,7 @@ proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, sim
 	$(MAKE) dst SEEDS=1000 FIRST=200000
 	$(MAKE) chaos SECONDS=60
 
-test-engines: $(VENV)/.installed-dev ## a job on real engines of this machine, and etcd (Debian's, installed where that can be)
+test-engines: $(VENV)/.installed-dev ## real SLURM, Ray and etcd of this machine, installed where that can be
 	@if command -v slurmctld > /dev/null && command -v etcd > /dev/null; then true; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
 		(apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy slurm-wlm etcd-server) > /dev/null || \
@@ -66,7 +69,8 @@ test-engines: $(VENV)/.installed-dev ## a job on real engines of this machine, a
 	else \
 		echo "slurm-wlm or etcd-server is not installed, and cannot be here: tests of what is missing are left out"; \
 	fi
-	$(BIN)/python -m pytest -m engines tests/engines
+	$(BIN)/python -m pip install --quiet -e ".[ray]" || echo "Ray could not be installed: its tests are left out"
+	$(BIN)/python -m pytest -m engines -rs tests/engines
 
 lint: style ## linters, types and import rules
 	$(BIN)/mypy

@@ -14,7 +14,7 @@ import shutil
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from made_up import uniform_profile
 from sides import make_job
@@ -28,6 +28,7 @@ from planaria.protocol.coordinator import Coordinator, RunSettings
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, Commit, Hello, PlanMessage, Returned, Vote, WorkerPhase
 from planaria.runtime.component_settings import planner_settings
 from planaria.runtime.coordinator.server import Server
+from planaria.runtime.journal.journal import Journal
 from planaria.runtime.journal.sqlite_journal import SqliteJournal
 from planaria.runtime.run_folder.recorder import Recorder
 from planaria.runtime.run_folder.run_folder import RunFolder
@@ -76,12 +77,22 @@ class _Forked:
         return True
 
 
-def measure_commit(nodes: int, nodes_per_pipeline: int, *, steps: int) -> list[float]:
+def in_the_folder(folder: RunFolder) -> Journal:
+    return SqliteJournal(folder.journal)
+
+
+def measure_commit(
+    nodes: int,
+    nodes_per_pipeline: int,
+    *,
+    steps: int,
+    journal_of: Callable[[RunFolder], Journal] = in_the_folder,
+) -> list[float]:
     """Seconds of each step from the last vote's making to the last worker's having taken the commit."""
     job = make_job(JOB.format(steps=steps, nodes=nodes, nodes_per_pipeline=nodes_per_pipeline))
     name = f"commit-{secrets.token_hex(4)}"
     folder = RunFolder.create(job.run.folder, name)
-    journal = SqliteJournal(folder.journal)
+    journal = journal_of(folder)
     journal.start()
     pipes = []
     try:
@@ -96,7 +107,7 @@ def measure_commit(nodes: int, nodes_per_pipeline: int, *, steps: int) -> list[f
             address = f"127.0.0.1:{listener.getsockname()[1]}"
             pipes = [_fork(address, worker) for worker in range(nodes)]
             while machine.step <= steps and not server._executor.finished:
-                server._switchboard.serve(1.0)
+                server._socket_server.serve(1.0)
             server.close()
     finally:
         journal.close()

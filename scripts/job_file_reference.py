@@ -71,11 +71,11 @@ def _kind(hint: object) -> str:
         return "one of " + ", ".join(f'`"{member.value}"`' for member in hint)
     if isinstance(hint, type) and hint in WORDS:
         return WORDS[hint]
-    if _entries(hint):
-        return "list of tables" if typing.get_origin(hint) is tuple else "table"
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return _kind(next(part for part in arguments if part is not types.NoneType))
+        return " or ".join(_kind(part) for part in reversed(arguments) if part is not types.NoneType)
+    if _entries(hint):
+        return "list of tables" if typing.get_origin(hint) is tuple else "table"
     if typing.get_origin(hint) is tuple and arguments[-1] is Ellipsis:
         return "list of texts"
     return f"{len(arguments)} numbers" if typing.get_origin(hint) is tuple else "table"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from planaria.api import TrainResult as TrainResult
     from planaria.api import UserError as UserError
     from planaria.api import export as export
+    from planaria.api import launch_on_ray as launch_on_ray
     from planaria.api import load_job as load_job
     from planaria.api import plan as plan
     from planaria.api import reference as reference
@@ -35,6 +36,7 @@ _FROM_API = (
     "TrainResult",
     "UserError",
     "export",
+    "launch_on_ray",
     "load_job",
     "plan",
     "reference",
@@ -48,6 +50,7 @@ __all__ = [
     "UserError",
     "__version__",
     "export",
+    "launch_on_ray",
     "load_job",
     "plan",
     "records",

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,31 +19,28 @@ from planaria.estimate.restore_time import Storage
 from planaria.job.errors import UserError as UserError
 from planaria.job.faults import Fault, check_faults, parse_fault
 from planaria.job.parse import job_from_table, load_job, sections, validated
-from planaria.job.registry import Launcher, PolicyName
+from planaria.job.registry import Launcher
+from planaria.job.settings import LOOPBACK, Device, RunSection
 from planaria.job.settings import Job as Job
-from planaria.job.settings import RunSection
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.profile_check import decode_profile
-from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
-from planaria.plan.thresholds import MEAN_TIME_BETWEEN_FAILURES_S
-from planaria.policy.forecast import FailureForecast
+from planaria.plan.plan import PlanError
 from planaria.protocol.messages.records import AnyRecord
 from planaria.runtime.launch import given
 from planaria.runtime.launch.callbacks import Callback as Callback
 from planaria.runtime.launch.callbacks import LiveRun as LiveRun
 from planaria.runtime.launch.callbacks import named
+from planaria.runtime.launch.plan_report import PlanReport as PlanReport
+from planaria.runtime.launch.plan_report import evaluations_of
+from planaria.runtime.launch.plan_report import plan_for as plan_for
 from planaria.runtime.launch.training.folder import JobFolder, job_folder
 from planaria.runtime.launch.training.result import TrainResult
+from planaria.runtime.progress.output import Output
 from planaria.runtime.progress.progress import ProgressDisplay
 from planaria.runtime.run_folder.run_folder import RunFolder, free_name
 
 if TYPE_CHECKING:
-    from planaria.estimate.evaluation_time import EvaluationShare
-    from planaria.estimate.memory import MemoryUse
-    from planaria.estimate.step_time import Timeline
-    from planaria.plan.costs.pipeline_time import Template
-    from planaria.plan.settings import PlannerSettings
-    from planaria.policy.interface import Candidate, Policy
+    pass
 
 __all__ = [
     "Callback",
@@ -55,6 +51,7 @@ __all__ = [
     "TrainResult",
     "UserError",
     "export",
+    "launch_on_ray",
     "load_job",
     "plan",
     "plan_for",
@@ -65,40 +62,6 @@ __all__ = [
 
 Observer = Callable[[AnyRecord, float], None]
 """Called with each record of a run, and its time in seconds since 1970."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanReport:
-    """What a job would start with.
-
-    Attributes:
-        templates: the pipeline shapes that the planner may use, by number of nodes.
-        plan: the first plan.
-        profile: the costs it was made from.
-        settings: what the planner was asked for.
-        step_time_s: expected time of one step.
-        lower_bound_s: no step of this plan is shorter, whatever the order in which workers do their work.
-        reason: why this plan, in one sentence.
-        timeline: which worker does what when, in one step.
-        memory: what each worker's device must hold at most.
-        planning_s: how long all this took to compute.
-        after_losses: what the policy proposes after each of the losses that were asked for; the plan, its times and its
-            memory are then those after the last.
-        evaluations: what evaluations take under the plan; None: the model is not evaluated.
-    """
-
-    templates: tuple[Template, ...]
-    plan: Plan
-    profile: ModelProfile
-    settings: PlannerSettings
-    step_time_s: float
-    lower_bound_s: float
-    reason: str
-    timeline: Timeline
-    memory: Mapping[WorkerId, MemoryUse]
-    planning_s: float
-    after_losses: tuple[Candidate, ...] = ()
-    evaluations: EvaluationShare | None = None
 
 
 def train(
@@ -172,6 +135,92 @@ def train(
                 accept_changed_data=accept_changed_data,
             )
         )
+
+
+def launch_on_ray(
+    job: Job | Mapping[str, Any],
+    *,
+    nodes: int,
+    spares: int = 0,
+    address: str = "auto",
+    cpus: float = 1.0,
+    gpus: float | None = None,
+    wait_s: float = 60.0,
+    name: str | None = None,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    callbacks: Sequence[Callback] = (),
+    progress: bool = False,
+    import_path: Path | None = None,
+) -> TrainResult:
+    """Trains a job on nodes of a Ray cluster, from a driver: as `train`, with an agent on each node that Ray runs.
+
+    A node that dies is replaced as soon as Ray has another; one that drains hands over its work. Needs the extra `ray`,
+    on every node, and a run folder that all see.
+
+    Args:
+        job: what to train. `nodes` takes the place of cluster.nodes; cluster.launcher is set.
+        nodes: nodes that train.
+        spares: nodes beyond these, which take over at once.
+        address: HOST:PORT of the cluster; "auto": the one of which this machine is a node. A driver that is connected
+            already stays as it is.
+        cpus: that Ray sets aside on each node.
+        gpus: likewise; None: one for each of cluster.devices_per_node, where cluster.device is cuda.
+        wait_s: seconds that Ray may take to find the nodes.
+        name: of the run; default: the job's, or "run".
+        resume: go on from the last checkpoint of the run of this name.
+        observers: as for `train`.
+        callbacks: as for `train`.
+        progress: show the run's progress on standard error.
+        import_path: folder in which functions given as "module:function" are looked for, on every node; default: the
+            current one.
+
+    Raises:
+        UserError: Ray is not there, or has too few nodes; or as `train`.
+    """
+    try:
+        from planaria.runtime.engines.ray import RayOptions, train_on_ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise UserError(f"Ray cannot be imported ({error}). Install it on all nodes: pip install ray.") from None
+    from planaria.runtime.coordinator.remote_nodes import ANY_ADDRESS
+
+    table = msgspec.to_builtins(job) if isinstance(job, Job) else job
+    cluster = {**table.get("cluster", {}), "nodes": nodes, "launcher": Launcher.AGENTS.value}
+    if cluster.get("host", LOOPBACK) == LOOPBACK:
+        cluster["host"] = ANY_ADDRESS
+    job = job_from_table({**table, "cluster": cluster})
+    if gpus is None:
+        gpus = float(job.cluster.devices_per_node) if job.cluster.device is Device.CUDA else 0.0
+    folder, own_name = _place(job)
+    run = RunFolder(Path(folder).absolute() / (name or own_name or "run"))
+    if run.path.exists() and not resume:
+        raise UserError(
+            f"run folder {run.path} exists already. Go on with it by resume (--resume), or give another name (--name)."
+        )
+
+    def once(resumes: bool, token: str) -> TrainResult:
+        return train(
+            job,
+            name=run.path.name,
+            resume=resumes,
+            observers=observers,
+            callbacks=callbacks,
+            progress=progress,
+            import_path=import_path,
+            token=token,
+        )
+
+    return train_on_ray(
+        job,
+        run,
+        once,
+        lambda line: Output(sys.stderr).say(line) if progress else None,
+        spares=spares,
+        options=RayOptions(address=address, cpus=cpus, gpus=gpus, wait_s=wait_s),
+        import_path=(import_path or Path()).absolute(),
+    )
 
 
 def reference(
@@ -273,117 +322,10 @@ def plan(
             checkpoint_every_s=checkpoint_interval_s(job.run, expected.time_to_next_s(0.0)),
             storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
             losses=losses,
-            zones={node: job.cluster.zone_of(node) for node in range(job.cluster.nodes) if job.cluster.zones},
+            zones={node: job.cluster.zone_of(node) for node in range(job.cluster.least_nodes) if job.cluster.zones},
         )
-    evaluations = _evaluations(job, report)
+    evaluations = evaluations_of(job, report)
     return dataclasses.replace(report, profile=profile, evaluations=evaluations)
-
-
-def _evaluations(job: Job, report: PlanReport) -> EvaluationShare | None:
-    """Returns what the job's evaluations take under a plan that was just made; None: there are none."""
-    from planaria.estimate.conditions import Conditions
-    from planaria.estimate.evaluation_time import EvaluationShare, evaluation_time
-
-    if not job.eval.every:
-        return None
-    plan = report.plan.evaluating(job.eval.microbatches)
-    took = evaluation_time(plan, report.profile, Conditions(num_cores=report.settings.num_cores))
-    return EvaluationShare(
-        seconds=took.total_s,
-        microbatches=job.eval.microbatches,
-        evaluations=job.eval.evaluations_in(job.train.steps),
-        steps=job.train.steps,
-        step_time_s=report.step_time_s,
-    )
-
-
-def plan_for(
-    profile: ModelProfile,
-    settings: PlannerSettings,
-    *,
-    policy: PolicyName = PolicyName.ADAPTIVE,
-    mean_time_between_failures_s: float = MEAN_TIME_BETWEEN_FAILURES_S,
-    nodes_together: float = 1.0,
-    checkpoint_every: int = 0,
-    checkpoint_every_s: float = 0.0,
-    storage: Storage | None = None,
-    losses: Sequence[Collection[int]] = (),
-    zones: Mapping[int, str] | None = None,
-) -> PlanReport:
-    """Returns the plan that a job with these costs and settings would start with. Needs neither a job file nor torch.
-
-    Args:
-        profile: costs as the job would run, see `ModelProfile.recomputed`.
-        settings: what the planner must respect.
-        policy: that makes the plan, and those after losses.
-        mean_time_between_failures_s: which an adaptive policy expects.
-        nodes_together: that a loss takes, on average.
-        checkpoint_every: steps between checkpoints; losses come in the middle between two.
-        checkpoint_every_s: seconds between checkpoints, where they are by time.
-        storage: that checkpoints are read from; None: as fast as is guessed.
-        losses: nodes that are lost between two steps, at once or one after the other.
-        zones: where nodes are, as far as it is known.
-
-    Raises:
-        PlanError: there is no such plan; the message says why and what to do.
-    """
-    from planaria.estimate.lower_bound import lower_bound_s
-    from planaria.estimate.memory import memory_use
-    from planaria.estimate.step_time import simulate
-    from planaria.policy.planner import Planner
-    from planaria.policy.registry import make_policy
-
-    began = time.perf_counter()
-    forecast = FailureForecast(
-        time_to_failure_s=mean_time_between_failures_s,
-        nodes_together=nodes_together,
-        checkpoint_every=checkpoint_every,
-        checkpoint_every_s=checkpoint_every_s,
-        steps_at_stake=checkpoint_every // 2,
-        storage=storage or Storage(),
-        after_loss=True,
-    )
-    located = {NodeId(node): zone for node, zone in (zones or {}).items()}
-    made = make_policy(policy, Planner(profile, settings, zones=located)).with_forecast(forecast)
-    first = made.initial([NodeId(node) for node in range(settings.num_nodes)], 1)
-    after_losses = _after_losses(made, first, losses)
-    planning_s = time.perf_counter() - began
-    proposal = after_losses[-1] if after_losses else first
-    return PlanReport(
-        templates=made.planner.templates,
-        plan=proposal.plan,
-        profile=profile,
-        settings=settings,
-        step_time_s=proposal.step_time_s,
-        lower_bound_s=lower_bound_s(proposal.plan, profile),
-        reason=first.reason,
-        timeline=simulate(proposal.plan, profile),
-        memory={worker: memory_use(proposal.plan, profile, worker) for worker in proposal.plan.workers},
-        planning_s=planning_s,
-        after_losses=after_losses,
-    )
-
-
-def _after_losses(policy: Policy, first: Candidate, losses: Sequence[Collection[int]]) -> tuple[Candidate, ...]:
-    """Returns what the policy proposes after each loss, between two steps."""
-    from planaria.policy.interface import ReplanRequest
-
-    proposals: list[Candidate] = []
-    plan, gone = first.plan, set[NodeId]()
-    for generation, loss in enumerate(losses, 2):
-        lost = {NodeId(node) for node in loss}
-        if unknown := sorted(lost - set(first.plan.nodes) | lost & gone):
-            raise UserError(
-                f"Node {unknown[0]} cannot be lost: the plan has nodes {', '.join(map(str, first.plan.nodes))}"
-                f"{', and it is lost already' if unknown[0] in gone else ''}. Name one that lives."
-            )
-        gone |= lost
-        holders = {worker: groups for worker, groups in plan.groups_of.items() if plan.node_of(worker) not in gone}
-        proposals.append(
-            policy.reconfigure(ReplanRequest(plan=plan, lost=sorted(gone), holders=holders, generation=generation))
-        )
-        plan = proposals[-1].plan
-    return tuple(proposals)
 
 
 def export(run: str | Path, target: str | Path, *, step: int | None = None, adapters: bool = False) -> None:

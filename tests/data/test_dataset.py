@@ -14,9 +14,9 @@ import torch
 from token_files import train_of
 
 from planaria.data.job_data import open_data, prepare
-from planaria.data.reading.sources import DataError
+from planaria.data.reading.sources import DataError, DataRaised
 from planaria.data.sampler import Sampler
-from planaria.data.samples.dataset import DataRaised, Items, load_items
+from planaria.data.samples.dataset import Items, load_items
 from planaria.job.data_settings import DataSection, EvalSection
 from planaria.job.errors import UserError
 from planaria.job.settings import ClusterSection, Job, ModelSection

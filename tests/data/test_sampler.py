@@ -196,6 +196,14 @@ def test_a_job_prepares_what_it_is_evaluated_on(tmp_path: Path) -> None:
     prepare(job, tmp_path / "data")
     data = open_data(job, tmp_path / "data")
     assert data.sampler(masked_lm=False).num_eval_microbatches == 12 // 2
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    started = msgspec.structs.replace(job, model=ModelSection(type="gpt2", weights=str(weights)))
+    hashes = set()
+    for content in (b"", b"a" * 1_000_000, b"a" * 999_999 + b"b"):
+        (weights / "model.safetensors").write_bytes(content)
+        hashes.add(open_data(started, tmp_path / "data").quick_hash())
+    assert len(hashes) == 3, "nodes with other weights are told apart"
     without = prepare(msgspec.structs.replace(job, eval=EvalSection()), tmp_path / "data")
     assert data.quick_hash().startswith(without.quick_hash())
     assert len(data.quick_hash()) > len(without.quick_hash())

@@ -57,6 +57,7 @@ def test_what_is_imported_is_declared() -> None:
         "prometheus",
         "dashboard",
         "etcd",
+        "ray",
     )
     assert ours <= declared.union(*(names(extras[one]) for one in optional))
     assert imported(ROOT / "benchmarks", "*.py") <= declared | names(extras["bench"])

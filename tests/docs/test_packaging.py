@@ -27,7 +27,7 @@ def test_a_build_without_tags_comes_before_the_version_that_a_clone_says() -> No
 def test_the_page_of_licences_has_each_package_that_is_asked_for() -> None:
     extras = {"": PYPROJECT["project"]["dependencies"], **EXTRAS}
     asked = {
-        re.split(r"[<>=~! ]", requirement)[0]
+        re.split(r"[<>=~! ]", requirement)[0].replace("_", "-")
         for extra, requirements in extras.items()
         if extra not in ("bench", "dev", "docs")
         for requirement in requirements

@@ -57,13 +57,16 @@ heartbeat_timeout_s = 2.0
             + "\n".join(lines)
         )
         self.agents: list[Agent] = []
+        self.environment: dict[str, str] = {}
 
     def train(self, *arguments: str) -> Started:
         log = self.folder / "train.log"
-        return self.incubator.start(self.folder, "train", "job.toml", "--token-file", "token", *arguments, log=log)
+        given = ("train", "job.toml", "--token-file", "token", *arguments)
+        return self.incubator.start(self.folder, *given, log=log, environment=self.environment)
 
-    def start_agent(self, *arguments: str) -> Agent:
-        self.agents.append(Agent(self, len(self.agents), *arguments))
+    def start_agent(self, *arguments: str, folder: Path | None = None) -> Agent:
+        """`folder`: where it runs, and does not see this one; None: here."""
+        self.agents.append(Agent(self, len(self.agents), *arguments, folder=folder))
         return self.agents[-1]
 
     @property
@@ -93,10 +96,16 @@ heartbeat_timeout_s = 2.0
 class Agent:
     """`planaria agent` as a process."""
 
-    def __init__(self, hosts: Hosts, number: int, *more: str) -> None:
+    def __init__(self, hosts: Hosts, number: int, *more: str, folder: Path | None = None) -> None:
         self._log = hosts.folder / f"agent-{number}.log"
         arguments = ("agent", "--coordinator", hosts.address, "--token-file", "token", *more)
-        self.process = hosts.incubator.start(hosts.folder, *arguments, log=self._log)
+        self.process = hosts.incubator.start(
+            folder or hosts.folder,
+            *arguments,
+            log=self._log,
+            environment=hosts.environment,
+            hidden=None if folder is None else hosts.folder,
+        )
 
     @property
     def said(self) -> str:

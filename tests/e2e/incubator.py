@@ -31,6 +31,9 @@ from planaria.runtime.nodes.local_nodes import LocalNodes
 
 ROOT = Path(__file__).parents[2]
 CLONE_NEWNET = 0x40000000
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+MS_REC_PRIVATE = 0x4000 | 0x40000
 MAX_DESCRIPTORS = 3
 MAX_ORDER_BYTES = 1 << 16
 
@@ -116,6 +119,7 @@ class Incubator:
         netns: int | None = None,
         script: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        hidden: Path | None = None,
     ) -> Started:
         """Runs `planaria`, or a Python script, with these arguments in a folder and a session of its own.
 
@@ -126,6 +130,7 @@ class Incubator:
             netns: pid of a process in whose network namespace it runs.
             script: what is run. None: `planaria`.
             environment: variables that it has beside those of this process.
+            hidden: a folder that is empty for it.
         """
         order = {
             "arguments": arguments,
@@ -133,6 +138,7 @@ class Incubator:
             "netns": netns,
             "script": None if script is None else str(script),
             "environment": environment or {},
+            "hidden": None if hidden is None else str(hidden),
         }
         if log is not None:
             with log.open("ab") as file:
@@ -231,6 +237,8 @@ def run_command(order: dict[str, Any], out: int, error: int) -> int:
         with open(f"/proc/{order['netns']}/ns/net") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), "setns")
+    if order["hidden"] is not None:
+        hide(order["hidden"])
     os.dup2(out, 1)
     os.dup2(error, 2)
     os.closerange(3, 1 << 16)
@@ -246,6 +254,17 @@ def run_command(order: dict[str, Any], out: int, error: int) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     return 0
+
+
+def hide(folder: str) -> None:
+    """Lets this process, and all that it starts, see nothing in a folder."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if (
+        libc.unshare(CLONE_NEWNS | (CLONE_NEWUSER if os.geteuid() else 0)) != 0
+        or libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None) != 0
+        or libc.mount(b"none", folder.encode(), b"tmpfs", 0, None) != 0
+    ):
+        raise OSError(ctypes.get_errno(), "unshare or mount")
 
 
 def import_everything() -> None:

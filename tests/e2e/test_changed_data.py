@@ -95,4 +95,4 @@ def test_a_node_with_another_file_of_equal_length_is_refused(
     outcome = run(job)
     outcome.assert_same_bits(reference(job))
     (note,) = [note["text"] for note in outcome.events("note") if "refused" in note["text"]]
-    assert note.startswith("node 3 is refused: its data are not the run's")
+    assert note.startswith("node 3 is refused: its data or weights are not the run's")

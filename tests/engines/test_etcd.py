@@ -19,9 +19,9 @@ from planaria.job.parse import load_job
 from planaria.job.settings import Job
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.journal import Fate, JournalNode, JournalStop
-from planaria.runtime.journal.etcd import Etcd, OutOfReach
+from planaria.runtime.journal.etcd import NEVER, Etcd, OutOfReach
 from planaria.runtime.journal.etcd_journal import EtcdJournal, NotLeader
-from planaria.runtime.journal.lead import Lead, LeadTaken
+from planaria.runtime.journal.lead import Lead, LeadTaken, leader_of
 from planaria.runtime.run_folder.run_folder import RunFolder
 from tests.e2e.agents import NUM_NODES, Hosts, end_all, family
 from tests.e2e.commands import DEADLINE_S, wait_until
@@ -29,6 +29,7 @@ from tests.e2e.conftest import reference
 from tests.e2e.incubator import Incubator, Started
 from tests.e2e.jobs import Outcome
 from tests.engines.etcd_cluster import EtcdCluster, etcd_cluster
+from tests.s3_server import serving
 
 __all__ = ["reference"]
 
@@ -75,6 +76,60 @@ def test_whoever_has_lost_the_lead_writes_nothing_more(etcd: EtcdCluster) -> Non
             other = EtcdJournal(etcd.url, "fenced", "of another run", second.revision, 10.0)
             other.start()
             assert other.read() == [] == again.read()
+
+
+def test_whoever_has_lost_the_lead_takes_it_again_unless_another_led_meanwhile(etcd: EtcdCluster) -> None:
+    itself = Etcd(etcd.url)
+    with closing(Lead(etcd.url, "again")) as first, closing(Lead(etcd.url, "again")) as second:
+        assert first.take()
+        assert first.is_sure()
+        itself.revoke(first._lease)
+        first._sure_until = 0.0  # as of a process that was stopped
+        assert not first.is_sure()
+        assert first.take()
+        assert first.is_sure()
+        itself.revoke(first._lease)
+        assert second.take()
+        second.close()
+        first.revision = NEVER
+        with pytest.raises(LeadTaken, match="another process has led run again meanwhile"):
+            first.take()
+
+
+def test_a_lead_whose_answer_is_lost_is_taken_at_another_try(
+    etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Lead(etcd.url, "lost")) as lead:
+        assert lead.take()
+        Etcd(etcd.url).revoke(lead._lease)
+        lead.revision, transact = NEVER, Etcd.transact
+
+        def unanswered(etcd: Etcd, *arguments: object) -> object:
+            monkeypatch.setattr(Etcd, "transact", transact)
+            transact(etcd, *arguments)  # type: ignore[arg-type]
+            raise OutOfReach("lost")
+
+        monkeypatch.setattr(Etcd, "transact", unanswered)
+        with pytest.raises(OutOfReach):
+            lead.take()
+        assert not lead.take()
+        assert lead.take()
+        assert lead.is_sure()
+
+
+def test_a_run_that_is_over_leaves_no_key_behind(etcd: EtcdCluster) -> None:
+    with closing(Lead(etcd.url, "tidy")) as lead:
+        assert lead.take()
+        lead.begin(b"settings")
+        journal = EtcdJournal(etcd.url, "tidy", "mark", lead.revision, 10.0)
+        journal.start()
+        journal.write(lost(1))
+        lead.finish()
+        with closing(Lead(etcd.url, "tidy")) as other:
+            assert not lead.others_wait()
+            other.wait()
+            assert lead.others_wait()
+    assert Etcd(etcd.url).find_all("planaria/tidy/") == []
 
 
 def test_an_entry_whose_answer_is_lost_is_written_once(etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +181,7 @@ class Led(Hosts):
         text = job.read_text().replace("[run]\n", f'[run]\nname = "{name}"\njournal = "{etcd.url}"\n')
         job.write_text(re.sub(r"(?m)^port = .*$", "port = 0", text))
         self.run = RunFolder(folder / "runs" / name)
+        self.url = etcd.url
         self.address = f"{etcd.url}/{name}"
 
     def begin(self, *of_first_agent: str) -> Started:
@@ -135,14 +191,22 @@ class Led(Hosts):
         self.wait_for_step(3)
         return leader
 
-    def stand_by(self) -> tuple[Started, Path]:
-        log = self.folder / "standby.log"
-        process = self.incubator.start(self.folder, "standby", str(self.run.path), log=log)
-        assert wait_until(lambda: "stands by for run" in log.read_text()), log.read_text()
+    def stand_by(self, number: int = 0) -> tuple[Started, Path]:
+        process, log = self.start_standby(number)
+        self.wait_until_ready(process, log)
         return process, log
 
+    def start_standby(self, number: int) -> tuple[Started, Path]:
+        log = self.folder / f"standby-{number}.log"
+        given = ("standby", str(self.run.path))
+        return self.incubator.start(self.folder, *given, log=log, environment=self.environment), log
+
+    def wait_until_ready(self, standby: Started, log: Path) -> None:
+        assert wait_until(lambda: "stands by for run" in log.read_text() or standby.poll()), log.read_text()
+        assert standby.poll() is None, log.read_text()
+
     def stop(self) -> None:
-        command = self.incubator.start(self.folder, "stop", str(self.run.path))
+        command = self.incubator.start(self.folder, "stop", self.address, "--token-file", "token")
         assert command.wait(DEADLINE_S) == 0
         self.wait_for("run_ended")
 
@@ -153,10 +217,11 @@ class Led(Hosts):
         assert part in said
         assert len(said.strip().splitlines()) == 1, said
 
-    def assert_same_bits(self, reference: Callable[[Job], Outcome]) -> None:
-        """Each step is told of once, and has the loss of the reference; so have the weights."""
+    def assert_same_bits(self, reference: Callable[[Job], Outcome], *, is_redone: bool = False) -> None:
+        """Each step is told of once, unless some are done again, and has the loss of the reference; so have the
+        weights."""
         committed = [event["step"] for event in self.events("step_committed")]
-        assert committed == list(range(1, len(committed) + 1))
+        assert is_redone or committed == list(range(1, len(committed) + 1))
         assert wait_until(self.run.summary.exists)
         summary = json.loads(self.run.summary.read_text())
         job = load_job(self.folder / "job.toml", [f"train.steps={summary['steps']}"])
@@ -197,6 +262,32 @@ def test_the_host_of_the_coordinator_is_killed_whole(led: Led, reference: Callab
     led.assert_same_bits(reference)
 
 
+def test_hosts_that_do_not_see_the_run_folder_find_who_leads_next(
+    led: Led, tmp_path_factory: pytest.TempPathFactory, reference: Callable[[Job], Outcome]
+) -> None:
+    job = led.folder / "job.toml"
+    job.write_text(job.read_text().replace("[run]\n", '[run]\ncheckpoint_folder = "s3://bucket"\n'))
+    with serving() as s3:
+        led.environment = s3.environment
+        leader = led.train()
+        for _ in range(NUM_NODES):
+            folder = tmp_path_factory.mktemp("host")
+            shutil.copy(led.folder / "token", folder)
+            led.start_agent("--folder", "own", folder=folder)
+        led.wait_for_step(3)
+        standby, log = led.stand_by()
+        strike(leader.pid, signal.SIGKILL)
+        led.wait_for("coordinator_restarted")
+        led.wait_for_step(led.last_step + 3)
+        assert not led.events("node_lost")
+        led.stop()
+        assert standby.wait(DEADLINE_S) == 0, log.read_text()
+        assert [agent.wait() for agent in led.agents] == [75] * NUM_NODES
+        led.assert_same_bits(reference)
+    logs = [led.run.worker_log(worker).read_text() for worker in range(NUM_NODES)]
+    assert all("ends: stopped" in text for text in logs), logs
+
+
 def test_a_leader_that_is_stopped_is_followed_and_cannot_go_on(led: Led, reference: Callable[[Job], Outcome]) -> None:
     """As a host is whose virtual machine pauses, or that is cut off. Who follows it runs beside a node."""
     leader = led.begin("--may-lead")
@@ -207,10 +298,72 @@ def test_a_leader_that_is_stopped_is_followed_and_cannot_go_on(led: Led, referen
     strike(leader.pid, signal.SIGCONT)
     assert leader.wait(DEADLINE_S) == 1
     assert "leads run" in led.said.splitlines()[-1]
+    standby, log = led.stand_by()
+    os.kill(led.agents[0].process.pid, signal.SIGTERM)  # its node hands over its work, and then the lead
+    assert led.agents[0].wait() == 4
+    led.wait_for("coordinator_restarted", 2)
     led.wait_for_step(led.last_step + 3)
     assert not led.events("node_lost")
     led.stop()
+    assert standby.wait(DEADLINE_S) == 0, log.read_text()
     led.assert_same_bits(reference)
+
+
+def test_a_supervisor_that_is_stopped_alone_tells_nothing_twice(led: Led, reference: Callable[[Job], Outcome]) -> None:
+    """Its coordinator goes on for as long as the lease lasts. Of two standbys, the first to lead is killed at once."""
+    leader = led.begin()
+    standbys = [led.start_standby(number) for number in range(2)]
+    for standby in standbys:
+        led.wait_until_ready(*standby)
+    os.kill(leader.pid, signal.SIGSTOP)
+    led.wait_for("coordinator_restarted")
+    first, second = sorted(standbys, key=lambda standby: "leads the run now" not in standby[1].read_text())
+    strike(first[0].pid, signal.SIGKILL)
+    led.wait_for("coordinator_restarted", 2)
+    os.kill(leader.pid, signal.SIGCONT)
+    assert leader.wait(DEADLINE_S) == 1
+    assert re.search("leads run|has led run", led.said.splitlines()[-1])
+    led.wait_for_step(led.last_step + 3)
+    assert not led.events("node_lost")
+    led.stop()
+    assert second[0].wait(DEADLINE_S) == 0, second[1].read_text()
+    led.assert_same_bits(reference)
+
+
+def test_a_run_that_ends_while_its_supervisor_is_stopped_is_told_of_once(
+    led: Led, reference: Callable[[Job], Outcome]
+) -> None:
+    """A standby takes the lead of a run that is over."""
+    leader = led.begin()
+    standby, log = led.stand_by()
+    os.kill(leader.pid, signal.SIGSTOP)
+    led.stop()
+    assert standby.wait(DEADLINE_S) == 0, log.read_text()
+    os.kill(leader.pid, signal.SIGCONT)
+    assert leader.wait(DEADLINE_S) == 1
+    assert len(led.events("run_ended")) == 1
+    led.assert_same_bits(reference)
+    assert not list((led.folder / "runs").glob("*/contact*"))
+
+
+def test_a_standby_leads_a_run_that_was_resumed_beside_it(led: Led, reference: Callable[[Job], Outcome]) -> None:
+    leader = led.begin()
+    standby, log = led.stand_by()
+    os.kill(standby.pid, signal.SIGSTOP)
+    led.wait_for("checkpoint_saved")
+    strike(leader.pid, signal.SIGKILL)
+    assert wait_until(lambda: leader_of(Etcd(led.url), led.run.path.name) is None)
+    last = led.last_step
+    resumed = led.train("--resume")
+    led.wait_for_step(last + 3)
+    os.kill(standby.pid, signal.SIGCONT)
+    assert wait_until(lambda: log.read_text().count("stands by for run") == 2), log.read_text()
+    strike(resumed.pid, signal.SIGKILL)
+    led.wait_for("coordinator_restarted")
+    led.wait_for_step(led.last_step + 3)
+    led.stop()
+    assert standby.wait(DEADLINE_S) == 0, log.read_text()
+    led.assert_same_bits(reference, is_redone=True)
 
 
 def test_a_run_goes_on_without_one_member_and_waits_while_two_are_gone(
@@ -238,9 +391,13 @@ def test_what_cannot_be_led_is_refused_in_one_line(led: Led, etcd: EtcdCluster) 
     led.assert_refused(
         ("train", "job.toml", "--set", "run.folder=elsewhere"), f"leads a run {name} now. Choose another"
     )
+    elsewhere = led.folder / "elsewhere" / name
+    shutil.copytree(led.run.path, elsewhere)
+    led.assert_refused(("standby", str(elsewhere)), f"run.journal has a run {name} in {led.run.path}")
     led.stop()
     assert leader.wait(DEADLINE_S) == 0
     for arguments, part in (
+        (("stop", led.address, "--token-file", "token"), f"does not run now: nobody leads run {name} now."),
         (("standby", str(led.run.path)), "is over, or has not begun. Start it by planaria train."),
         (
             ("train", "job.toml", "--name", "a", "--set", "run.journal=etcd://127.0.0.1:1"),

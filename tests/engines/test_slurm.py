@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from planaria.runtime.engines.launch_folder import EngineJobs, LaunchFolder
-from planaria.runtime.run_folder.run_folder import RunFolder
 from tests.e2e.agents import family
 from tests.engines.slurm_cluster import PARTS, SlurmCluster, kill
+from tests.engines.watched_run import WatchedRun
 
 pytestmark = [
     pytest.mark.engines,
     pytest.mark.timeout(600),
     pytest.mark.skipif(any(shutil.which(part) is None for part in PARTS), reason="slurm-wlm is not installed"),
 ]
-
-DEADLINE_S = 120.0
-JOB = """
-[model]
-type = "gpt2"
-config = { n_layer = 4, n_embd = 64, n_head = 4, n_positions = 64 }
-[data]
-source = "python-stdlib"
-tokenizer = "bytes"
-[train]
-steps = 100000
-global_batch = 12
-microbatch = 2
-sequence_length = 32
-learning_rate = 1e-3
-lr_schedule = "constant"
-[cluster]
-nodes = 3
-[resilience]
-min_nodes_per_pipeline = 1
-[run]
-checkpoint_every = 25
-"""
 
 
 @pytest.fixture(scope="module")
@@ -61,46 +33,16 @@ def launch(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Callable[..., Laun
     cluster.run("scancel", "--me")
 
 
-class Launched:
+class Launched(WatchedRun):
     """A run that `planaria launch slurm` has begun, in a folder of its own."""
 
     def __init__(self, cluster: SlurmCluster, folder: Path, *options: str) -> None:
-        self.cluster, self.folder = cluster, folder
-        (folder / "job.toml").write_text(JOB)
-        self.run = RunFolder(folder / "runs" / "job")
+        super().__init__(folder, cluster.environment)
+        self.cluster = cluster
         self.command("launch", "slurm", "job.toml", *options)
         jobs = LaunchFolder(folder / "runs" / "job.slurm").jobs()
         assert jobs is not None
         self.jobs: EngineJobs = jobs
-
-    def command(self, *arguments: str) -> str:
-        done = planaria(self.cluster, self.folder, *arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        try:
-            lines = self.run.events.read_text().splitlines(keepends=True)
-        except FileNotFoundError:
-            return []
-        found = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [event for event in found if event["event"] == kind]
-
-    @property
-    def step(self) -> int:
-        committed = self.events("step_committed")
-        return int(committed[-1]["step"]) if committed else 0
-
-    @property
-    def live_nodes(self) -> int:
-        committed = self.events("step_committed")
-        return int(committed[-1]["live_nodes"]) if committed else 0
-
-    def wait_for(self, what: str, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}\n{self.said}"
-            time.sleep(0.2)
 
     @property
     def said(self) -> str:
@@ -115,40 +57,16 @@ class Launched:
     def state_of(self, job: str) -> str:
         return self.cluster.run("squeue", "-h", "--states=all", "--jobs", job, "-o", "%T")
 
-    def agents(self) -> list[int]:
-        """The agents' processes."""
-        words = f"file:{self.run.address}"
-        found = []
-        for process in Path("/proc").iterdir():
-            try:
-                arguments = (process / "cmdline").read_text().split("\0") if process.name.isdigit() else []
-            except OSError:
-                continue
-            if words in arguments:
-                found.append(int(process.name))
-        return found
-
     def stop_and_compare(self) -> None:
         """Ends the run, and compares its weights with one process that trains as many steps."""
         self.command("stop", "runs/job")
         self.wait_for("the run has ended", lambda: self.state_of(self.jobs.coordinator) == "COMPLETED")
-        summary = json.loads(self.run.summary.read_text())
-        steps = f"train.steps={summary['steps']}"
-        self.command("train", "job.toml", "--reference", "--name", "alone", "--set", steps)
-        alone = json.loads((self.folder / "runs" / "alone" / "summary.json").read_text())
-        assert summary["weights_sha256"] == alone["weights_sha256"]
+        self.compare()
         active = "PENDING,RUNNING,COMPLETING"
         self.wait_for(
             "no agent is left",
             lambda: not self.cluster.run("squeue", "-h", f"--states={active}", "--jobs", self.jobs.agents),
         )
-
-
-def planaria(cluster: SlurmCluster, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "planaria.ui.cli.main", *arguments]
-    return subprocess.run(
-        command, cwd=folder, env=cluster.environment, capture_output=True, text=True, timeout=300, check=False
-    )
 
 
 def test_tasks_a_node_and_the_coordinator_are_lost(cluster: SlurmCluster, launch: Callable[..., Launched]) -> None:
@@ -191,9 +109,16 @@ def test_the_notice_of_a_task_drains_its_node(cluster: SlurmCluster, launch: Cal
     launched.stop_and_compare()
 
 
+def test_a_run_grows_when_its_least_nodes_train(cluster: SlurmCluster, launch: Callable[..., Launched]) -> None:
+    launched = launch("--nodes", "2-3")
+    launched.wait_for("two nodes train", lambda: launched.live_nodes == 2)
+    launched.wait_for("a third one comes", lambda: launched.live_nodes == 3)
+    launched.stop_and_compare()
+
+
 def test_a_mistake_is_one_line(cluster: SlurmCluster, tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_text(JOB)
-    refused = planaria(cluster, tmp_path, "launch", "slurm", "job.toml", "--nodes", "2", "--partition", "none")
+    run = WatchedRun(tmp_path, cluster.environment)
+    refused = run.planaria("launch", "slurm", "job.toml", "--nodes", "2", "--partition", "none")
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
     assert "invalid partition" in line

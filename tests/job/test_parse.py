@@ -207,6 +207,13 @@ REFUSED = [
     ("data.too_long=drop", ["data.too_long = 'drop' is for chats", 'data.packing = "pad"']),
     ("data.packing=none", ["data.packing = 'none'", '"across" or "apart" or "pad"']),
     ("cluster.nodes=0", ["cluster.nodes = 0"]),
+    ("cluster.nodes={least=0, most=4}", ["cluster.nodes.least = 0", "1 or more"]),
+    ("cluster.nodes={least=4, most=3}", ["cluster.nodes.most = 3", "below cluster.nodes.least = 4", "4 or more"]),
+    ("cluster.nodes={least=4}", ["cluster.nodes.most is missing", "whole number"]),
+    ("cluster.nodes={least=4, max=8}", ["cluster.nodes.max = 8: there is no such field"]),
+    ("cluster.nodes=many", ["cluster.nodes = 'many' is a text", "a whole number, or a table"]),
+    ("budget.price_every_s=0", ["budget.price_every_s = 0"]),
+    ("budget.total=5", ["budget.total = 5", "budget.price_command"]),
     ("cluster.port=65536", ["cluster.port = 65536", "1 to 65535"]),
     ("cluster.port=-1", ["cluster.port = -1"]),
     ("cluster.launcher=ray", ["cluster.launcher = 'ray'", '"local" or "agents"']),
@@ -322,6 +329,10 @@ def test_a_job_in_json_is_the_same_and_has_one_fingerprint() -> None:
     assert validated(job) == job
     assert json.loads(job_json(job))["train"]["steps"] == 10
     assert job_fingerprint(job) == job_fingerprint(parse("model.config.n_layer=4", "cluster.nodes=5"))
+    grows = parse("model.config.n_layer=4", "cluster.nodes={least=3, most=9}")
+    assert job_fingerprint(job) == job_fingerprint(grows)
+    assert job_from_json(job_json(grows)) == grows
+    assert (grows.cluster.least_nodes, grows.cluster.most_nodes) == (3, 9)
     assert job_fingerprint(job) != job_fingerprint(parse("model.config.n_layer=4", "train.seed=2"))
     rounded = parse("model.config.n_layer=4", "train.boundary_dtype=bfloat16")
     assert job_fingerprint(job) != job_fingerprint(rounded)

@@ -23,7 +23,7 @@ from planaria.protocol.membership.liveness import Liveness
 from planaria.protocol.membership.members import Membership
 from planaria.protocol.messages import plan_delta
 from planaria.protocol.messages.events import Command, Evict
-from planaria.protocol.messages.journal import JournalCommit
+from planaria.protocol.messages.journal import JournalCommit, JournalEntry
 from planaria.protocol.messages.records import AnyRecord
 from planaria.protocol.messages.worker import Commit, PlanMessage, Returned
 from planaria.protocol.planning import plan_selection
@@ -51,6 +51,7 @@ from tests.protocol.mutations import (
     the_ledgers_are_ignored,
     votes_of_before_the_restart_are_forgotten,
 )
+from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.promises.witness import InvariantChecker
 from tests.testkit.schedules.faults import FaultKind
 from tests.testkit.schedules.schedule import Schedule, schedule
@@ -131,6 +132,26 @@ def a_commit_that_only_a_worker_knows_is_ignored(patch: Patch) -> None:
 
 def a_commit_is_not_told_again_after_a_restart(patch: Patch) -> None:
     patch.setattr(ReturningWorkers, "lacks_commit", lambda self, position: ())
+
+
+def the_journal_takes_what_anybody_appends(patch: Patch) -> None:
+    """A coordinator that leads no more writes beside the one that leads."""
+
+    def append(self: Cluster, entry: JournalEntry, number: int, lead: int) -> bool:
+        self.write_journal(entry)
+        return True
+
+    patch.setattr(Cluster, "append", append)
+
+
+def what_was_appended_without_an_answer_is_appended_again(patch: Patch) -> None:
+    def append(self: Cluster, entry: JournalEntry, number: int, lead: int) -> bool:
+        if lead != self.lead:
+            return False
+        self.write_journal(entry)
+        return True
+
+    patch.setattr(Cluster, "append", append)
 
 
 def a_commit_is_written_twice_after_a_power_cut(patch: Patch) -> None:
@@ -307,6 +328,8 @@ MUTATIONS: Mapping[Callable[[Patch], None], frozenset[FaultKind]] = {
     votes_of_before_the_restart_are_forgotten: CRASHES,
     a_commit_is_not_told_again_after_a_restart: CRASHES,
     a_commit_is_written_twice_after_a_power_cut: CRASHES,
+    the_journal_takes_what_anybody_appends: frozenset({FaultKind.DEPOSE}),
+    what_was_appended_without_an_answer_is_appended_again: frozenset({FaultKind.LATE}),
     a_speed_of_one_node_is_applied_to_another: SLOWNESS,
     a_node_is_judged_by_what_another_measured: SLOWNESS,
     a_step_that_is_to_begin_afresh_goes_on: DAMAGES,

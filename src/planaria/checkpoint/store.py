@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -99,7 +100,8 @@ def check_writable(url: str, named: str) -> None:
     Raises:
         UserError: they cannot; `named` is what messages call the place.
     """
-    store, name = store_at(url, patience_s=_PATIENCE_AT_START_S), ".probe"
+    store = store_at(url, patience_s=_PATIENCE_AT_START_S)
+    name = f".probe-{secrets.token_hex(4)}"  # hosts may look at the same time
     try:
         store.write(name, b"planaria")
         store.read(name)

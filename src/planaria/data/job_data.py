@@ -7,21 +7,34 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import xxhash
 
 from planaria.data.encoding import Tell
 from planaria.data.reading.sources import DataError
-from planaria.data.tokens import StagedTokens, TokensAbout, TokenSet, open_tokens, prepare_tokens, stage_tokens
-from planaria.job.data_settings import DataSection, Packing
+from planaria.data.streams.blocks import Blocks, StreamAbout, open_stream, remove_stream
+from planaria.data.streams.reader_process import ReaderProcess
+from planaria.data.tokenizer import load_tokenizer
+from planaria.data.tokens import (
+    StagedTokens,
+    TokensAbout,
+    TokenSet,
+    keep_tokenizer,
+    open_tokens,
+    prepare_tokens,
+    stage_tokens,
+)
+from planaria.job.data_settings import STREAM_FIELDS, DataSection, Packing
 from planaria.job.history import KEYED, DataIdentity
 from planaria.job.settings import Job
-from planaria.job.values import is_dataset
+from planaria.job.values import is_dataset, is_hub_stream
 
 if TYPE_CHECKING:
     from planaria.data.mixture import Mixture
@@ -30,12 +43,15 @@ if TYPE_CHECKING:
     from planaria.data.samples.examples import Examples
     from planaria.data.samples.samples import Batch, Samples
     from planaria.data.samples.translations import Translations
+    from planaria.data.streams.shuffled import StreamSamples
 
 Check = Callable[[DataIdentity], None]
 """Raises what speaks against data, before they replace others."""
 
 _CACHE = ".tokens"
 """In the folder of runs."""
+_WEIGHTS_PIECES = 16
+_WEIGHTS_PIECE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +60,54 @@ class JobData:
 
     Attributes:
         job: whose they are.
-        trained: what is trained on, and what is held out of it: the tokens of each source, or the items of a dataset.
+        trained: what is trained on, and what is held out of it: the tokens of each source, the items of a dataset, or
+            a stream.
         validation: other data to evaluate on.
+        reader: the process that reads the stream, where this one started it.
     """
 
     job: Job
-    trained: tuple[TokenSet, ...] | Items
+    trained: tuple[TokenSet, ...] | Items | Blocks
     validation: TokenSet | Items | None
+    reader: ReaderProcess | None = None
+
+    def close(self) -> None:
+        """Ends the process that reads a stream, if there is one."""
+        if self.reader is not None:
+            self.reader.close()
+
+    def while_waiting(self, call: Callable[[], None]) -> None:
+        """Has something called again and again while this process waits for samples of a stream."""
+        if isinstance(self.trained, Blocks):
+            self.trained.while_waiting = call
+
+    def wait(self, step: int, tell: Tell) -> None:
+        """Waits until the samples of a step are there, where they come from a stream.
+
+        Args:
+            step: from 1.
+            tell: is told how far it is.
+
+        Raises:
+            DataError: the stream cannot be read, or is known to end before the run's last step.
+        """
+        if isinstance(self.trained, Blocks):
+            self._stream(self.trained).wait(step, tell)
 
     @property
     def vocab_size(self) -> int | None:
         """Number of token ids; None where the data are no tokens."""
+        if isinstance(self.trained, Blocks):
+            return self.trained.about.vocab_size
         return self.trained[0].vocab_size if isinstance(self.trained, tuple) else None
 
     @property
     def example(self) -> Batch | None:
         """A microbatch of the first samples; None where the data are tokens, with nothing beside them."""
         rows = self.job.train.microbatch
+        if isinstance(self.trained, Blocks):
+            about = self.trained.about
+            return None if about.vocab_size is not None else self.trained.batch(np.arange(rows) % about.looked_at)
         if not isinstance(self.trained, tuple):
             return self.trained.example(rows)
         if self.job.data.windows not in (Packing.APART, Packing.TRANSLATE):
@@ -73,6 +120,8 @@ class JobData:
         """What determines the samples."""
         if isinstance(self.trained, tuple):
             return token_identity(self.job, [tokens.about for tokens in self.trained])
+        if isinstance(self.trained, Blocks):
+            return stream_identity(self.job, self.trained.about)
         return DataIdentity(
             content=self.trained.fingerprint,
             tokens=len(self.trained),
@@ -89,6 +138,8 @@ class JobData:
     @property
     def notes(self) -> tuple[str, ...]:
         """What people are to be told: rows that were left out, and what no window holds."""
+        if isinstance(self.trained, Blocks):
+            return ()
         if not isinstance(self.trained, tuple):
             return tuple(_told_of_bad(*self.trained.bad_rows))
         found: list[str] = []
@@ -101,10 +152,16 @@ class JobData:
         return tuple(found)
 
     def quick_hash(self) -> str:
-        """Returns what tells these data from others, quickly: every node must have the same ones."""
-        parts: list[TokenSet | Items] = [*self.trained] if isinstance(self.trained, tuple) else [self.trained]
+        """Returns what tells these data and the job's weights from others, quickly: every node must have the same."""
+        parts: list[TokenSet | Items | StreamAbout]
+        if isinstance(self.trained, Blocks):
+            parts = [self.trained.about]
+        else:
+            parts = [*self.trained] if isinstance(self.trained, tuple) else [self.trained]
         parts += [] if self.validation is None else [self.validation]
-        return " ".join(part.quick_hash() if isinstance(part, TokenSet) else part.fingerprint for part in parts)
+        hashed = [part.quick_hash() if isinstance(part, TokenSet) else part.fingerprint for part in parts]
+        weights = self.job.model.weights
+        return " ".join(hashed if weights is None else [*hashed, _hash_of_weights(Path(weights))])
 
     def sampler(self, *, masked_lm: bool, has_encoder: bool = False) -> Sampler | Mixture:
         """Returns what deals the samples to microbatches.
@@ -136,6 +193,8 @@ class JobData:
                 self._windows(tokens, part, masked_lm, field)
                 for tokens, part, field in zip(self.trained, section.parts, _fields(section), strict=True)
             ]
+        elif isinstance(self.trained, Blocks):
+            samples = [self._stream(self.trained, masked_lm)]
         else:
             samples = [self.trained]
         samplers = [Sampler(one, job.train, eval_share=share, validation=validation) for one in samples]
@@ -149,6 +208,22 @@ class JobData:
                 f"Set it to {most}, or give more data to evaluate on."
             )
         return sampler
+
+    def _stream(self, blocks: Blocks, masked_lm: bool = False) -> StreamSamples:
+        from planaria.data.samples.windows import Labelling
+        from planaria.data.streams.shuffled import StreamSamples
+
+        about, section = blocks.about, self.job.data
+        label = None
+        if about.vocab_size is not None:
+            label = Labelling(
+                vocab_size=about.vocab_size,
+                mask_token_id=about.mask_token_id,
+                tokenizer=about.tokenizer,
+                mask_probability=section.mask_probability,
+                masked_lm=masked_lm,
+            )
+        return StreamSamples(blocks, section, self.job.train, label)
 
     def _windows(self, tokens: TokenSet, section: DataSection, masked_lm: bool, field: str) -> Samples:
         train = self.job.train
@@ -181,6 +256,8 @@ def prepare(
 ) -> JobData:
     """Opens a job's data; tokens are written to a folder first, where they are not there already.
 
+    Of a stream a process is started that reads it until the data are closed.
+
     Args:
         job: whose they are.
         folder: of the tokens, see `prepare_tokens`.
@@ -192,11 +269,8 @@ def prepare(
         DataError: they cannot be had.
         UserError: the function of a dataset cannot be imported.
     """
-    if is_dataset(job.data.source):
-        data = open_data(job, folder)
-        check(data.identity)
-        return data
-
+    if is_dataset(job.data.source) or is_hub_stream(job.data.source):
+        return _prepare_unmade(job, folder, check, tell)
     cache = Path(job.run.folder) / _CACHE
     staged: list[StagedTokens] = []
     try:
@@ -207,13 +281,61 @@ def prepare(
         for one in staged:
             one.discard()
         raise
+    remove_stream(folder)
     trained = tuple(one.take() for one in staged)
     if not job.eval.source:
         shutil.rmtree(_validation_folder(folder), ignore_errors=True)
         return JobData(job=job, trained=trained, validation=None)
-    section = msgspec.structs.replace(job.data, source=job.eval.source, sources=())
-    validation = prepare_tokens(section, _validation_folder(folder), cache=cache, tell=tell, field="eval.source")
-    return JobData(job=job, trained=trained, validation=validation)
+    return JobData(job=job, trained=trained, validation=_prepare_validation(job, folder, cache, tell))
+
+
+def _prepare_validation(job: Job, folder: Path, cache: Path, tell: Tell) -> TokenSet:
+    section = msgspec.structs.replace(job.data.as_no_stream, source=job.eval.source, sources=())
+    return prepare_tokens(section, _validation_folder(folder), cache=cache, tell=tell, field="eval.source")
+
+
+def _prepare_unmade(job: Job, folder: Path, check: Check, tell: Tell) -> JobData:
+    """Opens data of which nothing is written before: a dataset, or a stream, whose reader is started."""
+    made = None
+    if is_dataset(job.data.source):
+        from planaria.data.samples.items import called
+        from planaria.data.streams.preparation import is_stream
+
+        made = called(job.data.source, job.data.config, "data.source")
+        if not is_stream(made):
+            data = _with_items(job, made)
+            check(data.identity)
+            remove_stream(folder)
+            return data
+    from planaria.data.streams.preparation import prepare_stream
+
+    blocks = prepare_stream(job, folder, lambda about: check(stream_identity(job, about)), made)
+    reader = ReaderProcess(job, blocks)
+    if not is_dataset(job.data.source):
+        if job.eval.source:
+            _prepare_validation(job, folder, Path(job.run.folder) / _CACHE, tell)
+        keep_tokenizer(load_tokenizer(job.data.tokenizer), folder)
+    data = replace(_with_stream(job, blocks, folder), reader=reader)
+    reader.start()
+    return data
+
+
+@contextmanager
+def reader_standing_by(job: Job, folder: Path) -> Iterator[None]:
+    """Has a process at hand that reads a run's stream when its reader, perhaps on another host, is gone.
+
+    Args:
+        job: whose stream it is, if it has one.
+        folder: of the run's data.
+    """
+    blocks = open_stream(folder)
+    if blocks is None:
+        yield
+        return
+    reader = ReaderProcess(job, blocks)
+    reader.start(stands_by=True)
+    with closing(reader):
+        yield
 
 
 def open_data(job: Job, folder: Path) -> JobData:
@@ -223,18 +345,81 @@ def open_data(job: Job, folder: Path) -> JobData:
         DataError: there are none.
         UserError: the function of a dataset cannot be imported.
     """
+    if (blocks := open_stream(folder)) is not None:
+        return _with_stream(job, blocks, folder)
     if not is_dataset(job.data.source):
         validation = open_tokens(_validation_folder(folder)) if job.eval.source else None
         trained = tuple(open_tokens(place) for place in token_folders(job, folder))
         return JobData(job=job, trained=trained, validation=validation)
+    from planaria.data.samples.items import called
+
+    return _with_items(job, called(job.data.source, job.data.config, "data.source"))
+
+
+def _with_items(job: Job, made: Any) -> JobData:
+    from planaria.data.samples.dataset import items_of
+
+    items = items_of(made, f"data.source = {job.data.source!r}")
+    for name in STREAM_FIELDS:
+        if (value := getattr(job.data, name)) != getattr(DataSection(), name):
+            raise DataError(f"data.{name} = {value} is for streams, and {items.named} is a dataset. Leave it out.")
+    validation = _validation_items(job)
+    if validation is not None:
+        validation.check_like(items.kinds, items.named)
+    return JobData(job=job, trained=items, validation=validation)
+
+
+def _with_stream(job: Job, blocks: Blocks, folder: Path) -> JobData:
+    if not is_dataset(job.data.source):
+        validation = open_tokens(_validation_folder(folder)) if job.eval.source else None
+        return JobData(job=job, trained=blocks, validation=validation)
+    if job.eval.share:
+        raise DataError(
+            f"eval.share = {job.eval.share} cannot be of a stream, which {blocks.about.named} is. Set eval.source."
+        )
+    items = _validation_items(job)
+    if items is not None:
+        items.check_like(blocks.about.kinds, blocks.about.named)
+    return JobData(job=job, trained=blocks, validation=items)
+
+
+def _validation_items(job: Job) -> Items | None:
     from planaria.data.samples.dataset import load_items
 
-    items = load_items(job.data.source, job.data.config, "data.source")
     if not job.eval.source:
-        return JobData(job=job, trained=items, validation=None)
-    other = load_items(job.eval.source, {**job.data.config, **job.eval.config}, "eval.source")
-    other.check_like(items)
-    return JobData(job=job, trained=items, validation=other)
+        return None
+    return load_items(job.eval.source, {**job.data.config, **job.eval.config}, "eval.source")
+
+
+def stream_identity(job: Job, about: StreamAbout) -> DataIdentity:
+    """Returns what determines the samples of a job with a stream."""
+    is_text = about.vocab_size is not None
+    return DataIdentity(
+        content=about.fingerprint,
+        tokens=about.looked_at,
+        tokenizer=about.tokenizer_identity,
+        vocab_size=about.vocab_size or 0,
+        sequence_length=job.train.sequence_length if is_text else 0,
+        mask_probability=job.data.mask_probability,
+        seed=job.train.seed,
+        order=KEYED,
+        unit="samples of a stream",
+        shuffle_buffer=job.data.shuffle_buffer,
+    )
+
+
+def _hash_of_weights(folder: Path) -> str:
+    """Hashes (xxh3_128, hex) names and sizes of a folder's safetensors, and evenly spaced pieces of each."""
+    digest = xxhash.xxh3_128()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        last = max(0, size - _WEIGHTS_PIECE_BYTES)
+        with path.open("rb") as file:
+            for start in sorted({index * last // (_WEIGHTS_PIECES - 1) for index in range(_WEIGHTS_PIECES)}):
+                file.seek(start)
+                digest.update(file.read(_WEIGHTS_PIECE_BYTES))
+    return digest.hexdigest()
 
 
 def token_identity(job: Job, sources: Sequence[TokensAbout]) -> DataIdentity:

@@ -17,7 +17,7 @@ from planaria.job.history import SHUFFLED
 
 Numbers = npt.NDArray[np.int64]
 
-ORDER, CHANCE, SPLIT, VALIDATION, SOURCES = range(5)
+ORDER, CHANCE, SPLIT, VALIDATION, SOURCES, SAMPLES, SHUFFLE = range(7)
 """Domains of random numbers: no two of them draw from one stream."""
 
 _ROUNDS = 4

@@ -9,6 +9,7 @@ import numpy as np
 from planaria.data.order import CHANCE, SPLIT, VALIDATION, Numbers, dealt, generator, permuted
 from planaria.data.reading.sources import DataError
 from planaria.data.samples.samples import Batch, Samples
+from planaria.data.streams.shuffled import StreamSamples
 from planaria.job.settings import TrainSection
 
 _EVERY_RUN = 0
@@ -18,8 +19,9 @@ _EVERY_RUN = 0
 class Sampler:
     """Deals samples to microbatches.
 
-    Every epoch orders the samples anew and deals each of them once, to consecutive microbatches of consecutive
-    steps. Any sampler with the same arguments gives the same microbatches, whatever was asked of it before.
+    Every epoch orders the samples anew and deals each of them once, to consecutive microbatches of consecutive steps;
+    those of a stream come as it gives them, but shuffled in groups. Any sampler with the same arguments gives the same
+    microbatches, whatever was asked of it before.
 
     Args:
         samples: what to deal.
@@ -77,6 +79,8 @@ class Sampler:
 
     def dealt(self, places: Numbers) -> Numbers:
         """Returns the numbers of the samples that are dealt at these places, counted from the first one of all."""
+        if isinstance(self._samples, StreamSamples):
+            return self._samples.dealt(places, self._train.seed)
         size = self.num_samples
         epochs, places = np.divmod(places, size)
         for epoch in np.unique(epochs):

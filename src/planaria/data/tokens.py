@@ -256,7 +256,7 @@ class StagedTokens:
             elif self._place is not None:
                 _take(about, self._folder)
             if self._source is not None:
-                _keep_tokenizer(self._source, self._folder)
+                keep_tokenizer(self._source.tokenizer, self._folder, self._source.format.template)
             if not self._is_written:
                 _write_about(about, self._folder)
         return _map(about, self._folder)
@@ -332,12 +332,12 @@ def _take(about: TokensAbout, folder: Path) -> None:
         os.replace(folder / (name + NEW), folder / name)
 
 
-def _keep_tokenizer(source: Encoding, folder: Path) -> None:
-    """Keeps what an export needs."""
-    if source.tokenizer.content is not None:
-        (folder / TOKENIZER).write_bytes(source.tokenizer.content)
-    if source.format.template:
-        (folder / CHAT_TEMPLATE).write_text(source.format.template, encoding="utf-8")
+def keep_tokenizer(tokenizer: Tokenizer, folder: Path, template: str = "") -> None:
+    """Keeps what an export needs: the tokenizer's file, and what makes a text of a chat."""
+    if tokenizer.content is not None:
+        (folder / TOKENIZER).write_bytes(tokenizer.content)
+    if template:
+        (folder / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
 
 
 def open_tokens(folder: Path) -> TokenSet:

@@ -22,6 +22,7 @@ from planaria.job.settings import (
     LoraSection,
     LrSchedule,
     ModelSection,
+    NodeRange,
     ObserveSection,
     ParameterRule,
     ResilienceSection,
@@ -36,6 +37,7 @@ from planaria.job.values import (
     is_dataset,
     is_function,
     is_host_port,
+    is_hub_weights,
     is_reference,
     is_url,
     path,
@@ -95,7 +97,7 @@ def _check_model(model: ModelSection) -> None:
             f"goes with a model that is a function, not with model.type = {shown(model.type)}",
             "Leave it out.",
         )  # fmt: skip
-    if model.weights is not None:
+    if model.weights is not None and not is_hub_weights(model.weights):
         path("model.weights", model.weights)
     if model.loss is not None:
         function("model.loss", model.loss)
@@ -224,7 +226,15 @@ def _check_precision(job: Job) -> None:
 
 
 def _check_cluster(cluster: ClusterSection) -> None:
-    at_least("cluster.nodes", cluster.nodes, 1)
+    if isinstance(cluster.nodes, NodeRange):
+        at_least("cluster.nodes.least", cluster.nodes.least, 1)
+        if cluster.nodes.most < cluster.nodes.least:
+            refuse(
+                "cluster.nodes.most", cluster.nodes.most, f"is below cluster.nodes.least = {cluster.nodes.least}",
+                f"Set it to {cluster.nodes.least} or more.",
+            )  # fmt: skip
+    else:
+        at_least("cluster.nodes", cluster.nodes, 1)
     at_least("cluster.devices_per_node", cluster.devices_per_node, 1)
     at_least("cluster.most_workers", cluster.most_workers, 0)
     at_least("cluster.memory_gb", cluster.memory_gb, 0)
@@ -270,7 +280,7 @@ def check_dealing(cluster: ClusterSection) -> None:
 
     A name may be repeated where there is one for each node. Raises UserError.
     """
-    zones, nodes = cluster.zones, cluster.nodes
+    zones, nodes = cluster.zones, cluster.least_nodes
     if len(zones) > nodes:
         refuse(
             "cluster.zones", list(zones), f"are {len(zones)} names, and cluster.nodes is {nodes}",
@@ -397,14 +407,14 @@ def _check_replicas(job: Job) -> None:
     nodes_each = max(1, job.resilience.min_nodes_per_pipeline)
     if job.resilience.policy is PolicyName.REDUNDANCY and nodes_each > 1:
         pipelines = -(-pipelines // 2)  # an owner and its shadow are two replicas
-    if job.cluster.nodes < pipelines * nodes_each:
+    if job.cluster.least_nodes < pipelines * nodes_each:
         each = f"{nodes_each} node{'s' if nodes_each > 1 else ''} each"
-        possible = job.cluster.nodes // nodes_each - 1
+        possible = job.cluster.least_nodes // nodes_each - 1
         lower = f", or set resilience.fault_tolerance = {possible}" if possible >= 0 else ""
         refuse(
             "resilience.fault_tolerance", tolerance,
             f"needs {pipelines} pipelines of {each} ({pipelines * nodes_each} nodes), "
-            f"but cluster.nodes = {job.cluster.nodes}",
+            f"but cluster.nodes = {job.cluster.least_nodes}",
             f"Set cluster.nodes = {pipelines * nodes_each} or more{lower}.",
         )  # fmt: skip
     if job.train.num_microbatches < pipelines:
@@ -417,16 +427,22 @@ def _check_replicas(job: Job) -> None:
 
 
 def _check_budget(job: Job) -> None:
-    budget, nodes = job.budget, job.cluster.nodes
+    budget, nodes = job.budget, job.cluster.least_nodes
     at_least("budget.price", budget.price, 0)
+    positive("budget.price_every_s", budget.price_every_s)
+    if budget.price_command:
+        text("budget.price_command", budget.price_command)
     for zone, price in budget.zones.items():
         at_least(f"budget.zones.{zone}", price, 0)
     for name, limit in (("total", budget.total), ("per_hour", budget.per_hour)):
         if limit is None:
             continue
         positive(f"budget.{name}", limit)
-        if not budget.price and not budget.zones:
-            raise UserError(f"budget.{name} = {limit:g} needs budget.price, in dollars for a node and an hour.")
+        if not budget.is_counted:
+            raise UserError(
+                f"budget.{name} = {limit:g} needs budget.price, in dollars for a node and an hour, or "
+                "budget.price_command, which prints them."
+            )
     if budget.per_hour is None:
         return
     zones = job.cluster.zones or ("",)

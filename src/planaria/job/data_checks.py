@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from planaria.job.data_settings import DataSection, Packing, TooLong
+from planaria.job.data_settings import STREAM_FIELDS, DataSection, Packing, TooLong
 from planaria.job.settings import Device, Job
-from planaria.job.values import at_least, is_dataset, path, positive, refuse, shown, text
+from planaria.job.values import at_least, is_dataset, is_hub_stream, path, positive, refuse, shown, text
 
 
 def check_data(data: DataSection) -> None:
@@ -18,18 +18,35 @@ def check_data(data: DataSection) -> None:
     path("data.tokenizer", data.tokenizer)
     if not 0 < data.mask_probability < 1:
         refuse("data.mask_probability", data.mask_probability, "is not between 0 and 1", "Set for instance 0.15.")
+    at_least("data.shuffle_buffer", data.shuffle_buffer, 1)
+    if not (data.stream_disk_gb >= 0 and math.isfinite(data.stream_disk_gb)):
+        refuse("data.stream_disk_gb", data.stream_disk_gb, "is below 0 or not finite", "Set it to 0 to keep all.")
     if not is_dataset(data.source):
+        _check_stream(data)
         _check_config("data", data.config, data.source)
         _check_examples(data, data)
         _check_sources(data)
         return
-    unheeded = msgspec.structs.replace(data, source=DataSection().source, config={})
+    unheeded = msgspec.structs.replace(data.as_no_stream, source=DataSection().source, config={})
     for name in data.__struct_fields__:
         if getattr(unheeded, name) != getattr(DataSection(), name):
             refuse(
                 f"data.{name}", getattr(data, name), f"is for tokens, not for a dataset ({shown(data.source)})",
                 "Leave it out, and give the function what it needs in [data.config].",
             )  # fmt: skip
+
+
+def _check_stream(data: DataSection) -> None:
+    """Refuses what a stream of texts cannot be, and its fields where there is none."""
+    if not is_hub_stream(data.source):
+        for name in STREAM_FIELDS:
+            if (value := getattr(data, name)) != getattr(DataSection(), name):
+                refuse(f"data.{name}", value, f"is for streams, and {shown(data.source)} is none", "Leave it out.")
+    elif data.has_answers or data.windows is not Packing.ACROSS:
+        refuse(
+            "data.source", data.source, "is a stream, which is packed across documents",
+            "Leave out messages, prompt and packing, or read its first rows (rows=N in place of stream=true).",
+        )  # fmt: skip
 
 
 def _check_config(section: str, config: Mapping[str, object], source: str) -> None:
@@ -49,6 +66,11 @@ def _check_sources(data: DataSection) -> None:
         text(f"{field}.source", given.source)
         if is_dataset(given.source):
             refuse(f"{field}.source", given.source, "is a dataset, and only texts are mixed", "Mix in that dataset.")
+        if is_hub_stream(given.source):
+            refuse(
+                f"{field}.source", given.source, "is a stream, and only texts with an end are mixed",
+                "Give its first rows (rows=N in place of stream=true).",
+            )  # fmt: skip
         positive(f"{field}.weight", given.weight)
         _check_examples(section, data)
 
@@ -87,6 +109,13 @@ def check_eval(job: Job) -> None:
                 "eval.source", section.source, f"is of another kind than data.source = {shown(job.data.source)}",
                 'Give functions that return datasets ("module:function") for both, or paths for both.',
             )  # fmt: skip
+        if is_hub_stream(section.source):
+            refuse(
+                "eval.source", section.source, "is a stream, which has no end",
+                "Give its first rows (rows=N in place of stream=true).",
+            )  # fmt: skip
+    if section.share and is_hub_stream(job.data.source):
+        refuse("eval.share", section.share, "cannot be of a stream, which has no end", "Set eval.source.")
     if not is_dataset(section.source):
         _check_config("eval", section.config, section.source)
     if not 0 <= section.share < 1:

@@ -80,6 +80,10 @@ class SourceSection(Section, frozen=True):
     chat_template: str = ""
 
 
+STREAM_FIELDS = ("shuffle_buffer", "stream_disk_gb", "repeat")
+"""Fields of [data] that are for streams alone."""
+
+
 class DataSection(Section, frozen=True):
     """[data]
 
@@ -88,7 +92,7 @@ class DataSection(Section, frozen=True):
     Attributes:
         source: "python-stdlib", or a file, a folder or a glob of text, JSON Lines, Parquet, Arrow or token ids; see
             docs/howto/own-data.md. Or a URL of them, or "hf://OWNER/NAME", a dataset of the Hugging Face hub. Or
-            "module:function" returning a map-style dataset; see docs/howto/own-dataset.md.
+            "module:function" returning a map-style dataset, or a stream; see docs/howto/own-dataset.md.
         config: keyword arguments of that function. The fields below are for tokens only.
         tokenizer: "bytes", or the path of a Hugging Face tokenizer.json.
         mask_probability: share of tokens that masked-LM models must predict.
@@ -106,6 +110,10 @@ class DataSection(Section, frozen=True):
         too_long: what to do about a chat, a pair or a padded document that no window holds: cut its end off, or drop it
             and count it.
         sources: several sources, each with its weight; see [[data.sources]].
+        shuffle_buffer: samples of a stream that are shuffled together; 1: they come in the stream's order.
+        stream_disk_gb: of a stream's samples, how many are kept in the run folder; those that are needed again after a
+            loss are then read again. 0: all of them.
+        repeat: whether a stream that ends before the last step begins anew. Left out, the run fails there.
     """
 
     source: str = DataSource.PYTHON_STDLIB.value
@@ -123,6 +131,9 @@ class DataSection(Section, frozen=True):
     packing: Packing | None = None
     too_long: TooLong = TooLong.CUT
     sources: tuple[SourceSection, ...] = ()
+    shuffle_buffer: int = 10_000
+    stream_disk_gb: float = 0.0
+    repeat: bool = False
 
     @property
     def parts(self) -> tuple[DataSection, ...]:
@@ -132,6 +143,12 @@ class DataSection(Section, frozen=True):
             msgspec.structs.replace(self, sources=(), **{name: getattr(one, name) for name in fields})
             for one in self.sources
         ) or (self,)
+
+    @property
+    def as_no_stream(self) -> DataSection:
+        """Returns these without what is for streams alone."""
+        none = DataSection()
+        return msgspec.structs.replace(self, **{name: getattr(none, name) for name in STREAM_FIELDS})
 
     @property
     def has_answers(self) -> bool:

@@ -141,10 +141,10 @@ def check_faults(faults: Sequence[Fault], job: Job) -> None:
     for fault in faults:
         spec = str(fault)
         is_of_node = fault.kind is not FaultKind.COORDINATOR
-        if is_of_node and not 0 <= fault.node < job.cluster.nodes:
+        if is_of_node and not 0 <= fault.node < job.cluster.least_nodes:
             raise UserError(
                 f"--fail {spec}: the job has no node {fault.node}. "
-                f"Its {job.cluster.nodes} nodes are numbered 0 to {job.cluster.nodes - 1}."
+                f"Its {job.cluster.least_nodes} nodes are numbered 0 to {job.cluster.least_nodes - 1}."
             )
         if not 1 <= fault.step <= job.train.steps:
             raise UserError(

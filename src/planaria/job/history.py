@@ -25,10 +25,11 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
         seed: of the order of windows, and of what is masked.
         order: of the samples. A run keeps the one that it began with.
         eval_share: share of the windows, or of the samples, that are held out.
-        unit: what is counted: tokens, or the samples of a dataset.
+        unit: what is counted: tokens, the samples of a dataset, or the first samples of a stream.
         packing: how documents come into windows.
         too_long: what was done about a document that no window holds.
         weights: of several sources; none: there is one.
+        shuffle_buffer: samples of a stream that are shuffled together; 0: they are no stream's.
     """
 
     content: str
@@ -44,6 +45,7 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
     packing: str = "across"
     too_long: str = "cut"
     weights: tuple[float, ...] = ()
+    shuffle_buffer: int = 0
 
     def changes(self, now: DataIdentity) -> list[str]:
         """Returns what differs in `now`, for people; empty where the samples are the same."""
@@ -63,6 +65,7 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
             ("packing", "data.packing is {}, not {}"),
             ("too_long", "data.too_long is {}, not {}"),
             ("weights", "the weights of the sources are {}, not {}"),
+            ("shuffle_buffer", "data.shuffle_buffer is {}, not {}"),
         ):
             before, after = getattr(self, name), getattr(now, name)
             if before != after:
@@ -92,6 +95,12 @@ class JobInterval(msgspec.Struct, frozen=True, kw_only=True):
 
 History = tuple[JobInterval, ...]
 """A run's stretches, in order; the last is in force. Empty: not known, of a checkpoint before there were any."""
+
+
+def order_of(history: Sequence[JobInterval]) -> str:
+    """Returns the order in which a run's samples come; that of new runs, if it had none."""
+    data = history[-1].data if history else None
+    return KEYED if data is None else data.order
 
 
 def schedule_ends(history: Sequence[JobInterval]) -> tuple[tuple[int, int], ...]:

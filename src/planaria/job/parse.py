@@ -326,7 +326,7 @@ def _expected(expected: Any) -> str:
         return _EXPECTED[expected]
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (types.UnionType, typing.Union):
-        return _expected(next(part for part in arguments if part is not types.NoneType))
+        return ", or ".join(_expected(part) for part in reversed(arguments) if part is not types.NoneType)
     if origin is tuple and isinstance(arguments[0], type) and issubclass(arguments[0], Section):
         return "a list of tables"
     if origin is tuple and arguments[-1] is Ellipsis:

@@ -140,7 +140,8 @@ class ModelSection(Section, frozen=True):
         type: a Hugging Face model type (gpt2, qwen3, bert, t5, ...), "auto" for the type of `weights`, or
             "module:function" returning a list of layers or a torch.nn.Module.
         config: overrides of the Hugging Face config, or keyword arguments of the function.
-        weights: local Hugging Face folder to start from; random weights when absent.
+        weights: local Hugging Face folder to start from, or "hf://OWNER/NAME?revision=main", a model of the hub by its
+            name; random weights when absent.
         split_at: paths of the modules between which a model can be cut, a star for any one name, as in
             "encoder.layers.*"; by default the members of the model's own lists of blocks.
         loss: "module:function" (outputs, batch) -> scalar; only for a model that is a function.
@@ -278,11 +279,24 @@ class TrainSection(Section, frozen=True):
         return self.global_batch // self.microbatch
 
 
+class NodeRange(Section, frozen=True):
+    """[cluster.nodes]
+
+    Attributes:
+        least: machines that the job starts on.
+        most: that it grows to as they come; plans are made for so many.
+    """
+
+    least: int
+    most: int
+
+
 class ClusterSection(Section, frozen=True):
     """[cluster]
 
     Attributes:
-        nodes: machines that the job starts on.
+        nodes: machines that the job starts on. { least = 8, most = 32 }: it starts on 8, grows to 32 as they come, and
+            gives back those that bring too little; see docs/howto/hosts.md.
         devices_per_node: worker processes on each.
         device: cpu, cuda, or emulated: processes, messages and recoveries as ever, but nothing is computed; layers
             and messages take the times that `profile` gives, losses and weights are made up, no data is needed.
@@ -307,7 +321,7 @@ class ClusterSection(Section, frozen=True):
             least, as far as there are 16 MB of memory for each. A job with more is refused.
     """
 
-    nodes: int
+    nodes: NodeRange | int
     devices_per_node: int = 1
     device: Device = Device.CPU
     profile: str | None = None
@@ -321,6 +335,16 @@ class ClusterSection(Section, frozen=True):
     data_encryption: bool = True
     zones: tuple[str, ...] = ()
     most_workers: int = 0
+
+    @property
+    def least_nodes(self) -> int:
+        """Returns how many nodes the job starts on."""
+        return self.nodes.least if isinstance(self.nodes, NodeRange) else self.nodes
+
+    @property
+    def most_nodes(self) -> int | None:
+        """Returns how many nodes the job grows to; None: it names no range, and takes all that come."""
+        return self.nodes.most if isinstance(self.nodes, NodeRange) else None
 
     def zone_of(self, node: int) -> str:
         """Returns the zone of a node that is a process of this machine; "": it has none."""
@@ -461,13 +485,23 @@ class BudgetSection(Section, frozen=True):
         zones: dollars for a node and an hour of a zone, where that is another price.
         total: dollars that the run may cost, with all parts of it. Before the step that would go beyond, it saves and
             ends with exit code 3; --resume with more goes on.
-        per_hour: dollars an hour that its nodes may cost together: more are not started.
+        per_hour: dollars an hour that its nodes may cost together: nodes beyond cluster.nodes (its least) that would
+            cost more are not started, nor kept when prices rise.
+        price_command: command of the shell that prints the dollars for a node and an hour of now; "": `price` holds.
+        price_every_s: seconds after which it is asked again.
     """
 
     price: float = 0.0
     zones: Mapping[str, float] = {}
     total: float | None = None
     per_hour: float | None = None
+    price_command: str = ""
+    price_every_s: float = 300.0
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether there are prices at all."""
+        return bool(self.price or self.zones or self.price_command)
 
     def hourly(self, zones: Iterable[str]) -> float:
         """Returns the dollars an hour of nodes in these zones; "" where a node's is not known."""

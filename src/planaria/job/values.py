@@ -15,6 +15,8 @@ from planaria.job.errors import UserError
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _FUNCTION = re.compile(rf"{_DOTTED}:{_DOTTED}")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_HUB_STREAM = re.compile(r"hf://[^?]*\?(.*&)?stream=true(&.*)?")
+_HUB_WEIGHTS = re.compile(r"hf://(?!datasets/|spaces/)[\w.-]+/[\w.-]+(\?revision=[\w./-]+)?")
 _MAX_SHOWN = 80
 
 ETCD_URL = "etcd://"
@@ -52,6 +54,16 @@ def is_host_port(text: str) -> bool:
     """Whether a text is HOST:PORT."""
     host, _, port = text.rpartition(":")
     return bool(host) and port.isascii() and port.isdecimal() and 0 < int(port) < 65536
+
+
+def is_hub_stream(source: str) -> bool:
+    """Whether a source is a dataset of the hub that is read while a run trains ("hf://OWNER/NAME?stream=true")."""
+    return _HUB_STREAM.fullmatch(source) is not None
+
+
+def is_hub_weights(weights: str) -> bool:
+    """Whether `model.weights` is a model of the hub by its name ("hf://OWNER/NAME?revision=main"), and no folder."""
+    return _HUB_WEIGHTS.fullmatch(weights) is not None
 
 
 def refuse(field: str, value: object, problem: str, remedy: str) -> NoReturn:

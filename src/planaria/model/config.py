@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 from planaria.job.data_settings import DOCUMENT_POSITIONS, SOURCE_MASK
 from planaria.job.settings import TrainSection
 from planaria.model.model import Batch, ModelError
-from planaria.model.weights import WeightsFolder
+from planaria.model.weights.folder import WeightsFolder
 
 _ABOUT_THE_FILE = frozenset({"architectures", "model_type", "transformers_version", "_name_or_path", "dtype"})
 TOKEN_MASK = "attention_mask"

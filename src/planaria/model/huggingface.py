@@ -27,7 +27,7 @@ from planaria.model.recording import Call, CannotCut, Recording, is_whole, recor
 from planaria.model.tensors.batch_norms import first_values, refusal, statistics
 from planaria.model.tensors.grouping import LayerParameter, group_parameters, parameter_specs
 from planaria.model.tensors.lora import add_adapters, base_name, initial_values, is_adapters, merged
-from planaria.model.weights import WeightsFolder
+from planaria.model.weights.folder import WeightsFolder
 
 
 class HuggingFaceModel:

@@ -123,7 +123,7 @@ def load_huggingface_model(
         taken_of,
     )
     from planaria.model.huggingface import HuggingFaceModel
-    from planaria.model.weights import WeightsFolder
+    from planaria.model.weights.folder import WeightsFolder
 
     if section.type == AUTO_MODEL and section.weights is None:
         raise ModelError('model.type = "auto" is the type of model.weights, and that is missing. Name a folder.')

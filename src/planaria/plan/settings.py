@@ -28,6 +28,7 @@ class PlannerSettings:
         num_microbatches: microbatches in one step, over all pipelines.
         fault_tolerance: f. Plans have at least f + 1 pipelines.
         num_nodes: nodes at job start; templates are made for it and serve any smaller number.
+        most_nodes: nodes that may come to be there, for which templates are made too; 0: num_nodes.
         devices_per_node: M: the devices, and so workers, of each node.
         memory_bytes: of one device; 0: unlimited.
         min_nodes: n0, the nodes of the smallest pipeline; 0: the fewest that the memory allows.
@@ -54,6 +55,7 @@ class PlannerSettings:
     devices_per_node: int
     memory_bytes: int = 0
     min_nodes: int = 0
+    most_nodes: int = 0
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     objective: Objective = Objective.STEP_TIME
     powers_of_two: bool = False
@@ -78,15 +80,20 @@ class PlannerSettings:
             value = getattr(self, name)
             if value < least:
                 raise PlanError(f"{name} is {value}; it must be at least {least}.")
-        if self.num_nodes * self.devices_per_node > MOST_DEVICES:
+        if self.largest * self.devices_per_node > MOST_DEVICES:
             raise PlanError(
-                f"{self.num_nodes} nodes of {self.devices_per_node} devices are more than the {MOST_DEVICES} devices "
+                f"{self.largest} nodes of {self.devices_per_node} devices are more than the {MOST_DEVICES} devices "
                 f"that plans are made for. Plan for {max(1, MOST_DEVICES // self.devices_per_node)} nodes or fewer."
             )
         if self.microbatch_range is not None and not 1 <= self.microbatch_range[0] <= self.microbatch_range[1]:
             raise PlanError(
                 f"microbatch_range is {self.microbatch_range}; give the fewest (at least 1) and the most microbatches."
             )
+
+    @property
+    def largest(self) -> int:
+        """Returns the most nodes for which templates are made."""
+        return max(self.num_nodes, self.most_nodes)
 
     @property
     def microbatches_per_pipeline(self) -> int:

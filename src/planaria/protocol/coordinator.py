@@ -7,10 +7,12 @@ names. Here is shown what others may know of the run.
 
 from __future__ import annotations
 
-from planaria.plan.plan import Plan, WorkerId
+from collections.abc import Mapping, Sequence
+
+from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.planner.reroute.plans import shares
 from planaria.policy.interface import Policy
-from planaria.protocol.handlers import precompute
+from planaria.protocol.handlers import joins, precompute
 from planaria.protocol.handlers.policy import refusal
 from planaria.protocol.messages.events import Command, Event
 from planaria.protocol.messages.run_measurements import RunMeasurements
@@ -107,9 +109,9 @@ class Coordinator:
         """What is known of nodes that ran out of memory."""
         return self._run.shortages
 
-    def over_hourly(self, count: int) -> str | None:
-        """Returns why so many nodes more are over the budget; None: they are not."""
-        return self._run.spending.over_hourly(count)
+    def no_room(self, started: Mapping[NodeId, str], zones: Sequence[str]) -> str | None:
+        """Returns why nodes in these zones are not started now; None if they may be. See `handlers.joins`."""
+        return joins.no_room(self._run, started, zones)
 
     @property
     def learnt(self) -> RunMeasurements:
@@ -126,6 +128,7 @@ class Coordinator:
             step=run.step - run.is_evaluating,
             steps=run.settings.train.steps,
             nodes=run.members.nodes,
+            wanted=joins.wanted(run),
             leaving=tuple(sorted(run.members.leaving)),
             pipelines=shapes(plan) if plan is not None else (),
             microbatches=shares(plan) if plan is not None else (),

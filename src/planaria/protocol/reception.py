@@ -132,7 +132,8 @@ class Reception(ABC, Generic[Connection]):
         if isinstance(message, Hello):
             raise Nonsense("a second hello")
         if isinstance(message, Alive):
-            self._judge.liveness.felt(worker, message.pulse, self._now(), message.worked_s)
+            felt, now = self._judge.liveness.felt, self._now()
+            felt(worker, message.pulse, now, message.worked_s, message.doing, message.held_bytes)
         elif isinstance(message, CutOff):
             verdict = self._judge.cut_off(worker, message.peer)
             if verdict is not None:

@@ -94,6 +94,19 @@ MOST_RESTING = 3
 FIRST_REST_STEPS = 20
 """Steps that a node rests for when it is first left out. Not measured."""
 
+# How many nodes a run has
+
+LEAST_WORTH = 0.5
+"""A node is given back if the share of the throughput that is lost without it is below this part of its share of the
+cost: then samples a dollar grow. Nodes cost the same where there are no prices. Not measured."""
+
+STEPS_BEFORE_GIVING_BACK = 50
+"""Steps with the same nodes and prices after which it is asked what one of them brings, and again after twice as many.
+Not measured."""
+
+STEPS_UNTIL_WANTED_AGAIN = 1000
+"""Steps for which no node is taken in the place of one that was given back; twice as many each time. Not measured."""
+
 # What a run learns of itself
 
 MEASURED_STEPS = 64

@@ -23,10 +23,11 @@ def check_size(job: Job) -> None:
         UserError: it has more devices than plans are made for.
     """
     cluster = job.cluster
-    if cluster.nodes * cluster.devices_per_node > MOST_DEVICES:
+    nodes = cluster.most_nodes or cluster.least_nodes
+    if nodes * cluster.devices_per_node > MOST_DEVICES:
         most = MOST_DEVICES // cluster.devices_per_node
         raise UserError(
-            f"cluster.nodes = {cluster.nodes} with cluster.devices_per_node = {cluster.devices_per_node} is more than "
+            f"cluster.nodes = {nodes} with cluster.devices_per_node = {cluster.devices_per_node} is more than "
             f"the {MOST_DEVICES} devices that plans are made for. "
             + (f"Set it to {most} or less." if most else "Set fewer cluster.devices_per_node.")
         )
@@ -38,7 +39,8 @@ def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
     return PlannerSettings(
         num_microbatches=job.train.num_microbatches,
         fault_tolerance=job.resilience.fault_tolerance,
-        num_nodes=job.cluster.nodes,
+        num_nodes=job.cluster.least_nodes,
+        most_nodes=job.cluster.most_nodes or 0,
         devices_per_node=job.cluster.devices_per_node,
         memory_bytes=int(job.cluster.memory_gb * 1e9) if job.cluster.memory_gb else profile.device.memory_bytes,
         min_nodes=job.resilience.min_nodes_per_pipeline,
@@ -134,7 +136,7 @@ def node_settings(
             faults=faults,
             import_path=None if import_path is None else str(import_path),
             metadata_url=metadata_url,
-            log=str(folder.logs / f"worker-{worker}.log"),
+            log=str(folder.worker_log(worker)),
             host=host,
             zone=zone,
             mark=mark,

@@ -99,6 +99,23 @@ OVERSUBSCRIBED = 10
 MAX_ADDED = 1024
 """Most nodes that one request may start. Not measured."""
 
+GONE_SHOWN = 32
+"""Most nodes that are gone and still told of to `planaria top`. Not measured."""
+
+MEMORY_TOLD_EVERY_S = 10.0
+"""Seconds between two heartbeats that tell how much memory a worker holds. Measured: to look takes 1.5 ms of a process
+that maps 0.4 GB, so 0.015% of a core."""
+
+TOP_EVERY_S = 1.0
+"""Seconds between two questions of `planaria top`. Not measured."""
+
+TOP_KEYS_S = 0.1
+"""Seconds for which `planaria top` waits for a key before it looks for an answer. Not measured."""
+
+TOP_PATIENCE_S = 20.0
+"""Seconds for which `planaria top` waits for a run that does not answer: a new coordinator may be coming. Not
+measured."""
+
 RECENT_KILL_S = 5.0
 """Seconds after a rise of the count within which a dead process is taken for one that was counted. Not measured."""
 
@@ -367,6 +384,15 @@ PROBE_ANSWER_WITHIN_S = 1.0
 ENGINE_POLL_S = 5.0
 """Seconds between two looks at an engine's tasks, and that a run may take to say how many nodes it has. Not
 measured."""
+
+RAY_POLL_S = 0.5
+"""Seconds between two looks at the agents on Ray: it tells from memory. Not measured."""
+
+RAY_CONNECT_S = 5.0
+"""Seconds within which the address of a Ray cluster must take a connection. Not measured."""
+
+RAY_END_S = 5.0
+"""Seconds that agents on Ray have to end by themselves, and once more after a notice. Not measured."""
 
 ENGINE_COMMAND_S = 60.0
 """Seconds that a command of an engine may take. Not measured."""

@@ -34,7 +34,9 @@ from planaria.protocol.messages.plan_delta import decode_order
 from planaria.protocol.messages.user import Answer, Request, RequestRefused, decode_answer, decode_request
 from planaria.protocol.messages.worker import (
     Challenge,
+    Doing,
     FromWorker,
+    HeldBytes,
     SavedGroup,
     Seconds,
     ToWorker,
@@ -65,7 +67,9 @@ def anything(expected: Any, draw: random.Random) -> Any:
     """Of a type that messages are made of."""
     if expected == Seconds:
         return draw.choice([0.0, 1.5, 1e9])
-    if expected == ZoneName:
+    if expected == HeldBytes:
+        return draw.choice([0, 7, 2**40])
+    if expected in (ZoneName, Doing):
         return draw.choice(["", "europe-west4-a", "\u20ac" * 128])
     if expected == Mask:
         return draw.choice(["0", "ff"])

@@ -32,7 +32,7 @@ def test_a_step_that_would_go_beyond_the_budget_is_not_begun() -> None:
     assert spending.over(step_s=3.0) is None
     assert spending.over(step_s=3.5) == "the budget is spent: 7.00 of budget.total = 10 dollars. Raise it to go on"
     refusal = "the nodes would cost 7200.00 dollars an hour, over budget.per_hour = 7000"
-    assert (spending.over_hourly(0), spending.over_hourly(1)) == (None, refusal)
+    assert (spending.over_hourly([""]), spending.over_hourly(["", ""])) == (None, refusal)
 
 
 def test_without_prices_nothing_is_counted() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from planaria.job.faults import Fault
 from planaria.job.parse import parse_job
+from planaria.job.settings import BudgetSection
 from planaria.plan.plan import NodeId
 from planaria.protocol.membership.liveness import Limits
 from planaria.protocol.messages.agent import (
@@ -21,6 +22,7 @@ from planaria.protocol.messages.agent import (
     Farewell,
     KillNode,
     NodeEnded,
+    NodeLog,
     OfferRefused,
     Ping,
     Pong,
@@ -33,11 +35,12 @@ from planaria.protocol.messages.records import NodeLost, NodeReleased, Note, Pla
 from planaria.protocol.messages.user import Request, Wish
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, Activity, Alive, PlanMessage, Pulse, Ready, encode
 from planaria.runtime.coordinator.agents import Agents
+from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
 from planaria.runtime.wire import socket_server as switchboard_module
 from planaria.runtime.wire.control_frames import control_frame, read_control
 from tests.e2e.commands import wait_until
-from tests.runtime.coordinator.test_server import DEVICES, NODES, TOKEN, Client, Running
+from tests.runtime.coordinator.test_server import DEVICES, NODES, TOKEN, Client, Running, asked
 
 JOB = parse_job(
     '[model]\ntype = "gpt2"\n[train]\nsteps = 3\nglobal_batch = 6\nmicrobatch = 1\nsequence_length = 8\n'
@@ -51,11 +54,20 @@ ENROL = Enrol(version=PROTOCOL_VERSION, token=TOKEN, identity="", host="10.0.0.1
 class Offering(Running):
     """A server whose nodes come from agents."""
 
-    def __init__(self, folder: Path, limits: Limits = Limits(), only_boot: str = "", data: str = "") -> None:  # noqa: B008
+    def __init__(
+        self,
+        folder: Path,
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
+        only_boot: str = "",
+        data: str = "",
+        welcome: Welcome = WELCOME,
+        own_folders_refused: str = "",
+        **changes: Any,
+    ) -> None:
         faults = {NodeId(1): (Fault(node=1, step=2, at="vote"),)}
         self.num_agents = 0
-        self.agents = Agents(WELCOME, TOKEN, faults, only_boot)
-        super().__init__(folder, limits, self.agents, data=data)
+        self.agents = Agents(welcome, TOKEN, faults, only_boot, b"costs", own_folders_refused)
+        super().__init__(folder, limits, self.agents, data=data, **changes)
 
     def agent(self, **changes: Any) -> AgentStandIn:
         self.num_agents += 1
@@ -97,6 +109,51 @@ def test_nodes_are_numbered_as_they_come(offering: Offering) -> None:
     agents[0][0].client.send(Ping())
     assert agents[0][0].receive() == Pong()
     assert offering.node()[1] == NODES, "one that comes later has the next number"
+
+
+def test_one_more_than_the_most_waits_as_a_spare_and_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
+    server = Offering(tmp_path, most_nodes=NODES)
+    try:
+        for _ in range(NODES):
+            server.node()
+        clients = server.join_all()
+        spare = server.agent()
+        assert spare.receive() == WELCOME
+        spare.client.send(Available())
+        told = server.wait_for(Note)
+        assert (
+            told.text
+            == f"host 10.0.0.1 waits as a spare: the run has {NODES} nodes, the most that cluster.nodes allows"
+        )
+        clients[2].socket.close()
+        assert server.wait_for(NodeLost).node == 1
+        assert spare.receive() == StartNode(node=NODES)
+    finally:
+        server.close()
+
+
+def test_nodes_that_agents_bring_beyond_the_budget_wait_until_prices_fall(tmp_path: Path) -> None:
+    price = tmp_path / "price"
+    price.write_text("2.5")
+    budget = BudgetSection(per_hour=10.0, price_command=f"cat {price}", price_every_s=0.01)
+    server = Offering(tmp_path, budget=budget)
+    try:
+        assert server.wait_for(Note).text == "a node costs 2.5 dollars an hour from now on"
+        for _ in range(NODES + 1):
+            server.node()
+        spare = server.agent()
+        assert spare.receive() == WELCOME
+        spare.client.send(Available())
+        over = "the nodes would cost 12.50 dollars an hour, over budget.per_hour = 10"
+        assert server.wait_for(Note, 2).text == f"host 10.0.0.1 waits as a spare: {over}"
+        price.write_text("cheap")
+        said = "budget.price_command printed 'cheap', which is no price; the last known price holds."
+        assert server.wait_for(Note, 3).text == said
+        price.write_text("2")
+        assert spare.receive() == StartNode(node=NODES + 1)
+        assert [note.text for note in server.of(Note)[3:]] == ["a node costs 2 dollars an hour from now on"]
+    finally:
+        server.close()
 
 
 def test_a_node_gets_the_faults_on_order_that_are_its_own(offering: Offering) -> None:
@@ -365,7 +422,7 @@ def test_a_node_with_other_data_is_sent_home_with_the_reason(tmp_path: Path) -> 
         offering.client().hello(DEVICES * node, data="another's")
         refused = agent.receive()
         assert isinstance(refused, OfferRefused)
-        assert refused.reason.startswith(f"node {node} is refused: its data are not the run's")
+        assert refused.reason.startswith(f"node {node} is refused: its data or weights are not the run's")
         assert offering.wait_for(Note).text.startswith(refused.reason)
         _, other = offering.node()
         offering.client().hello(DEVICES * other)
@@ -373,5 +430,38 @@ def test_a_node_with_other_data_is_sent_home_with_the_reason(tmp_path: Path) -> 
         _, good = offering.node()
         offering.client().hello(DEVICES * good, data="the run's")
         assert len(offering.of(Note)) == 2
+    finally:
+        offering.close()
+
+
+def test_a_host_with_a_run_folder_of_its_own(tmp_path: Path) -> None:
+    """It gets the profile, and its logs are kept in the run's folder."""
+    offering = Offering(tmp_path, own_folders_refused="the data are a stream")
+    try:
+        assert offering.agent().receive() == WELCOME
+        assert offering.agent(own_folder=True).receive() == OfferRefused(reason="the data are a stream")
+    finally:
+        offering.close()
+    run = RunFolder.create(tmp_path, "run")
+    welcome = msgspec.structs.replace(WELCOME, run_folder=str(run.path))
+    offering = Offering(run.path, welcome=welcome)
+    try:
+        assert offering.agent().receive() == welcome
+        agent = offering.agent(own_folder=True)
+        assert agent.receive() == msgspec.structs.replace(welcome, profile=b"costs")
+        agent.client.send(Available())
+        assert agent.receive() == StartNode(node=0)
+        agent.client.send(NodeLog(node=0, worker=1, tail=b"first\n"))
+        agent.client.send(NodeLog(node=0, worker=1, tail=b"second\n"))
+        agent.client.send(NodeLog(node=1, worker=2, tail=b"of a node that is not its own"))
+        agent.client.send(Ping())
+        assert agent.receive() == Pong()
+        assert run.worker_log(1).read_text() == "first\nsecond\n"
+        assert [path.name for path in run.logs.iterdir()] == ["worker-1.log"]
+        agent.client.send(NodeLog(node=0, worker=DEVICES, tail=b"of another node's worker"))
+        assert agent.client.is_closed()
+        answer = asked(offering, wish=Wish.SAVE, folder=str(tmp_path / "elsewhere"))
+        assert not answer.accepted
+        assert answer.text == f"nodes do not all see {tmp_path / 'elsewhere'}: name a URL (--to)"
     finally:
         offering.close()

@@ -141,6 +141,7 @@ class Running:
         past: JournalState | None = None,
         data: str = "",
         security: Security | None = None,
+        **changes: Any,
     ) -> None:
         planner = PlannerSettings(num_microbatches=6, fault_tolerance=1, num_nodes=NODES, devices_per_node=DEVICES)
         profile = uniform_profile(2)
@@ -154,6 +155,7 @@ class Running:
             checkpoint_root=str(folder),
             checkpoint_every=0,
             resume=None,
+            **changes,
         )
         self.nodes = StandInNodes()
         self.machine = Coordinator(settings, TemplatesPolicy.of(Planner(profile, planner)), past)

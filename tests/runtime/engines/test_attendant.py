@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from planaria.runtime.engines.attendant import Keeper, is_complete, prepare
+from planaria.runtime.engines.attendant import is_complete, prepare
 from planaria.runtime.engines.engine import EngineError, Task, TaskState
-from planaria.runtime.engines.launch_folder import Launch
+from planaria.runtime.engines.keeper import Keeper
 from planaria.runtime.engines.slurm import state_of
 from planaria.runtime.run_folder.run_folder import RunFolder
 
 
 class EngineStandIn:
     """Has the tasks that a test says, and keeps what it was asked for."""
+
+    poll_s = 0.01
 
     def __init__(self) -> None:
         self.now: list[Task] = []
@@ -43,21 +45,12 @@ class Looking(Keeper):
     """A keeper of two nodes and a spare, of which so many live as a test says."""
 
     def __init__(self, engine: EngineStandIn, said: list[str]) -> None:
-        launch = Launch(
-            job_file="/job.toml",
-            overrides=(),
-            name="job",
-            runs="/runs",
-            nodes=2,
-            spares=1,
-            python="python",
-            directory="/",
-        )
-        super().__init__(engine, launch, said.append)
+        super().__init__(engine, RunFolder(Path("/runs/job")), 2, 1, said.append)
         self.live: int | None = None
+        self.wanted = 2
 
-    def _num_live(self) -> int | None:
-        return self.live
+    def _counted(self) -> tuple[int, int] | None:
+        return None if self.live is None else (self.live, self.wanted)
 
 
 def of(*states: TaskState) -> list[Task]:
@@ -87,6 +80,23 @@ def test_a_spare_runs_while_the_engine_has_not_seen_a_loss() -> None:
     for keeper.live in (1, 1, 2, 2):
         keeper.look()
     assert engine.allowed == [2, 3, 2]
+
+
+def test_a_run_that_began_on_its_least_nodes_may_have_as_many_as_it_wants() -> None:
+    engine = EngineStandIn()
+    keeper = Looking(engine, [])
+    keeper.wanted = 4
+    engine.now = of(TaskState.RUNNING, TaskState.RUNNING, TaskState.WAITING, TaskState.WAITING, TaskState.SPARE)
+    for keeper.live in (1, 2, 2, 2):
+        keeper.look()
+    assert engine.allowed == [4], "what waits is not missing"
+    engine.now = of(*[TaskState.RUNNING] * 4, TaskState.SPARE)
+    for keeper.live in (4, 3, 3):
+        keeper.look()
+    assert engine.allowed == [4, 5], "the engine has not seen a loss"
+    keeper.wanted = 3
+    keeper.look()
+    assert engine.allowed == [4, 5, 3], "one was given back"
 
 
 def test_an_engine_that_does_not_answer_is_complained_of_once() -> None:

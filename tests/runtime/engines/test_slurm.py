@@ -50,6 +50,8 @@ def test_printed_scripts_are_all_that_is_made(job: Path) -> None:
     assert f"--tls '{job.parent}/tls'" in said
     assert TOKEN not in said
     assert [path.name for path in job.parent.iterdir()] == ["job.toml"]
+    code, grows = launch("--nodes", "2-4", "--spares", "1", "--print")
+    assert "#SBATCH --array=0-4%2\n" in grows, "the coordinator lets in more"
     done = subprocess.run(["bash", "-n"], input=said, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -58,6 +60,7 @@ def test_printed_scripts_are_all_that_is_made(job: Path) -> None:
     ("arguments", "words"),
     [
         ((), "sbatch is not there"),
+        (("--nodes", "8-4"), "'8-4' is not a number of nodes, as 16, or the fewest and the most, as 8-32."),
         (("--sbatch", "gres=gpu:8"), "no option of sbatch"),
         (("--name", "a/b"), "cannot be a folder's name"),
         (("--set", "train.steps=0"), "train.steps"),

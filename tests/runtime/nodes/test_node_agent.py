@@ -14,6 +14,7 @@ import pytest
 from planaria.job.errors import UserError
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.agent import (
+    MOST_LOG_BYTES,
     Available,
     Dismissed,
     Enrol,
@@ -21,6 +22,7 @@ from planaria.protocol.messages.agent import (
     FromAgent,
     KillNode,
     NodeEnded,
+    NodeLog,
     OfferRefused,
     Ping,
     Pong,
@@ -322,6 +324,66 @@ def test_a_node_with_another_file_system_cannot_take_part(
     error = agent.wait()
     assert isinstance(error, UserError)
     assert said in str(error)
+
+
+def test_a_host_that_does_not_see_the_run_folder_has_one_of_its_own(
+    coordinator: CoordinatorStandIn, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    agent = Running(coordinator.address, folder=own)
+    assert coordinator.accept().own_folder
+    overrides = ('cluster.device="emulated"', 'cluster.profile="x"', 'run.checkpoint_folder="memory://runs"')
+    coordinator.welcome(job=make_job(*overrides), run_folder="/nowhere/job", profile=b"costs")
+    folder = RunFolder(own / "job")
+    left = folder.worker_log(1)
+    coordinator.receive()
+    left.write_text("of an earlier run\n")
+    coordinator.send(StartNode(node=1))
+    wait_for(lambda: Processes.made and Processes.made[0].spawned)
+    told = Processes.made[0].spawned[0]
+    assert (told.log, told.data_folder, told.profile) == (str(left), str(folder.data), str(folder.profile))
+    assert folder.profile.read_bytes() == b"costs"
+    assert not left.exists()
+    left.write_bytes(b"x" * MOST_LOG_BYTES + b"its last words\n")
+
+    second = Running(coordinator.address, folder=own)
+    first = coordinator.socket
+    coordinator.accept()
+    coordinator.welcome(job=make_job(*overrides), run_folder="/elsewhere/job")
+    assert "Give each agent of a host a folder of its own" in str(second.wait())
+    coordinator.socket = first
+
+    coordinator.send(Dismissed(farewell=Farewell.OVER))
+    Processes.made[0].end("process ended with status 0")
+    log = coordinator.receive()
+    assert isinstance(log, NodeLog)
+    assert len(log.tail) == MOST_LOG_BYTES
+    assert log.tail.startswith(b"(what came before is on ")
+    assert log.tail.endswith(b"xits last words\n")
+    assert coordinator.receive() == NodeEnded(node=1, cause="process ended with status 0")
+    assert agent._thread.is_alive(), "nobody has confirmed that the log has come"
+    coordinator.hang_up()
+    assert agent.wait() is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("run.checkpoint_folder='nowhere://runs'",), "Give a URL that fsspec knows"),
+        (("run.checkpoint_folder='memory://runs'",), "data.source = 'missing.txt'"),
+        (("run.checkpoint_folder='memory://runs'", "model.weights='of-mine'"), "model.weights = 'of-mine' is not on"),
+    ],
+)
+def test_what_such_a_host_lacks_is_told_in_a_line(
+    overrides: tuple[str, ...], said: str, coordinator: CoordinatorStandIn, tmp_path: Path
+) -> None:
+    agent = Running(coordinator.address, folder=tmp_path / "own")
+    coordinator.accept()
+    coordinator.welcome(job=make_job("data.source='missing.txt'", *overrides))
+    error = agent.wait()
+    assert isinstance(error, ValueError)
+    assert said in str(error)
+    assert len(str(error).splitlines()) == 1
 
 
 def test_an_address_of_another_host_is_refused(coordinator: CoordinatorStandIn) -> None:

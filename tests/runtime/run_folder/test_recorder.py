@@ -19,7 +19,7 @@ from planaria.protocol.messages.records import (
     StepCommitted,
     StepSkipped,
 )
-from planaria.runtime.run_folder.recorder import Recorder, read_drops, read_events
+from planaria.runtime.run_folder.recorder import Recorder, read_drops, read_events, told_but_steps
 from planaria.runtime.run_folder.run_folder import RunFolder, free_name
 from planaria.runtime.run_folder.sentences import sentence
 from tests.runtime.run_folder.happenings import JOB, committed, short_run
@@ -99,6 +99,21 @@ def test_skipped_steps_count_once_and_go_with_the_steps_that_a_restore_undoes(fo
 def test_events_read_back_as_records(folder: RunFolder) -> None:
     record(folder)
     assert [happening for happening, _ in read_events(folder.events)] == short_run()
+
+
+def test_of_a_long_run_the_steps_between_are_passed_over(folder: RunFolder) -> None:
+    told = [*short_run()[:4], *(committed(step) for step in range(1, 5000)), *short_run()[5:]]
+    with Recorder(folder, JOB) as recorder:
+        for place, happening in enumerate(told):
+            recorder(happening, 1e9 + place)
+    with folder.events.open("ab") as events:
+        events.write(b'{"time":1000000000.000000,"event":"step_comm' + b"x" * 70_000)  # a crash cut it short
+    found = list(told_but_steps(folder))
+    assert found[:4] == told[:4]
+    assert found[-len(short_run()[4:]) :] == told[-len(short_run()[4:]) :]
+    assert len(found) < 50
+    with Recorder(folder, JOB):
+        assert [record for record, _ in read_events(folder.events)] == told, "the last line is whole again"
 
 
 def test_a_resumed_run_appends_and_sums_up_both_parts(folder: RunFolder) -> None:

@@ -5,6 +5,7 @@ One seed gives one history. Every promise is checked after every event (`tests.t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,9 +20,11 @@ from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.events import Finish, Restarted, WriteManifest
 from planaria.protocol.messages.journal import (
+    Fate,
     JournalCommit,
     JournalEntry,
     JournalEvaluation,
+    JournalNode,
     JournalPlan,
     decode_entry,
     encode_entry,
@@ -32,6 +35,7 @@ from planaria.protocol.phases import Phase
 from planaria.protocol.planning.memory_limits import Shortages
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
+from planaria.protocol.run.told_records import ToldRecords, untold
 from tests.testkit.cluster.clock import Clock
 from tests.testkit.cluster.disk import Disk, SavedState
 from tests.testkit.cluster.injector import Injector
@@ -50,6 +54,9 @@ PATIENCE_S = 120.0
 WAITING_PATIENCE_S = 8.0
 """Virtual seconds in which nothing happens while the job waits for nodes: then the user ends it."""
 
+LEAVE_S = 0.5
+"""Virtual seconds within which workers leave a coordinator that leads no more."""
+
 MAX_EVENTS = 200_000
 ROOT = "checkpoints"
 
@@ -63,6 +70,9 @@ class Cluster:
 
     Attributes:
         journal: what the coordinator wrote; it outlives the coordinator.
+        lead: number of the lead; the journal refuses appends of any other.
+        late: faults of the next appends, whose answers are late.
+        may_be_deposed: the lead may pass to another coordinator.
         history: lines for people.
         dark: nodes whose hosts are gone without a word.
         sent: messages that were played to the coordinator, where a schedule wants them again.
@@ -83,6 +93,9 @@ class Cluster:
         self.algebra = Algebra(self.profile.groups, setup.num_layers, schedule.seed % 97, setup.bad)
         self.workers: dict[WorkerId, Worker] = {}
         self.journal: list[bytes] = []
+        self.lead = 0
+        self.late: deque[Fault] = deque()
+        self.may_be_deposed = any(fault.kind in (FaultKind.DEPOSE, FaultKind.LATE) for fault in schedule.faults)
         self.witness = InvariantChecker(
             setup,
             schedule.weather,
@@ -106,6 +119,7 @@ class Cluster:
             waits=setup.waits,
             may_drop=True,
             evaluation=setup.evaluation,
+            budget=setup.budget,
         )
         self._policy = make_policy(setup.policy, Planner(self.profile, setup.planner))
         self._next_node = setup.num_nodes
@@ -201,6 +215,18 @@ class Cluster:
 
     # What the coordinator does
 
+    def append(self, entry: JournalEntry, number: int, lead: int) -> bool:
+        """Appends an entry, unless a try before has done it; returns whether it is there.
+
+        Only who leads may append, and only where nobody has appended what it does not know.
+        """
+        if lead != self.lead or number > len(self.journal):
+            return False
+        if number < len(self.journal):
+            return self.journal[number] == encode_entry(entry)
+        self.write_journal(entry)
+        return True
+
     def write_journal(self, entry: JournalEntry) -> None:
         machine = self.server.machine
         self.journal.append(encode_entry(entry))
@@ -213,6 +239,8 @@ class Cluster:
             case JournalPlan():
                 self.note(f"    plan {entry.message.plan.generation} for step {entry.message.step}")
                 self.witness.planned(machine, entry)
+            case JournalNode(fate=Fate.LOST):
+                self.witness.given_up(entry.node)
             case _:
                 pass
         self.happened(type(entry).__name__)
@@ -318,13 +346,35 @@ class Cluster:
     def happened(self, name: str, node: int = -1) -> None:
         self.injector.happened(name, node)
 
-    def begin_again(self, lost: Sequence[JournalEntry] | None = None) -> None:
-        """Starts a coordinator on the journal as it is. `lost`: what a power cut took of it; None: there was none."""
-        past = JournalState.of([decode_entry(entry) for entry in self.journal])
+    def pass_the_lead(self) -> None:
+        """Gives the lead to another coordinator, which begins a moment later, whatever becomes of the one before."""
+        if self.server.finished is not None:
+            return
+        self.lead += 1
+        self.note(f"* another coordinator leads, in lead {self.lead}")
+        self.clock.after(self.clock.vary(self.weather.control_s), partial(self.begin_again, None, self.lead))
+
+    def begin_again(self, lost: Sequence[JournalEntry] | None, lead: int) -> None:
+        """Starts a coordinator on the journal as it is, if the lead has not passed on.
+
+        Args:
+            lost: what a power cut took of it; None: there was none.
+            lead: of the coordinator.
+        """
+        if lead != self.lead or self.server.finished is not None:
+            return
+        entries, before = [decode_entry(entry) for entry in self.journal], self.server
+        past = JournalState.of(entries)
         self.note(f"* the coordinator begins again at step {past.step}")
         if lost is not None:
             self.witness.forget_after(past, lost)
         self.server = self._serve(past)
+        if not before.is_dead:
+            for worker in self.workers.values():
+                self.clock.after(self.clock.random.uniform(0.0, LEAVE_S), partial(worker.control.leave, before))
+        if before.lead != lead:
+            for record in untold(ToldRecords(self.schedule.setup.done), self.witness.records, entries):
+                self.publish(record, again=True)
         self.server.begin(sorted({worker.node for worker in self.workers.values()}), Restarted())
         for node in sorted({worker.node for worker in self.workers.values() if worker.is_over} - self.dark):
             if not self.server.admission.is_fenced(node):

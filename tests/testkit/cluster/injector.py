@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.events import NodeNotice, PolicyRequested, SaveRequested, StopRequested
-from planaria.protocol.messages.journal import LASTING, AnyEntry, decode_entry
+from planaria.protocol.messages.journal import LASTING, AnyEntry, JournalStop, decode_entry
 from planaria.protocol.messages.worker import Notice
 from tests.testkit.schedules.faults import DISCARD, Fault, FaultKind
 
 if TYPE_CHECKING:
     from tests.testkit.cluster.cluster import Cluster
+    from tests.testkit.server.server import Server
     from tests.testkit.worker.worker import Worker
 
 OUTSIDER = -2
@@ -25,6 +26,9 @@ OUTSIDER = -2
 
 ASK_AGAIN_S = 0.01
 """Seconds after which a user's order that found no coordinator is given again."""
+
+FOUND_S = 0.5
+"""Seconds within which a supervisor finds out that it leads no more, and ends its coordinator."""
 
 
 class Injector:
@@ -87,6 +91,10 @@ class Injector:
                 self._clock.after(0.0, partial(self._save, fault.what))
             case FaultKind.CRASH:
                 self._crash(fault)
+            case FaultKind.DEPOSE:
+                self._depose(fault)
+            case FaultKind.LATE:
+                self._cluster.late.append(fault)
             case FaultKind.PARTITION:
                 island = self._cluster.network.part(self._victims(fault))
                 self._clock.after(fault.for_s, partial(self._heal, island))
@@ -138,14 +146,27 @@ class Injector:
                 self._cluster.may_fail |= {"ran out of memory", "out of memory"}
 
     def _request_stop(self, *, discards: bool) -> None:
-        if self._cluster.server.is_dead:
+        server = self._cluster.server
+        if not server.takes_orders:
             self._clock.after(ASK_AGAIN_S, partial(self._request_stop, discards=discards))
         else:
-            self._cluster.server.handle(StopRequested(discards=discards))
+            server.handle(StopRequested(discards=discards))
+            if self._cluster.may_be_deposed:
+                self._insist(server, discards=discards)
+
+    def _insist(self, server: Server, *, discards: bool) -> None:
+        """Gives the order to end again, if it was lost with the coordinator that had it."""
+        is_kept = any(isinstance(decode_entry(entry), JournalStop) for entry in self._cluster.journal)
+        if is_kept or self._cluster.server.finished is not None:
+            return
+        if server is not self._cluster.server or server.is_dead:
+            self._request_stop(discards=discards)
+        else:
+            self._clock.after(ASK_AGAIN_S, partial(self._insist, server, discards=discards))
 
     def _switch(self, name: PolicyName) -> None:
         server = self._cluster.server
-        if server.is_dead or server.machine.awaited:
+        if not server.takes_orders or server.machine.awaited:
             self._clock.after(ASK_AGAIN_S, partial(self._switch, name))
         elif server.finished is None and (refusal := server.machine.refusal(name)) is not None:
             self._cluster.note(f"* no switch: {refusal}")
@@ -154,13 +175,13 @@ class Injector:
 
     def _save(self, folder: str) -> None:
         server = self._cluster.server
-        if server.is_dead or server.machine.awaited:
+        if not server.takes_orders or server.machine.awaited:
             self._clock.after(ASK_AGAIN_S, partial(self._save, folder))
         else:
             server.handle(SaveRequested(folder))
 
     def _drain(self, notice: NodeNotice) -> None:
-        if self._cluster.server.is_dead:
+        if not self._cluster.server.takes_orders:
             self._clock.after(ASK_AGAIN_S, partial(self._drain, notice))
         else:
             self._cluster.server.handle(notice)
@@ -178,7 +199,19 @@ class Injector:
             lost = [decode_entry(entry) for entry in journal[kept:]]
             self._cluster.note(f"* the journal loses {[type(entry).__name__ for entry in lost]}")
             del journal[kept:]
-        self._clock.after(fault.for_s, partial(self._cluster.begin_again, lost))
+        self._clock.after(fault.for_s, partial(self._cluster.begin_again, lost, self._cluster.lead))
+
+    def _depose(self, fault: Fault) -> None:
+        """Lets another coordinator lead. The one before is ended when its supervisor finds out."""
+        server = self._cluster.server
+        if server.finished is not None:
+            return
+        if fault.pause_s:
+            server.pause()
+            self._clock.after(fault.pause_s, server.resume)
+        self._clock.after(fault.for_s, self._cluster.pass_the_lead)
+        found_s = max(fault.for_s, fault.pause_s) + self._clock.random.uniform(0.0, FOUND_S)
+        self._clock.after(found_s, server.end_if_deposed)
 
     def _make_room(self) -> None:
         self._cluster.note("* room on the disk")

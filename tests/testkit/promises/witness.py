@@ -31,7 +31,7 @@ from planaria.protocol.messages.records import (
     StepSkipped,
     Waiting,
 )
-from planaria.protocol.messages.worker import Commit, StateSource, ToWorker
+from planaria.protocol.messages.worker import Commit, PlanMessage, StateSource, ToWorker
 from planaria.protocol.phases import Phase, Purpose
 from planaria.protocol.run.told_records import ToldRecords
 from planaria.protocol.step.evaluation import Evaluations, evaluated
@@ -99,6 +99,7 @@ class InvariantChecker:
         self._commits: dict[tuple[int, int], JournalCommit] = {}
         self._unwritten: set[tuple[int, int]] = set()
         self._evicted_alive: set[NodeId] = set()
+        self._given_up: set[NodeId] = set()
         self._begun = setup.done
         self._generation = 0
         self._plan: Plan | None = None
@@ -127,6 +128,20 @@ class InvariantChecker:
         """Notes that the coordinator gives the node up, and is about to have it killed."""
         if not any(worker.is_over for worker in self._workers.values() if worker.node == node):
             self._evicted_alive.add(node)
+
+    def evicted_by_deposed(self, node: NodeId) -> None:
+        """Checks that a coordinator that leads no more gives up nobody but whom the journal has as given up."""
+        self.require(node in self._given_up, f"a coordinator that leads no more gives up node {node}")
+
+    def sent_by_deposed(self, message: ToWorker) -> None:
+        """Checks that a coordinator that leads no more says nothing that the journal does not have."""
+        match message:
+            case Commit():
+                self.require((message.step, message.generation) in self._commits, f"{message} is not in the journal")
+            case PlanMessage():
+                self.require(message.plan.generation in self.before, f"{message} is not in the journal")
+            case _:
+                pass
 
     def touched(self, worker: Worker) -> None:
         """Notes that the worker's state may have changed."""
@@ -165,6 +180,10 @@ class InvariantChecker:
         self.require(reason == "the coordinator is gone", f"worker {worker.number} ended itself: {reason}")
 
     # The journal
+
+    def given_up(self, node: NodeId) -> None:
+        """Notes that the journal has a node as given up."""
+        self._given_up.add(node)
 
     def planned(self, machine: Coordinator, entry: JournalPlan) -> None:
         """Checks a plan that is taken. One that begins a step keeps f + 1 replicas."""

@@ -43,6 +43,10 @@ class FaultKind(enum.StrEnum):
     """Workers of the node, as an earlier run had it, find this run's coordinator, and show the token that both have."""
     CRASH = "crash"
     """The coordinator is killed, and begins again `for_s` later on its journal, which may have lost its end."""
+    DEPOSE = "depose"
+    """Another coordinator leads `for_s` later. The one that led is stopped for `pause_s`, and goes on beside it."""
+    LATE = "late"
+    """The answer to the journal's next append comes `for_s` later; it is carried out at once, or only then."""
     SWITCH = "switch"
     """The user wants another policy, where that is allowed."""
     STOP = "stop"
@@ -54,6 +58,9 @@ class FaultKind(enum.StrEnum):
 DISCARD = "discard"
 """Word of `STOP` for a run that ends without being saved."""
 
+APPLIED = "applied"
+"""Word of `LATE` for an append that is carried out at once."""
+
 CLEAR = frozenset(
     {
         FaultKind.KILL,
@@ -64,6 +71,8 @@ CLEAR = frozenset(
         FaultKind.REPLAY,
         FaultKind.EARLIER,
         FaultKind.CRASH,
+        FaultKind.DEPOSE,
+        FaultKind.LATE,
         FaultKind.SWITCH,
         FaultKind.STOP,
         FaultKind.SAVE,
@@ -92,9 +101,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         factor: of a slow node.
         what: kind of message that is damaged ("state", "sum", "activation", "gradient"), "": any; name of a policy;
             whether a worker whose code fails "holds" its state or "ends"; folder under which the user saves;
-            `DISCARD`.
+            `DISCARD`; `APPLIED`.
         times: how many messages are.
         cut: entries that a journal loses.
+        pause_s: for which a coordinator is stopped.
     """
 
     kind: FaultKind
@@ -109,6 +119,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     what: str = ""
     times: int = 1
     cut: int = 0
+    pause_s: float = 0.0
 
 
 def are_clear(faults: Sequence[Fault]) -> bool:

@@ -7,7 +7,7 @@ from random import Random
 
 import msgspec
 
-from tests.testkit.schedules.faults import DISCARD, Fault, FaultKind
+from tests.testkit.schedules.faults import APPLIED, DISCARD, Fault, FaultKind
 from tests.testkit.schedules.setup import Setup
 
 INSTRUCTIONS = (
@@ -22,6 +22,8 @@ SELDOM = (
     "Restored", "Waiting", "NodeLeaving", "NodeReleased",
 )  # fmt: skip
 """Events at the coordinator that happen rarely: in every run, or in some."""
+UNANSWERED = "Unanswered"
+"""An append to the journal whose answer is late has been sent."""
 
 
 def _losses(draw: Random, setup: Setup) -> list[Fault]:
@@ -161,6 +163,23 @@ def _crashes(draw: Random, setup: Setup) -> list[Fault]:
         kind = draw.choice([_death(draw), _death(draw), FaultKind.HANG, FaultKind.NOTICE])
         faults.append(when(draw, setup, node, kind=kind, nodes=(node,), for_s=draw.choice([2e-2, 0.3, 2.0])))
     return faults + _visitors(draw, setup, draw.choice([0, 0, 1]))
+
+
+def failovers(draw: Random, setup: Setup) -> list[Fault]:
+    """Returns coordinators that lose the lead, and appends to the journal that are answered late; both at once, too."""
+    faults = []
+    for _ in range(draw.choice([0, 1, 1, 2])):
+        late = when(draw, setup, -1, kind=FaultKind.LATE, for_s=draw.choice([1e-3, 2e-2, 0.3]))
+        faults.append(msgspec.structs.replace(late, what=draw.choice([APPLIED, ""])))
+    for _ in range(draw.choice([1, 1, 2])):
+        kind = draw.choice([FaultKind.DEPOSE] * 4 + [FaultKind.CRASH])
+        fault = when(draw, setup, -1, kind=kind, for_s=draw.choice([0.0, 1e-3, 2e-2, 0.3]))
+        if faults and draw.random() < 0.5:
+            fault = msgspec.structs.replace(fault, at=UNANSWERED, nth=draw.choice([1, 1, 2]), delay_s=_delay_s(draw))
+        if kind is FaultKind.DEPOSE:
+            fault = msgspec.structs.replace(fault, pause_s=draw.choice([0.0, 0.0, 1e-2, 0.1, 0.5, 3.0]))
+        faults.append(fault)
+    return faults
 
 
 def _mixture(draw: Random, setup: Setup) -> list[Fault]:

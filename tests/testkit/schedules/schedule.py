@@ -9,9 +9,12 @@ import msgspec
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import Redundancy, ScheduleKind
 from tests.testkit.schedules.faults import Fault, FaultKind
-from tests.testkit.schedules.manners import MANNERS, WEIGHTS, damages, slowness, when
+from tests.testkit.schedules.manners import MANNERS, WEIGHTS, damages, failovers, slowness, when
 from tests.testkit.schedules.setup import Setup
 from tests.testkit.schedules.weather import Weather
+
+LEAD_SHARE = 0.2
+"""Of schedules in which the lead passes to another coordinator."""
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,7 +36,8 @@ def schedule(seed: int) -> Schedule:
     """Returns the schedule of a seed."""
     draw = Random(seed)
     num_zones, is_slow = Random(f"zones of {seed}").choice([0, 0, 2, 3]), Random(f"links of {seed}").random() < 0.5
-    setup = msgspec.structs.replace(_setup(draw), num_zones=num_zones, is_slow=is_slow)
+    is_tight = Random(f"budget of {seed}").random() < 0.25
+    setup = msgspec.structs.replace(_setup(draw), num_zones=num_zones, is_slow=is_slow, is_tight=is_tight)
     manner = draw.choices(MANNERS, WEIGHTS)[0]
     if manner is slowness:
         setup = _longer(draw, setup)
@@ -58,6 +62,9 @@ def schedule(seed: int) -> Schedule:
     allowed = Random(f"allowed {seed}")
     setup = msgspec.structs.replace(setup, may_drop=allowed.random() < 0.3, may_restore=allowed.random() < 0.5)
     faults += switches
+    leads = Random(f"leads {seed}")
+    if leads.random() < LEAD_SHARE and not any(fault.cut for fault in faults):  # etcd's members lose nothing
+        faults += failovers(leads, setup)
     setup = _evaluated(Random(f"evaluation {seed}"), setup)
     return Schedule(seed=seed, setup=setup, weather=weather, faults=tuple(faults))
 

@@ -8,7 +8,7 @@ import msgspec
 
 from planaria.job.data_settings import EvalMetric, EvalSection, EvalTarget
 from planaria.job.registry import PolicyName
-from planaria.job.settings import TrainSection, WhenNotFinite
+from planaria.job.settings import BudgetSection, TrainSection, WhenNotFinite
 from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.plan import Group, Redundancy, ScheduleKind
 from planaria.plan.settings import PlannerSettings
@@ -44,6 +44,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         num_evaluated: microbatches of each.
         eval_target: accuracy that ends the run; 0: none does.
         may_restore: it may go back to a checkpoint where no replica is the last.
+        is_tight: the budget is for the nodes at the start, and those that join are given back.
         is_slow: links, so that beside a step the state of a layer or two has room.
     """
 
@@ -67,6 +68,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     redundancy: Redundancy = Redundancy.EAGER_LAZY
     may_drop: bool = False
     may_restore: bool = False
+    is_tight: bool = False
     is_slow: bool = False
     eval_every: int = 0
     num_evaluated: int = 1
@@ -84,6 +86,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         target = EvalTarget(metric=EvalMetric.ACCURACY, value=self.eval_target) if self.eval_target else None
         keeps = self.num_evaluated % 2 == 0
         return EvalSection(every=self.eval_every, microbatches=self.num_evaluated, keep_best=keeps, stop_at=target)
+
+    @property
+    def budget(self) -> BudgetSection:
+        return BudgetSection(price=1.0, per_hour=float(self.num_nodes)) if self.is_tight else BudgetSection()
 
     @property
     def train(self) -> TrainSection:

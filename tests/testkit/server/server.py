@@ -6,6 +6,8 @@ between any two commands; its journal is a list that outlives it, and so do the 
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,8 @@ from planaria.protocol.run.replay import JournalState
 from planaria.protocol.thresholds import DETECTOR_TICK_S
 from tests.testkit.cluster.disk import DiskFull
 from tests.testkit.cluster.network import COORDINATOR, Network, Way
+from tests.testkit.schedules.faults import APPLIED
+from tests.testkit.schedules.manners import UNANSWERED
 from tests.testkit.server.wire import Wire
 from tests.testkit.worker.worker import Worker
 
@@ -60,6 +64,7 @@ class Connection:
         up: to the coordinator.
         down: from it.
         is_closed: by the coordinator.
+        is_left: by the worker, which hears nothing on it any more.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class Connection:
         self.worker: WorkerId | None = None
         self.up = Way(network, place, COORDINATOR, mean_s)
         self.down = Way(network, COORDINATOR, place, mean_s)
-        self.is_closed = False
+        self.is_closed = self.is_left = False
         self._server: Server | None = None
         self._wire = wire
 
@@ -93,7 +98,7 @@ class Connection:
     def send(self, message: ToWorker | Challenge) -> None:
         if self.process is not None:
             order, read = self.process.order, self._wire.order(message) if self._wire else lambda: message
-            self.down.send(lambda: order(read()))
+            self.down.send(lambda: None if self.is_left else order(read()))
 
     def tell(self, cluster: Cluster, message: FromWorker) -> None:
         """Sends a message from the worker."""
@@ -116,6 +121,7 @@ class Server(Reception[Connection]):
         admission: who belongs to the job, and who is refused.
         accepted: every connection that there ever was.
         finished: how the run ended.
+        lead: in which it serves.
     """
 
     def __init__(self, machine: Coordinator, cluster: Cluster, past: JournalState | None = None) -> None:
@@ -124,6 +130,11 @@ class Server(Reception[Connection]):
         super().__init__(machine, self.admission, Judge(self.admission, LIMITS, 0.0, cluster.clock.now), past)
         self.accepted: list[Connection] = []
         self.finished: Finish | None = None
+        self.lead = cluster.lead
+        self._next = len(cluster.journal)
+        self._pauses = 0
+        self._held: deque[Callable[[], None]] = deque()
+        """What it does when it goes on: the rest of a batch of commands, and what it heard meanwhile."""
         self._cluster = cluster
         self._clock = cluster.clock
         self._incarnation = past.restarts + 1 if past else 0
@@ -146,10 +157,41 @@ class Server(Reception[Connection]):
     def _lives(self) -> bool:
         return not self._is_dead
 
+    @property
+    def is_deposed(self) -> bool:
+        """Whether the lead has passed to another, which it need not know."""
+        return self.lead != self._cluster.lead
+
+    @property
+    def takes_orders(self) -> bool:
+        """Whether a user who looks for the coordinator finds this one, and is heard."""
+        return self._lives and not self.is_deposed and not self._pauses
+
+    def pause(self) -> None:
+        """Stops the process, between any two of its commands, until `resume` is called as often."""
+        self._pauses += 1
+
+    def resume(self) -> None:
+        self._pauses -= 1
+        if self._pauses:
+            return
+        held, self._held = self._held, deque()
+        while held and self._lives and not self._pauses:
+            held.popleft()()
+        self._held.extend(held)
+
+    def end_if_deposed(self) -> None:
+        if self._lives and self.is_deposed:
+            self._cluster.note("* a coordinator that leads no more is ended")
+            self.die()
+
     # Connections
 
     def take(self, connection: Connection, message: FromWorker) -> None:
         if self._is_dead or connection.is_closed:
+            return
+        if self._pauses:
+            self._held.append(partial(self.take, connection, message))
             return
         try:
             self._receive(connection, message)
@@ -176,6 +218,9 @@ class Server(Reception[Connection]):
         """Drops a connection that ended."""
         if self._is_dead or connection.is_closed:
             return
+        if self._pauses:
+            self._held.append(partial(self.drop, connection, cause))
+            return
         connection.close()
         self._ended(connection, cause)
 
@@ -187,13 +232,16 @@ class Server(Reception[Connection]):
         """Removes the nodes whose workers are silent or hang."""
         if self._is_dead or self.finished is not None:
             return
-        self._judge_all(self._clock.now)
+        if not self._pauses:
+            self._judge_all(self._clock.now)
         self._clock.after(DETECTOR_TICK_S, self._look_at_the_clock)
 
     # The machine
 
     def handle(self, event: Event) -> None:
-        if self._lives:
+        if self._pauses:
+            self._held.append(partial(self.handle, event))
+        elif self._lives:
             super().handle(event)
             self._prepare(PIECES)
 
@@ -215,7 +263,9 @@ class Server(Reception[Connection]):
             pieces -= 1
 
     def _carry_out(self, command: Command) -> None:
-        if self._lives:
+        if self._pauses:
+            self._held.append(partial(self._carry_out, command))
+        elif self._lives:
             super()._carry_out(command)
 
     def _execute(self, command: Command) -> None:
@@ -224,9 +274,10 @@ class Server(Reception[Connection]):
             case Send(worker, message):
                 self._send(worker, message)
             case JournalEntry():
-                cluster.write_journal(command)
+                self._write(command)
             case Publish(record, again):
-                cluster.publish(record, again=again)
+                if not self.is_deposed:
+                    cluster.publish(record, again=again)
             case WriteManifest():
                 if cluster.weather.writes_later:
                     self._clock.after(self._clock.vary(cluster.weather.compute_s), partial(self._manifest, command))
@@ -239,12 +290,50 @@ class Server(Reception[Connection]):
                 cluster.note(f"finish: {command}")
                 self.finished = command
 
+    def _write(self, entry: JournalEntry) -> None:
+        """Writes an entry. If the answer is late, nothing else is done until it is here."""
+        number, self._next = self._next, self._next + 1
+        append = partial(self._cluster.append, entry, number, self.lead)
+        late = self._cluster.late.popleft() if self._cluster.late else None
+        if late is None:
+            self._answered(append())
+            return
+        self._cluster.note(f"* {type(entry).__name__} is not answered for {late.for_s} s {late.what}")
+        self.pause()
+        if late.what == APPLIED:
+            append()
+        self._clock.after(late.for_s, partial(self._try_again, append))
+        self._cluster.happened(UNANSWERED)
+
+    def _try_again(self, append: Callable[[], bool]) -> None:
+        """Appends an entry for which there was no answer; what is on its way outlives its coordinator."""
+        is_there = append()
+        if self._lives:
+            self._answered(is_there)
+            self.resume()
+
+    def _answered(self, is_there: bool) -> None:
+        """Ends the process if its entry was refused; it is followed by another one, where the lead has not passed."""
+        if not is_there:
+            self._cluster.note(f"* the journal refuses an entry of lead {self.lead}")
+            self.die()
+            self._clock.after(
+                self._clock.vary(self._cluster.weather.detect_s),
+                partial(self._cluster.begin_again, None, self.lead),
+            )
+
     def _timer_due(self, number: int) -> None:
+        if self._pauses:
+            self._held.append(partial(self._timer_due, number))
+            return
         if number == self._timer:
             self.handle(TimerDue())
 
     def _manifest(self, command: WriteManifest) -> None:
         if self._is_dead:
+            return
+        if self._pauses:
+            self._held.append(partial(self._manifest, command))
             return
         try:
             self._cluster.write_manifest(command)
@@ -254,7 +343,10 @@ class Server(Reception[Connection]):
             self.handle(ManifestWritten(command.step, command.folder, 0.0))
 
     def _send(self, worker: WorkerId, message: ToWorker) -> None:
-        self._cluster.witness.sent(self.machine, message)
+        if self.is_deposed:
+            self._cluster.witness.sent_by_deposed(message)
+        else:
+            self._cluster.witness.sent(self.machine, message)
         connection = self.admission.connection_of(worker)
         if connection is None:
             return
@@ -264,6 +356,8 @@ class Server(Reception[Connection]):
         self._cluster.happened(f"Send {type(message).__name__}")
 
     def _kill(self, node: NodeId) -> None:
+        if self.is_deposed:
+            self._cluster.witness.evicted_by_deposed(node)
         self._cluster.witness.evicted(node)
         self._cluster.kill_where_possible(node)
 

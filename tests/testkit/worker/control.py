@@ -5,6 +5,7 @@ What may be said on which connection, `planaria.protocol.worker.session` says, a
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from planaria.protocol.messages.worker import BEAT_S, Alive, Challenge, FromWorker, Notice, Proof, Pulse, Returned
@@ -14,7 +15,7 @@ from planaria.protocol.worker.session import WorkerSession
 
 if TYPE_CHECKING:
     from tests.testkit.cluster.cluster import Cluster
-    from tests.testkit.server.server import Connection
+    from tests.testkit.server.server import Connection, Server
     from tests.testkit.worker.worker import Worker
 
 COORDINATOR_TIMEOUT_S = 20.0
@@ -74,6 +75,18 @@ class Control:
             return
         self._alone_since_s, self._pause_s = self._clock.now, FIRST_PAUSE_S
         self._clock.after(self._clock.vary(self._pause_s), self.connect)
+
+    def leave(self, server: Server) -> None:
+        """Leaves a coordinator that leads no more; a stopped process does so when it goes on."""
+        connection = self._connection
+        if connection is None or connection.server is not server:
+            return
+        if self._worker.is_stopped:
+            self._clock.after(BEAT_S, partial(self.leave, server))
+            return
+        connection.is_left = True
+        connection.close_from_worker()
+        self.lose(connection)
 
     def send(self, message: FromWorker) -> None:
         """Sends a message; one that cannot be sent now is lost, unless every coordinator has to hear of it."""

@@ -79,6 +79,18 @@ def test_logs_are_shown_by_process_and_node(tmp_path: Path) -> None:
         CliRunner().invoke(logs, [str(folder.path), "--node", "99"], catch_exceptions=False)
 
 
+def test_a_long_log_is_shown_whole_in_parts(tmp_path: Path) -> None:
+    folder = made(tmp_path, "run")
+    lines = [f"{number} {'x' * (number % 90)}" for number in range(60_000)]
+    lines[40_000] = "y" * (3 << 20)
+    (folder.logs / "coordinator.log").write_text("\n".join(lines) + "\nhalf a li")
+    whole = CliRunner().invoke(logs, [str(folder.path), "--lines", "0"], catch_exceptions=False).stdout
+    assert whole.splitlines() == ["== coordinator.log ==", *lines]
+    assert max(len("".join(part)) for _, part in LogReader(folder, None).new_lines()) < 5 << 20
+    last = CliRunner().invoke(logs, [str(folder.path), "--lines", "2"], catch_exceptions=False).stdout
+    assert last.splitlines() == ["== coordinator.log ==", *lines[-2:]]
+
+
 def test_what_comes_is_given_once(tmp_path: Path) -> None:
     folder = made(tmp_path, "run")
     log = folder.logs / "launcher.log"

@@ -276,3 +276,12 @@ def test_ctrl_c_before_training_ends_with_130(place: Path, training: Training) -
 def test_mistakes_are_one_line(place: Path, training: Training, arguments: list[str], part: str) -> None:
     assert part in refused(run(*arguments))
     assert not Path("runs").exists() or not list(Path("runs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"), [("planaria stat", "status"), ("planaria train --acc", "--accept-changed-data")]
+)
+def test_shells_are_told_how_a_word_may_go_on(typed: str, completed: str) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_PLANARIA_COMPLETE": "bash_complete"}
+    told = CliRunner().invoke(cli, [], prog_name="planaria", env=words)
+    assert (told.exit_code, told.output) == (0, f"plain,{completed}\n")

@@ -53,8 +53,10 @@ def committed(step: int, generation: int, live: int) -> StepCommitted:
     )  # fmt: skip
 
 
-def happenings(num_nodes: int, num_steps: int, losses: int, text: str = "connection closed") -> Iterator[AnyRecord]:
-    """Yields the records of a run that loses nodes at even distances."""
+def happenings(
+    num_nodes: int, num_steps: int, losses: int, text: str = "connection closed", *, replaces: bool = False
+) -> Iterator[AnyRecord]:
+    """Yields the records of a run that loses nodes at even distances; `replaces`: for each another one joins."""
     live = list(range(num_nodes))
     for node in live:
         yield NodeJoined(node=node, live_nodes=node + 1, zone=text if text == HOSTILE else f"zone-{node % 3}")
@@ -76,6 +78,9 @@ def happenings(num_nodes: int, num_steps: int, losses: int, text: str = "connect
                     decide_ms=5.0, transfer_bytes=1000, resume_ms=400.0, microbatches_rerun=3, microbatches_per_step=24,
                 )
             )  # fmt: skip
+            if replaces:
+                live.append(num_nodes + generation)
+                yield NodeJoined(node=live[-1], live_nodes=len(live), zone=f"zone-{live[-1] % 3}")
 
 
 def made_up_run(root: Path, name: str, records: Iterable[AnyRecord], job: Job = JOB) -> RunFolder:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from planaria.job.errors import UserCodeError
 from planaria.job.registry import DataSource
 from planaria.job.suggestions import hub_hint
 
@@ -21,6 +22,10 @@ _SAVED, _SPLITS = "state.json", "dataset_dict.json"
 
 class DataError(ValueError):
     """Data that cannot be had or used; the message names the field, the value and the remedy."""
+
+
+class DataRaised(DataError, UserCodeError):
+    """The user's dataset raised; `trace` shows where."""
 
 
 class Kind(enum.Enum):

@@ -17,6 +17,58 @@ _MASKED_SHARE, _REPLACED_SHARE = 0.8, 0.1
 """Shares of the tokens to predict; the rest stay as they are (BERT, Devlin et al. 2019, section 3.1)."""
 
 
+class Labelling:
+    """Makes inputs and labels of the tokens of windows, each with the token after it.
+
+    Args:
+        vocab_size: ids are below it.
+        mask_token_id: what hides a token, if the tokenizer has one.
+        tokenizer: the job's field, for messages.
+        mask_probability: share of tokens to predict, for a masked language model.
+        masked_lm: whether to hide tokens and ask for them, rather than for the next ones.
+
+    Raises:
+        DataError: a masked language model whose tokenizer cannot mask.
+    """
+
+    def __init__(
+        self, *, vocab_size: int, mask_token_id: int | None, tokenizer: str, mask_probability: float, masked_lm: bool
+    ) -> None:
+        if masked_lm and mask_token_id is None:
+            raise DataError(
+                f"data.tokenizer = {tokenizer!r} has no mask token, which a masked language "
+                'model needs. Add "[MASK]" to it, or use another model.'
+            )
+        if masked_lm and not 0.0 < mask_probability <= 1.0:
+            raise DataError(f"data.mask_probability = {mask_probability} is not above 0 and at most 1. Set it to 0.15.")
+        self._vocab_size = vocab_size
+        self._mask_token_id = -1 if mask_token_id is None else mask_token_id
+        self._mask_probability = mask_probability
+        self._masked_lm = masked_lm
+
+    def __call__(self, ids: npt.NDArray[np.int64], chance: np.random.Generator) -> Batch:
+        """Returns `input_ids` and `labels`, a window each row."""
+        if self._masked_lm:
+            inputs, labels = self._mask(ids[:, :-1], chance)
+        else:
+            inputs, labels = np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])
+        return {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
+
+    def _mask(
+        self, ids: npt.NDArray[np.int64], chance: np.random.Generator
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns inputs with hidden tokens, and labels that ask for those alone; at least one."""
+        chosen = chance.random(ids.shape) < self._mask_probability
+        fate = chance.random(ids.shape)
+        replacements = chance.integers(0, self._vocab_size, ids.shape, dtype=np.int64)
+        if not chosen.any():
+            chosen.flat[chance.integers(0, chosen.size)] = True
+        labels = np.where(chosen, ids, IGNORED_LABEL)
+        inputs = np.where(chosen & (fate < _MASKED_SHARE), self._mask_token_id, ids)
+        replaced = chosen & (fate >= _MASKED_SHARE) & (fate < _MASKED_SHARE + _REPLACED_SHARE)
+        return np.where(replaced, replacements, inputs), labels
+
+
 class Windows:
     """Cuts tokens into windows of `sequence_length`, each with the token after it, for the labels.
 
@@ -45,13 +97,13 @@ class Windows:
         *,
         are_apart: bool = False,
     ) -> None:
-        if masked_lm and tokens.mask_token_id is None:
-            raise DataError(
-                f"data.tokenizer = {tokens.about.tokenizer!r} has no mask token, which a masked language "
-                'model needs. Add "[MASK]" to it, or use another model.'
-            )
-        if masked_lm and not 0.0 < mask_probability <= 1.0:
-            raise DataError(f"data.mask_probability = {mask_probability} is not above 0 and at most 1. Set it to 0.15.")
+        self._label = Labelling(
+            vocab_size=tokens.vocab_size,
+            mask_token_id=tokens.mask_token_id,
+            tokenizer=tokens.about.tokenizer,
+            mask_probability=mask_probability,
+            masked_lm=masked_lm,
+        )
         self.named = f"{field} = {tokens.about.source!r}"
         self.unit = f"windows of {train.sequence_length} tokens"
         self.order = tokens.about.order
@@ -62,10 +114,7 @@ class Windows:
             )
         self._tokens = tokens
         self._length = train.sequence_length
-        self._mask_probability = mask_probability
-        self._masked_lm = masked_lm
         self._are_apart = are_apart
-        self._mask_token_id = -1 if tokens.mask_token_id is None else tokens.mask_token_id
         self._positions = np.arange(self._length + 1, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -74,11 +123,7 @@ class Windows:
     def batch(self, numbers: Numbers, chance: np.random.Generator) -> Batch:
         places = numbers[:, None] * self._length + self._positions
         ids: npt.NDArray[np.int64] = self._tokens.ids[places].astype(np.int64)
-        if self._masked_lm:
-            inputs, labels = self._mask(ids[:, :-1], chance)
-        else:
-            inputs, labels = np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])
-        found = {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
+        found = self._label(ids, chance)
         if self._are_apart:
             found[DOCUMENT_POSITIONS] = torch.from_numpy(self._within_documents(places[:, :-1]))
         return found
@@ -90,17 +135,3 @@ class Windows:
         begins = np.where(ended > 0, ends[ended - 1], 0)
         found: Numbers = places - np.maximum(begins, places[:, :1])
         return found
-
-    def _mask(
-        self, ids: npt.NDArray[np.int64], chance: np.random.Generator
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Returns inputs with hidden tokens, and labels that ask for those alone; at least one."""
-        chosen = chance.random(ids.shape) < self._mask_probability
-        fate = chance.random(ids.shape)
-        replacements = chance.integers(0, self._tokens.vocab_size, ids.shape, dtype=np.int64)
-        if not chosen.any():
-            chosen.flat[chance.integers(0, chosen.size)] = True
-        labels = np.where(chosen, ids, IGNORED_LABEL)
-        inputs = np.where(chosen & (fate < _MASKED_SHARE), self._mask_token_id, ids)
-        replaced = chosen & (fate >= _MASKED_SHARE) & (fate < _MASKED_SHARE + _REPLACED_SHARE)
-        return np.where(replaced, replacements, inputs), labels

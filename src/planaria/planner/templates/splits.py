@@ -295,7 +295,7 @@ def make_space(
             forward_s=_prefix([[t.forward_s for t in row] for row in times], profile.num_layers),
             backward_s=_prefix([[t.backward_s for t in row] for row in times], profile.num_layers),
             link_s=np.array([[costs.link_s(at, same_node=same) for at in boundaries] for same in (False, True)]),
-            limit=_limits(profile, settings, usable, largest_state, nodes or settings.num_nodes),
+            limit=_limits(profile, settings, usable, largest_state, nodes or settings.largest),
         ),
     )
 

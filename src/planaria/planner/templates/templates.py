@@ -87,7 +87,7 @@ def _with_shadows(profile: ModelProfile, settings: PlannerSettings, without: Col
             f"successor's state on devices of {size(settings.memory_bytes)}. Use more nodes or devices with more "
             "memory, or plan without shadows."
         )
-    most = settings.num_nodes - settings.fault_tolerance * sizes[0]
+    most = settings.largest - settings.fault_tolerance * sizes[0]
     made = []
     for nodes in sizes:
         if nodes <= most and nodes not in without:
@@ -136,7 +136,7 @@ class _Search:
         space_of = spaces(profile, settings, largest_state)
         smallest, fitting = _node_counts(profile, settings, space_of)
         check_replicas(settings.num_nodes, smallest, settings.fault_tolerance)
-        most = settings.num_nodes - settings.fault_tolerance * smallest
+        most = settings.largest - settings.fault_tolerance * smallest
         sizes = [nodes for nodes in fitting if smallest <= nodes <= most]
         ahead_s = sum(expected_s(space_of(nodes), nodes, each) for nodes in sizes for each in settings.shares)
         return cls(settings=settings, space_of=space_of, sizes=sizes, work=Work(ahead_s * num_calls))
@@ -214,7 +214,7 @@ def _node_counts(
 ) -> tuple[int, list[int]]:
     """Returns n0, and all numbers of nodes onto which some split fits, as far as they are asked for."""
     per_node = settings.devices_per_node
-    stages = _stages_per_node(space_of(settings.num_nodes))
+    stages = _stages_per_node(space_of(settings.largest))
     most = profile.num_layers // stages
     if most == 0:
         raise PlanError(
@@ -229,7 +229,7 @@ def _node_counts(
             f"Set min_nodes_per_pipeline = {most} or less."
         )
     fitting: list[int] = []
-    for wanted in sorted({min(most, max(settings.num_nodes, settings.min_nodes)), most}):
+    for wanted in sorted({min(most, max(settings.largest, settings.min_nodes)), most}):
         fitting = _fitting(space_of, wanted)
         if fitting:
             break

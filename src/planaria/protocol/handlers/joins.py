@@ -1,15 +1,28 @@
-"""Arrivals: workers that join, until there is a first plan and after it; and nodes that announce their departure."""
+"""Arrivals: workers that join, until there is a first plan and after it. Departures: nodes that give notice, or are
+given back because they bring too little or cost too much."""
 
 from __future__ import annotations
 
-from planaria.plan.plan import PlanError
+from collections.abc import Mapping, Sequence
+
+from planaria.plan.plan import NodeId, PlanError
 from planaria.protocol.handlers import boundary, end
 from planaria.protocol.handlers.adopt_plan import take
-from planaria.protocol.messages.events import Command, LinksMeasured, NodeNotice, Publish, Received, Send, WorkerJoined
+from planaria.protocol.messages.events import (
+    Command,
+    LinksMeasured,
+    NodeNotice,
+    PriceChanged,
+    Publish,
+    Received,
+    Send,
+    WorkerJoined,
+)
 from planaria.protocol.messages.journal import Fate, JournalNode
-from planaria.protocol.messages.records import NodeJoined, NodeLeaving, RunStatus, Waiting
+from planaria.protocol.messages.records import NodeJoined, NodeLeaving, Note, RunStatus, Waiting
 from planaria.protocol.messages.worker import Notice, StateSource, Stop
 from planaria.protocol.phases import Phase, Purpose
+from planaria.protocol.planning.node_count import least_useful, too_little
 from planaria.protocol.run.run import Run
 
 
@@ -88,3 +101,87 @@ def node_notice(run: Run, event: NodeNotice) -> list[Command]:
     run.plan_validity.newcomers.discard(event.node)
     leaving = NodeLeaving(node=event.node, step=run.step, grace_s=event.grace_s, cause=event.cause)
     return [JournalNode(node=event.node, fate=Fate.LEAVING, records=(leaving,)), Publish(leaving)]
+
+
+# How many nodes there are to be
+
+
+def no_room(run: Run, started: Mapping[NodeId, str], zones: Sequence[str]) -> str | None:
+    """Returns why nodes in these zones are not started now; None if they may be.
+
+    The nodes that a run starts on are, whatever they cost.
+
+    Args:
+        run: the run.
+        started: nodes that were started and may not have joined yet, with their zones.
+        zones: of those that would be started.
+    """
+    members = run.members
+    there = {node: members.zones.get(node, "") for node in {*members.nodes, *run.past.joined}} | dict(started)
+    there = {node: zone for node, zone in there.items() if node not in members.gone}
+    number = len(there.keys() - members.leaving.keys()) + len(zones)
+    if number <= run.node_count.least:
+        return None
+    return run.node_count.refusal(run.step, number) or run.spending.over_hourly([*there.values(), *zones])
+
+
+def wanted(run: Run) -> int:
+    """Returns how many nodes the run would have if they came, within its budget; 0: as many as come."""
+    wanted = run.node_count.wanted(run.step)
+    if wanted is None:
+        return 0
+    return max(run.node_count.least, int(min(wanted, run.spending.affordable(_zones(run)))))
+
+
+def _zones(run: Run) -> list[str]:
+    """Returns the zones of the nodes that stay."""
+    return [run.members.zones.get(node, "") for node in sorted(run.members.staying)]
+
+
+def give_back(run: Run) -> list[Command]:
+    """Gives a node back after the step in progress: one too many for the budget, or one that brings too little."""
+    staying = run.members.staying
+    is_ending = run.step == run.settings.train.steps or run.intent.is_stopping or run.fatal is not None
+    if run.members.leaving or run.recovery is not None or is_ending or len(staying) <= run.node_count.least:
+        return []
+    why = run.spending.over_hourly(_zones(run)) or run.node_count.refusal(run.step, len(staying))
+    is_asked = why is None and run.stands and not run.is_degraded and run.node_count.is_due(run.step, staying)
+    if why is None and not is_asked:
+        return []
+    node = least_useful(
+        staying,
+        frozenset(run.plan.nodes),
+        run.plan_selector.speeds.known,
+        lambda node: run.spending.hourly_of([run.members.zones.get(node, "")]),
+    )
+    if is_asked and (why := _too_little(run, node)) is not None:
+        run.node_count.gave_back(run.step, len(staying) - 1)
+    return [] if why is None else node_notice(run, NodeNotice(node, 0.0, f"given back: {why}"))
+
+
+def _too_little(run: Run, node: NodeId) -> str | None:
+    """Returns why a node brings too little; None: it does not, or the others cannot do without it."""
+    hourly = run.spending.hourly_of(_zones(run))
+    share = run.spending.hourly_of([run.members.zones.get(node, "")]) / hourly if hourly else 0.0
+    at_rest = run.plan_selector.straggler_policy.resting | {node}
+    try:
+        without = run.plan_selector.placement(run.situation(run.holders()), at_once=False, at_rest=at_rest)
+    except PlanError:
+        return None
+    return too_little(run.plan_selector.policy.estimated(run.plan), without, share)
+
+
+def price_changed(run: Run, event: PriceChanged) -> list[Command]:
+    """Counts nodes at another price from now on, and warns where the fewest that there may be cost too much."""
+    if event.price == run.spending.price:
+        return []
+    run.count_cost()
+    run.spending.change_price(event.price)
+    run.count_cost()
+    run.node_count.look_again()
+    told = [Note(level="info", text=f"a node costs {event.price:g} dollars an hour from now on")]
+    over = run.spending.over_hourly([""] * run.node_count.least)
+    if over is not None:
+        text = f"{run.node_count.least} nodes, the fewest of cluster.nodes, are kept all the same: {over}"
+        told.append(Note(level="warning", text=text))
+    return [Publish(note) for note in told]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from planaria.job.settings import WhenNotFinite
-from planaria.protocol.handlers import boundary, checkpoints, end
+from planaria.protocol.handlers import boundary, checkpoints, end, joins
 from planaria.protocol.handlers.adopt_plan import release
 from planaria.protocol.messages.events import Command, Publish, Received, Send
 from planaria.protocol.messages.journal import JournalCommit, JournalEvaluation
@@ -97,6 +97,7 @@ def commit(run: Run) -> list[Command]:
         news += _correct_estimates(run, tally)
     if run.recovery is None and run.replan_trigger.is_due(run.failures.time_to_next_s(run.now)):
         run.plan_selector.straggler_policy.look_again(run.step + 1)
+    given_back = joins.give_back(run)  # first, as the commit then holds
     message = Commit(
         generation=run.plan.generation,
         step=run.step,
@@ -111,7 +112,7 @@ def commit(run: Run) -> list[Command]:
         num_dropped=run.counts.dropped + len(run.plan.dropped),
     )
     run.counts.dropped = message.num_dropped
-    told = _tell(run, message, found, tuple(news))
+    told = [*given_back, *_tell(run, message, found, tuple(news))]
     run.step += 1
     run.attempt.begin(run.now)
     run.attempt.ballot = Ballot(run.plan)

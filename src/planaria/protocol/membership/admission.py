@@ -75,7 +75,7 @@ class Admission(Generic[Connection]):
         if not hello.data:
             return f"node {node} is refused: it cannot read the run's data, see its log"
         return (
-            f"node {node} is refused: its data are not the run's, though data.source is the same. "
+            f"node {node} is refused: its data or weights are not the run's, though the job names the same. "
             "Put the same files on every node"
         )
 

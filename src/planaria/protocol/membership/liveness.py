@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planaria.plan.plan import WorkerId
+from planaria.protocol.messages.user import WorkerWord
 from planaria.protocol.messages.worker import Activity, Pulse
 from planaria.protocol.thresholds import OVERDUE_S, WORKED_S
 
@@ -47,6 +48,8 @@ class _Seen:
     worked_s: float = 0.0
     worked_at: float = float("-inf")
     """Monotonic seconds when a heartbeat last told of more work."""
+    doing: str = ""
+    held_bytes: int = 0
 
 
 class Liveness:
@@ -82,16 +85,44 @@ class Liveness:
         for seen in self._seen.values():
             seen.since = now
 
-    def felt(self, worker: WorkerId, pulse: Pulse, now: float, worked_s: float = 0.0) -> None:
-        """Records a heartbeat; `worked_s` is for how long the worker has worked in all."""
+    def felt(
+        self,
+        worker: WorkerId,
+        pulse: Pulse,
+        now: float,
+        worked_s: float = 0.0,
+        doing: str = "",
+        held_bytes: int = 0,
+    ) -> None:
+        """Records a heartbeat, see `Alive`; `worked_s` is for how long the worker has worked in all."""
         seen = self._seen.get(worker)
         if seen is None:
             return
         seen.heard = now
+        seen.doing = doing
+        seen.held_bytes = held_bytes or seen.held_bytes
         if worked_s >= seen.worked_s + WORKED_S:
             seen.worked_s, seen.worked_at = worked_s, now
         if seen.pulse != pulse:
             seen.pulse, seen.since = pulse, now
+
+    def words(self, now: float) -> dict[int, WorkerWord]:
+        """Returns each connected worker's last word."""
+        return {
+            int(worker): WorkerWord(
+                activity=seen.pulse.activity,
+                doing=seen.doing,
+                waits_for=seen.pulse.waits_for,
+                held_bytes=seen.held_bytes,
+                silent_s=max(0.0, now - seen.heard),
+            )
+            for worker, seen in sorted(self._seen.items())
+        }
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """Workers that were started and have not joined."""
+        return tuple(sorted(map(int, self._awaited)))
 
     def excuse(self, now: float) -> None:
         """Restarts all workers' time after the failure detector itself was away (process stopped, host overloaded)."""

@@ -12,8 +12,12 @@ from typing import Annotated
 import msgspec
 
 from planaria.job.faults import Fault
+from planaria.job.history import KEYED
 from planaria.job.settings import Job
 from planaria.protocol.messages.worker import Message, Seconds, ZoneName, decoded
+
+MOST_LOG_BYTES = 128 * 1024
+"""Bytes of a node's logs that its agent tells when the node ends, where the coordinator does not see them."""
 
 # Agent to coordinator
 
@@ -31,6 +35,7 @@ class Enrol(Message, frozen=True, kw_only=True, tag="enrol"):
         probe_port: at which it answers probes of its links; 0: at none.
         node: whose workers run here still, after a connection was lost; -1: none do.
         mark: of the run to which that node belongs.
+        own_folder: whether the host keeps a run folder of its own, and does not see the coordinator's.
     """
 
     version: int
@@ -42,6 +47,7 @@ class Enrol(Message, frozen=True, kw_only=True, tag="enrol"):
     probe_port: int = 0
     node: int = -1
     mark: str = ""
+    own_folder: bool = False
 
 
 class Available(Message, frozen=True, kw_only=True, tag="available"):
@@ -57,6 +63,14 @@ class NodeEnded(Message, frozen=True, kw_only=True, tag="node_ended"):
     cause: str
 
 
+class NodeLog(Message, frozen=True, kw_only=True, tag="node_log"):
+    """Tells the end of what a worker of the agent's node wrote into its log, where the coordinator does not see it."""
+
+    node: int
+    worker: int
+    tail: Annotated[bytes, msgspec.Meta(max_length=MOST_LOG_BYTES)]
+
+
 class LinkProbed(Message, frozen=True, kw_only=True, tag="link_probed"):
     """Answer to ProbeLink: seconds of a small message one way, and bytes a second; 0: the host is out of reach."""
 
@@ -68,7 +82,7 @@ class Ping(Message, frozen=True, kw_only=True, tag="ping"):
     """Asks whether the coordinator is there, which answers with a `Pong`."""
 
 
-FromAgent = Enrol | Available | LinkProbed | NodeEnded | Ping
+FromAgent = Enrol | Available | LinkProbed | NodeEnded | NodeLog | Ping
 
 
 # Coordinator to agent
@@ -79,15 +93,19 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
 
     Attributes:
         job: the whole job.
-        run_folder: absolute path; the node must see the same folder there.
+        run_folder: absolute path; a node without a run folder of its own must see the same folder there.
         mark: of this run; the folder's identity file says it, if it is the same folder.
         patience_s: without a word from the coordinator, after which the node's processes end.
+        order: in which samples come, see `planaria.data.order`.
+        profile: the file from which an emulated device takes its times, for a host with a run folder of its own.
     """
 
     job: Job
     run_folder: str
     mark: str
     patience_s: Seconds
+    order: str = KEYED
+    profile: bytes = b""
 
 
 class ProbeLink(Message, frozen=True, kw_only=True, tag="probe_link"):

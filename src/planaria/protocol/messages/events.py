@@ -108,6 +108,13 @@ class PolicyRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class PriceChanged:
+    """A node costs so many dollars an hour from now on, as budget.price_command says."""
+
+    price: float
+
+
+@dataclass(frozen=True, slots=True)
 class DecisionTook:
     """How long the last decision's computation took, as the driver measured it."""
 
@@ -155,6 +162,7 @@ Event = (
     | SaveRequested
     | TimerDue
     | PolicyRequested
+    | PriceChanged
     | DecisionTook
     | Idle
     | PieceTook

@@ -150,11 +150,27 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         dollars: until `since`.
         hourly: dollars an hour from then on.
         since: monotonic seconds; None: nothing is counted.
+        price: dollars for a node and an hour, where they are asked for; None: not known yet.
     """
 
     dollars: float = 0.0
     hourly: float = 0.0
     since: float | None = None
+    price: float | None = None
+
+
+class GivenBack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of nodes that brought too little, see `planaria.protocol.planning.node_count`.
+
+    Attributes:
+        most: nodes that are wanted for now; None: as many as the job says.
+        until: step from which as many are wanted as the job says.
+        pause_steps: from the last node that was given back until then; 0: none was.
+    """
+
+    most: int | None = None
+    until: int = 0
+    pause_steps: int = 0
 
 
 class RunMeasurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -173,6 +189,7 @@ class RunMeasurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         links: what hosts measured of the links between them.
         stretch: how many times longer steps take than the profile says, where that was measured for estimates to come.
         spent: what the run has cost.
+        given_back: nodes that brought too little.
     """
 
     losses: SeenLosses = SeenLosses()
@@ -187,3 +204,4 @@ class RunMeasurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     links: KnownLinks = KnownLinks()
     stretch: float | None = None
     spent: Spent = Spent()
+    given_back: GivenBack = GivenBack()

@@ -6,8 +6,8 @@ import enum
 
 import msgspec
 
-from planaria.protocol.messages.records import Evaluated, PlanTaken
-from planaria.protocol.messages.worker import Seconds, decoded
+from planaria.protocol.messages.records import Evaluated, PlanTaken, StepCommitted, StepSkipped
+from planaria.protocol.messages.worker import Activity, Seconds, decoded
 
 EVALUATING = "evaluating"
 """What is told as the phase where the state is evaluated before the step."""
@@ -40,6 +40,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_fiel
         policy: name of the one that is wanted.
         folder: under which to save; "": where the run's checkpoints are.
         discards: of a stop: the run may end without its state on disk.
+        details: of a status: with what workers told last.
     """
 
     version: int
@@ -51,6 +52,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_fiel
     policy: str = ""
     folder: str = ""
     discards: bool = False
+    details: bool = False
 
 
 class LinkFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +76,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         steps: the job's number of steps.
         nodes: the live nodes.
         leaving: of them, those that gave notice.
+        wanted: how many nodes the run would have if they came; 0: as many as come.
         pipelines: for each, its stages as (worker, first layer, end layer).
         microbatches: that are counted with each pipeline.
         devices_per_node: that workers are numbered by.
@@ -111,15 +114,63 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     decision: PlanTaken | None = None
     evaluated: Evaluated | None = None
     unsaved: str = ""
+    wanted: int = 0
+
+
+class WorkerWord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker told last.
+
+    Attributes:
+        activity: of its main thread.
+        doing: the same, for people: "in the forward of microbatch 3".
+        waits_for: the peer whose message it waits for; -1: none, or any of several.
+        held_bytes: of memory that it holds; 0: not told.
+        silent_s: how long ago that was.
+    """
+
+    activity: Activity
+    doing: str
+    waits_for: int
+    held_bytes: int
+    silent_s: float
+
+
+class GoneNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that was lost, or released ("" as its cause), `ago_s` seconds ago."""
+
+    node: int
+    zone: str
+    cause: str
+    ago_s: float
+
+
+class RunDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of single workers, as of their heartbeats, and what the coordinator told last.
+
+    Attributes:
+        workers: each connected worker's last word.
+        awaited: workers that were started and have not joined.
+        gone: the last nodes that went.
+        last: the last committed step that this coordinator told of; None: there was none.
+        memory_bytes: that a plan may use of one device; 0: no limit is known.
+    """
+
+    workers: dict[int, WorkerWord]
+    awaited: tuple[int, ...]
+    gone: tuple[GoneNode, ...]
+    last: StepCommitted | StepSkipped | None
+    memory_bytes: int
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="type"):
-    """The answer to a request: `text` says what will happen, or why nothing will; `nodes` are those being started."""
+    """The answer to a request: `text` says what will happen, or why nothing will; `nodes` are those being started,
+    `details` come where they were asked for."""
 
     accepted: bool
     text: str
     state: RunState
     nodes: tuple[int, ...] = ()
+    details: RunDetails | None = None
 
 
 class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused", tag_field="type"):

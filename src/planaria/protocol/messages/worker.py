@@ -16,7 +16,7 @@ from planaria.job.checks import MAX_ZONE_LENGTH
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 
 def other_version(speaker: str, version: int) -> str | None:
@@ -88,6 +88,15 @@ class Activity(enum.StrEnum):
 
 BEAT_S = 0.2
 """Seconds between two heartbeats of a worker."""
+
+MAX_DOING_LENGTH = 200
+"""Longest text in characters by which a worker says what it does."""
+
+Doing = Annotated[str, msgspec.Meta(max_length=MAX_DOING_LENGTH)]
+"""What a worker does, for people."""
+
+HeldBytes = Annotated[int, msgspec.Meta(ge=0)]
+"""Bytes as told from outside: not negative."""
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,16 +248,20 @@ class Damaged(Message, frozen=True, kw_only=True, tag="damaged"):
     part: tuple[int, int] | None = None
 
 
-class Alive(Message, frozen=True, kw_only=True, tag="alive"):
+class Alive(Message, frozen=True, kw_only=True, tag="alive", omit_defaults=True):
     """A heartbeat, for the failure detector. The machine hears of a lost node, or of nothing.
 
     Attributes:
         pulse: what the main thread does.
         worked_s: for how long it has worked, in all: who works may be slow, and is not stuck.
+        doing: what it is at, for people: "in the forward of microbatch 3".
+        held_bytes: of memory that it holds; told with some beats, 0 with the others.
     """
 
     pulse: Pulse
     worked_s: Seconds = 0.0
+    doing: Doing = ""
+    held_bytes: HeldBytes = 0
 
 
 class Notice(Message, frozen=True, kw_only=True, tag="notice"):

@@ -1,7 +1,7 @@
 """Which plan is the next one, and what a run measures for that.
 
 - `plan_selection`: asks the policy, answers with a proposal; `plan_validity`: whether the plan in force can go on,
-  and when it is weighed again though nobody came or went.
+  and when it is weighed again though nobody came or went. `node_count`: how many nodes are wanted.
 - `policy_switch`: which policy is in force; `precompute`: decisions before they are needed.
 - `straggler_detection`: which nodes are slow, judged step by step; `straggler_policy`: when that is worth another plan,
   and which rest.

@@ -24,6 +24,7 @@ from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.phases import AT_WORK, Phase
 from planaria.protocol.planning.failure_rate import Failures
 from planaria.protocol.planning.memory_limits import Shortages
+from planaria.protocol.planning.node_count import NodeCount
 from planaria.protocol.planning.plan_selection import PlanSelector, Situation
 from planaria.protocol.planning.plan_validity import PlanValidity, SecondLook
 from planaria.protocol.planning.policy_switch import MakePolicy, PolicySwitch
@@ -198,6 +199,7 @@ class Run:
         self.recovery: OpenRecovery | None = None
         self.intent = Intent()
         self.spending = Spending(settings.budget, settings.spent)
+        self.node_count = NodeCount(settings.num_nodes, settings.most_nodes)
         self.counts = Counts()
         self.evaluations = Evaluations(settings.evaluation, settings.train.steps, settings.evaluated)
         for step in settings.saved:
@@ -249,6 +251,7 @@ class Run:
         self.plan_selector.recall(learnt, past.joined)
         self.checkpoints.cadence.recall(learnt.saves)
         self.spending.recall(learnt.spent)
+        self.node_count.recall(learnt.given_back)
 
     @property
     def recent(self) -> str:
@@ -338,6 +341,7 @@ class Run:
             links=self.plan_selector.links.learnt,
             stretch=self.plan_selector.stretch,
             spent=self.spending.seen,
+            given_back=self.node_count.learnt,
         )
 
     def to_write(self) -> RunMeasurements | None:

@@ -23,7 +23,8 @@ class RunSettings:
         train: steps, batch, clip, schedule.
         policy_name: of the policy that the run begins with.
         fault_tolerance: f: how many nodes may be lost at once.
-        num_nodes: nodes that are started.
+        num_nodes: nodes that the run begins on.
+        most_nodes: that it grows to, and gives back what brings too little; None: it takes all that come.
         devices_per_node: workers on each node.
         num_groups: parameter groups of the model.
         checkpoint_root: folder under which checkpoints are written.
@@ -46,6 +47,7 @@ class RunSettings:
         saved: steps of the whole checkpoints that there are up to `resume`.
         budget: what nodes cost, and may.
         spent: dollars that earlier parts of the run cost.
+        memory_bytes: that a plan may use of one device; 0: no limit is known.
         hashes_plans: records of plans bear their hash, which takes milliseconds for thousands of nodes.
     """
 
@@ -75,7 +77,9 @@ class RunSettings:
     saved: tuple[int, ...] = ()
     budget: BudgetSection = field(default_factory=BudgetSection)
     spent: float = 0.0
+    memory_bytes: int = 0
     hashes_plans: bool = True
+    most_nodes: int | None = None
 
     @property
     def first_step(self) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from planaria.job.settings import BudgetSection
 from planaria.protocol.messages.run_measurements import Spent
@@ -26,7 +29,20 @@ class Spending:
 
     @property
     def is_counted(self) -> bool:
-        return bool(self._budget.price or self._budget.zones)
+        return self._budget.is_counted
+
+    @property
+    def price(self) -> float:
+        """Dollars for a node and an hour, where its zone has no other price."""
+        return self._budget.price
+
+    def change_price(self, price: float) -> None:
+        """Sets the dollars for a node and an hour from now on; what was spent so far is to be counted before."""
+        self._budget = msgspec.structs.replace(self._budget, price=price)
+
+    def hourly_of(self, zones: Iterable[str]) -> float:
+        """Returns the dollars an hour of nodes in these zones; each counts as one dollar where there are no prices."""
+        return self._budget.hourly(zones) if self.is_counted else float(sum(1 for _ in zones))
 
     def count(self, zones: Iterable[str], now: float) -> None:
         """Counts the time until now at the price of the nodes that were there, and goes on with those that are.
@@ -48,19 +64,30 @@ class Spending:
             return None
         return f"the budget is spent: {self.dollars:.2f} of budget.total = {total:g} dollars. Raise it to go on"
 
-    def over_hourly(self, count: int) -> str | None:
-        """Returns why so many nodes more, at the usual price, are too many; None: they are not."""
-        limit, hourly = self._budget.per_hour, self.hourly + count * self._budget.price
+    def over_hourly(self, zones: Iterable[str]) -> str | None:
+        """Returns why nodes in these zones are too many; None: they are not."""
+        limit, hourly = self._budget.per_hour, self._budget.hourly(zones)
         if limit is None or hourly <= limit:
             return None
         return f"the nodes would cost {hourly:.2f} dollars an hour, over budget.per_hour = {limit:g}"
 
+    def affordable(self, zones: Sequence[str]) -> float:
+        """Returns how many nodes `per_hour` allows for: those in these zones, and others at the usual price."""
+        if self._budget.per_hour is None or not self._budget.price:
+            return math.inf
+        return len(zones) + math.floor((self._budget.per_hour - self._budget.hourly(zones)) / self._budget.price)
+
     @property
     def seen(self) -> Spent:
         """Returns what the next coordinator of the run goes on from."""
-        return Spent(dollars=self.dollars, hourly=self.hourly, since=self._since) if self.is_counted else Spent()
+        if not self.is_counted:
+            return Spent()
+        price = self._budget.price if self._budget.price_command else None
+        return Spent(dollars=self.dollars, hourly=self.hourly, since=self._since, price=price)
 
     def recall(self, spent: Spent) -> None:
         """Goes on from what an earlier coordinator counted; nodes cost while there was none."""
+        if spent.price is not None:
+            self.change_price(spent.price)
         if spent.since is not None:
             self.dollars, self.hourly, self._since = spent.dollars, spent.hourly, spent.since

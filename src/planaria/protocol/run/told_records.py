@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 
+from planaria.protocol.messages.journal import AnyEntry
 from planaria.protocol.messages.records import AnyRecord, PlanTaken, Restored, StepCommitted, StepSkipped
 from planaria.protocol.phases import Purpose
 from planaria.protocol.thresholds import RECORDS_SEARCHED
@@ -49,3 +51,18 @@ class ToldRecords:
                 pass
         self._recent.append(record)
         return True
+
+
+def untold(known: ToldRecords, told: Iterable[AnyRecord], entries: Sequence[AnyEntry]) -> list[AnyRecord]:
+    """Returns what a journal has and readers do not: the coordinator before was gone between the two.
+
+    Args:
+        known: takes note of all.
+        told: that readers have.
+        entries: of the journal.
+    """
+    for record in told:
+        known.takes(record, again=False)
+    told_at = max((at for at, entry in enumerate(entries) if any(map(known.has, entry.records))), default=-1)
+    late = [record for entry in entries[told_at + 1 :] for record in entry.records]
+    return [record for record in late if known.takes(record, again=True)]

@@ -5,9 +5,12 @@ The split of Bamboo's Figure 3 (training made progress; progress that was then w
 
 from __future__ import annotations
 
+import bisect
+import operator
 import statistics
+from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -63,6 +66,64 @@ class _Struck(msgspec.Struct):
     """Seconds from the first fault to `fault_at`, where the job waited or committed the step in between."""
 
 
+class _UsefulSteps:
+    """Seconds of the steps that count, by step: two numbers for each, and their sum.
+
+    Attributes:
+        seconds: of all of them.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._steps = array("q")
+        self._each_s = array("d")
+
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
+    @property
+    def last(self) -> int:
+        """The last step that counts; there is one."""
+        return self._steps[-1]
+
+    def put(self, step: int, seconds: float) -> None:
+        """Notes a step, or other seconds of one."""
+        if not self._steps or step > self._steps[-1]:
+            at = len(self._steps)
+        else:
+            at = bisect.bisect_left(self._steps, step)
+        if at < len(self._steps) and self._steps[at] == step:
+            self.seconds -= self._each_s[at]
+            self._each_s[at] = seconds
+        else:
+            self._steps.insert(at, step)
+            self._each_s.insert(at, seconds)
+        self.seconds += seconds
+
+    def put_all(self, steps: Sequence[int], seconds: Sequence[float]) -> None:
+        """Notes steps, each later than the one before."""
+        if self._steps and steps[0] <= self._steps[-1]:
+            for step, one_s in zip(steps, seconds, strict=True):
+                self.put(step, one_s)
+            return
+        self._steps.extend(steps)
+        self._each_s.extend(seconds)
+        self.seconds += sum(seconds)
+
+    def of(self, step: int) -> float:
+        """Returns the seconds of a step that counts."""
+        return self._each_s[bisect.bisect_left(self._steps, step)]
+
+    def take_after(self, step: int) -> Sequence[float]:
+        """Returns the seconds of later steps, which do not count any more."""
+        at = bisect.bisect_right(self._steps, step)
+        taken = self._each_s[at:]
+        del self._steps[at:], self._each_s[at:]
+        if taken:
+            self.seconds = sum(self._each_s)
+        return taken
+
+
 class TimeAccount:
     """Accounts for the time of one run. Give it every record with its time, in order."""
 
@@ -72,7 +133,7 @@ class TimeAccount:
         self._gaps_s = 0.0
         self._mark = 0.0
         self._last = 0.0
-        self._useful: dict[int, float] = {}
+        self._useful = _UsefulSteps()
         self._usual: deque[float] = deque(maxlen=USUAL_STEPS)
         self._redone_s = self._recovering_s = self._waiting_s = 0.0
         self._struck: _Struck | None = None
@@ -104,17 +165,37 @@ class TimeAccount:
             case PlanTaken():
                 self._planned(record, at)
             case PlanMeasured(measured_transition_s=float(seconds)) if self._useful:
-                self._recovering_s += self._taken_from(max(self._useful), seconds)
+                self._recovering_s += self._taken_from(self._useful.last, seconds)
             case RunEnded():
                 self._end(at)
             case _:
                 pass
 
+    def note_steps(self, steps: Sequence[int], durations_s: Sequence[float], at: Sequence[float]) -> None:
+        """Takes committed steps, with what each took and when it was told, after a record that was of a step, too."""
+        self._settle()
+        gaps_s = map(operator.sub, at, (self._mark, *at[:-1]))
+        useful_s = list(map(min, durations_s, gaps_s))
+        self._useful.put_all(steps, useful_s)
+        self._usual.extend(useful_s[-USUAL_STEPS:])
+        self._mark = self._last = at[-1]
+
+    def note_block(self, last: int, count: int, useful_s: float, at: float) -> None:
+        """Takes so many committed steps up to `last`, told at `at`, after a record that was of a step, too.
+
+        Each counts with their mean of what is useful.
+        """
+        self._settle()
+        each_s = [useful_s / count] * count
+        self._useful.put_all(range(last - count + 1, last + 1), each_s)
+        self._usual.extend(each_s[-USUAL_STEPS:])
+        self._mark = self._last = at
+
     @property
     def split(self) -> Split:
         """The account up to the last record."""
         whole = 0.0 if self._began is None else self._last - self._began - self._gaps_s
-        useful = sum(self._useful.values())
+        useful = self._useful.seconds
         known = useful + self._redone_s + self._recovering_s + self._waiting_s
         return Split(
             useful=useful,
@@ -129,8 +210,9 @@ class TimeAccount:
         if self._struck is not None:
             self._struck.step, self._struck.committed_at = step, at
         else:
-            self._useful[step] = min(duration_s, at - self._mark)
-            self._usual.append(self._useful[step])
+            useful_s = min(duration_s, at - self._mark)
+            self._useful.put(step, useful_s)
+            self._usual.append(useful_s)
         self._mark = at
 
     def _lost(self, fault_at: float) -> None:
@@ -153,9 +235,9 @@ class TimeAccount:
         self._undo(to_step)
 
     def _undo(self, to_step: int) -> None:
-        for step in [step for step in self._useful if step > to_step]:
-            self._redone_s += self._useful.pop(step)
-            self.steps_redone += 1
+        undone = self._useful.take_after(to_step)
+        self._redone_s += sum(undone)
+        self.steps_redone += len(undone)
 
     def _recovered(self, recovery: Recovery) -> None:
         struck, self._struck = self._struck, None
@@ -164,19 +246,19 @@ class TimeAccount:
         after_s = struck.committed_at - struck.fault_at
         if struck.went_back:
             lost_s = min(after_s, max(0.0, (recovery.ready_ms or 0.0) / 1e3 - struck.waited_s))
-            self._useful[struck.step] = after_s - lost_s
+            self._useful.put(struck.step, after_s - lost_s)
         else:
             whole_s = struck.begun_s + after_s
             usual_s = statistics.median(self._usual) if self._usual else whole_s
             lost_s = max(0.0, whole_s - usual_s)
-            self._useful[struck.step] = whole_s - lost_s
+            self._useful.put(struck.step, whole_s - lost_s)
         self._recovering_s += lost_s
 
     def _settle(self) -> None:
         """Closes the account of a loss after which a step was committed without any recovery."""
         struck = self._struck
         if struck is not None and struck.step:
-            self._useful[struck.step] = struck.begun_s + struck.committed_at - struck.fault_at
+            self._useful.put(struck.step, struck.begun_s + struck.committed_at - struck.fault_at)
             self._struck = None
 
     def _planned(self, record: PlanTaken, at: float) -> None:
@@ -191,8 +273,9 @@ class TimeAccount:
             self._undo(record.step - 1)
 
     def _taken_from(self, step: int, seconds: float) -> float:
-        taken = min(seconds, self._useful[step])
-        self._useful[step] -= taken
+        whole_s = self._useful.of(step)
+        taken = min(seconds, whole_s)
+        self._useful.put(step, whole_s - taken)
         return taken
 
     def _end(self, at: float) -> None:

@@ -10,7 +10,10 @@ import hmac
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from planaria.job.faults import Fault
 from planaria.plan.plan import NodeId
@@ -23,6 +26,7 @@ from planaria.protocol.messages.agent import (
     KillNode,
     LinkProbed,
     NodeEnded,
+    NodeLog,
     OfferRefused,
     Ping,
     Pong,
@@ -33,6 +37,7 @@ from planaria.protocol.messages.agent import (
 )
 from planaria.protocol.messages.run_measurements import HostLink
 from planaria.protocol.messages.worker import Message, decode_first, encode, other_version
+from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import LIGHT_PROBE_S, PROBE_S
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError
@@ -54,6 +59,15 @@ class Desk(Protocol):
 
     def links_measured(self, node: NodeId, host: str, links: tuple[HostLink, ...]) -> None:
         """Takes what a node's host measured of its links, before the node starts."""
+        ...
+
+    def no_room(self, started: Mapping[NodeId, str], zone: str) -> str | None:
+        """Returns why a node in this zone is not started now, beside those that were, with their zones; None if it may
+        be."""
+        ...
+
+    def tell(self, text: str) -> None:
+        """Tells people something."""
         ...
 
     def may_run(self, node: NodeId) -> bool:
@@ -79,6 +93,7 @@ class _Agent:
     identity: str
     host: str
     probe_port: int
+    zone: str
     node: NodeId | None
     """The node that the agent runs, as far as is known."""
 
@@ -91,17 +106,34 @@ class Agents:
         token: the job's token.
         faults: the faults that the user asked for.
         only_boot: the one kernel on which nodes may run; "": on any.
+        profile: what hosts with run folders of their own are told of it.
+        own_folders_refused: why such hosts are refused; "": they are not.
+
+    Attributes:
+        has_own_folders: whether a host came that has a run folder of its own.
     """
 
     def __init__(
-        self, welcome: Welcome, token: str, faults: Mapping[NodeId, tuple[Fault, ...]], only_boot: str
+        self,
+        welcome: Welcome,
+        token: str,
+        faults: Mapping[NodeId, tuple[Fault, ...]],
+        only_boot: str,
+        profile: bytes = b"",
+        own_folders_refused: str = "",
     ) -> None:
+        self.has_own_folders = False
         self._welcome = welcome
+        self._profile = profile
+        self._own_folders_refused = own_folders_refused
         self._token = token
         self._faults = faults
         self._only_boot = only_boot
         self._agents: dict[Connection, _Agent] = {}
         self._probes: LinkProbes[Connection] = LinkProbes()
+        self._spares: dict[Connection, tuple[HostLink, ...] | None] = {}
+        """Agents whose node may start, with its links, and for which there is no room for now."""
+        self._spares_told = ""
         self._desk: Desk | None = None
         self._over: Farewell | None = None
 
@@ -145,7 +177,9 @@ class Agents:
             case NodeEnded() if agent is not None and agent.node == message.node:
                 agent.node = None
                 self.desk.lost(NodeId(message.node), message.cause)
-            case NodeEnded() if agent is not None:
+            case NodeLog() if agent is not None and agent.node == message.node:
+                self._keep_log(message)
+            case NodeEnded() | NodeLog() if agent is not None:
                 pass  # it was told so, and ended what it was told to end
             case _:
                 raise FrameError("an agent must enrol once, and first")
@@ -176,14 +210,15 @@ class Agents:
             self.desk.hang_up(other.connection)
         taken = node is not None and any(other.node == node for other in self._agents.values())
         agent = self._agents[connection] = _Agent(
-            connection, enrol.identity, enrol.host, enrol.probe_port, None if taken else node
+            connection, enrol.identity, enrol.host, enrol.probe_port, enrol.zone, None if taken else node
         )
         if enrol.probe_port and not self._only_boot:
             self._probes.add(connection, enrol.host, enrol.zone)
         if self._over is not None:
             self._tell(agent, Dismissed(farewell=self._over))
             return
-        self._tell(agent, self._welcome)
+        self.has_own_folders |= enrol.own_folder
+        self._tell(agent, msgspec.structs.replace(self._welcome, profile=self._profile if enrol.own_folder else b""))
         if node is not None and (taken or not self.desk.may_run(node)):
             self._tell(agent, KillNode(node=node))
 
@@ -192,7 +227,17 @@ class Agents:
             return "the token is not the job's"
         if self._only_boot not in ("", enrol.boot):
             return "nodes with an emulated device share one clock, so all agents must run on the coordinator's machine"
-        return None
+        return (self._own_folders_refused or None) if enrol.own_folder else None
+
+    def _keep_log(self, message: NodeLog) -> None:
+        """Writes what a worker on a host with a run folder of its own has logged into the run's own."""
+        if message.worker // self._welcome.job.cluster.devices_per_node != message.node:
+            raise FrameError(f"worker {message.worker} is not of node {message.node}")
+        try:
+            with RunFolder(Path(self._welcome.run_folder)).worker_log(message.worker).open("ab") as file:
+                file.write(message.tail)
+        except OSError as error:
+            log.warning("the log of worker %d cannot be kept: %s", message.worker, error)
 
     def _available(self, agent: _Agent, message: Available) -> None:
         if message.after >= 0 and self.desk.was_released(NodeId(message.after)):
@@ -218,7 +263,22 @@ class Agents:
             host, port = self._agents[other].host, self._agents[other].probe_port
             self._tell(self._agents[connection], ProbeLink(address=f"{host}:{port}", seconds=seconds))
 
+    def let_spares_in(self) -> None:
+        """Starts nodes that waited as spares, as soon as there is room for them."""
+        if self._over is not None:
+            return
+        waiting, self._spares = self._spares, {}
+        for connection, links in waiting.items():
+            self._start(self._agents[connection], links)
+
     def _start(self, agent: _Agent, links: tuple[HostLink, ...] | None) -> None:
+        started = {other.node: other.zone for other in self._agents.values() if other.node is not None}
+        if (no_room := self.desk.no_room(started, agent.zone)) is not None:
+            self._spares[agent.connection] = links
+            if no_room != self._spares_told:
+                self._spares_told = no_room
+                self.desk.tell(f"host {agent.host} waits as a spare: {no_room}")
+            return
         agent.node = self.desk.new_node()
         log.info("node %d runs on %s", agent.node, agent.host)
         if links is not None:
@@ -228,6 +288,7 @@ class Agents:
     def dropped(self, connection: Connection) -> None:
         """Forgets a closed connection. If it was an agent's, its node's workers may live on."""
         self._agents.pop(connection, None)
+        self._spares.pop(connection, None)
         self._probes.remove(connection)
         self._go_on()
 

@@ -65,6 +65,7 @@ def ask(
     policy: str = "",
     folder: str = "",
     discards: bool = False,
+    details: bool = False,
     timeout_s: float | None = REQUEST_TIMEOUT_S,
 ) -> Answer:
     """Asks the job's coordinator. Arguments as `Request`.
@@ -91,6 +92,7 @@ def ask(
             policy=policy,
             folder=folder,
             discards=discards,
+            details=details,
         )
         with connect((host, int(port)), REQUEST_TIMEOUT_S, security_of(contact.tls)) as connection:
             connection.sendall(control_frame(msgspec.msgpack.encode(request)))

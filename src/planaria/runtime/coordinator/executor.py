@@ -102,7 +102,11 @@ class Executor:
         self._socket_server.say(connection, self._encoded[2])
 
     def warn(self, text: str) -> None:
-        self._publish(Note(level="warning", text=text))
+        self.tell("warning", text)
+
+    def tell(self, level: str, text: str) -> None:
+        """Tells people something that no event of the machine says. level: "info" or "warning"."""
+        self._publish(Note(level=level, text=text))
 
     def _publish(self, record: AnyRecord) -> None:
         now = time.time()

@@ -83,7 +83,8 @@ def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock
         # a job that cannot be planned is refused here
         with batches_told_by("train.global_batch", job.train.microbatch):
             planner = _planner(job, given)
-            make_policy(job.resilience.policy, planner).initial([NodeId(node) for node in range(job.cluster.nodes)], 1)
+            first = [NodeId(node) for node in range(job.cluster.least_nodes)]
+            make_policy(job.resilience.policy, planner).initial(first, 1)
     except PlanError as error:
         log.warning("ends: the job cannot be planned: %s", error)
         link.send(StartRefused(str(error)))
@@ -150,7 +151,7 @@ class _Coordinating:
         shortages = Shortages(job_profile(job, profile), partial(make, job.resilience.policy))
         self._machine = Coordinator(run_settings(settings, profile), policy, past, shortages, make)
         nodes = SupervisedNodes(link, begin, lambda: self._server.request_stop())
-        agents = agents_of(self._job, self._folder, settings.token, settings.run_id, settings.faults)
+        agents = agents_of(self._job, self._folder, settings.token, settings.run_id, settings.faults, self._history)
         self._server = Server(
             self._machine,
             settings.token,
@@ -266,7 +267,8 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
         fault_tolerance=job.resilience.fault_tolerance,
         mean_time_between_failures_s=job.resilience.mean_time_between_failures_s,
         watched=settings.watched,
-        num_nodes=job.cluster.nodes,
+        num_nodes=job.cluster.least_nodes,
+        most_nodes=job.cluster.most_nodes,
         devices_per_node=job.cluster.devices_per_node,
         num_groups=len(profile.groups),
         checkpoint_root=job.run.checkpoints_url or str(RunFolder(Path(settings.folder)).checkpoints),
@@ -286,6 +288,7 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
         saved=settings.saved,
         budget=job.budget,
         spent=settings.spent,
+        memory_bytes=planner_settings(job, profile).memory_bytes,
         evidence=SpeedEvidence() if is_emulated(job) else ON_REAL_HOSTS,
     )
 
@@ -294,7 +297,7 @@ def _workers_a_core(job: Job) -> float:
     """Returns how many workers of this machine share a core; 1 where each has its own, or is on another host."""
     if job.cluster.device is Device.CUDA or job.cluster.launcher is not Launcher.LOCAL:
         return 1.0
-    return max(1.0, job.cluster.nodes * job.cluster.devices_per_node / num_cores())
+    return max(1.0, job.cluster.least_nodes * job.cluster.devices_per_node / num_cores())
 
 
 def limits_of(job: Job, opening_s: float) -> Limits:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from planaria.data.streams.blocks import open_stream
 from planaria.job.errors import UserError
 from planaria.job.faults import Fault
+from planaria.job.history import History, order_of
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.registry import Launcher
 from planaria.job.settings import AUTO_MODEL, Job
@@ -88,7 +90,9 @@ def boot_id() -> str:
         return ""
 
 
-def agents_of(job: Job, folder: RunFolder, token: str, mark: str, faults: Sequence[Fault]) -> Agents | None:
+def agents_of(
+    job: Job, folder: RunFolder, token: str, mark: str, faults: Sequence[Fault], history: History = ()
+) -> Agents | None:
     """Makes the agents' side of a job that waits for them; None where nodes are started here.
 
     Args:
@@ -97,15 +101,40 @@ def agents_of(job: Job, folder: RunFolder, token: str, mark: str, faults: Sequen
         token: the job's token.
         mark: of this run, the same for every coordinator that it has.
         faults: the faults that the user asked for.
+        history: of the run's samples.
     """
     if job.cluster.launcher is Launcher.LOCAL:
         return None
-    welcome = Welcome(job=job, run_folder=str(folder.path), mark=mark, patience_s=job.resilience.coordinator_timeout_s)
+    welcome = Welcome(
+        job=job,
+        run_folder=str(folder.path),
+        mark=mark,
+        patience_s=job.resilience.coordinator_timeout_s,
+        order=order_of(history),
+    )
     by_node: dict[NodeId, tuple[Fault, ...]] = {}
     for fault in faults:
         by_node[NodeId(fault.node)] = (*by_node.get(NodeId(fault.node), ()), fault)
-    only_boot = boot_id() if is_emulated(job) else ""
-    return Agents(welcome, token, by_node, only_boot)
+    refused = own_folders_refused(job, folder)
+    if not is_emulated(job):
+        return Agents(welcome, token, by_node, "", own_folders_refused=refused)
+    return Agents(welcome, token, by_node, boot_id(), folder.profile.read_bytes(), refused)
+
+
+def own_folders_refused(job: Job, folder: RunFolder) -> str:
+    """Returns why hosts that do not see the run folder cannot take part, and what to do; "": they can."""
+    place = job.run.checkpoint_folder
+    if not place or place.startswith("file:"):
+        return (
+            "with a run folder of its own (--folder) it needs checkpoints where every node reads and writes them, "
+            f"and run.checkpoint_folder = {place!r}. Set it to the URL of a store, for instance s3://bucket/folder"
+        )
+    if open_stream(folder.data) is not None:
+        return (
+            f"data.source = {job.data.source!r} is a stream, which is read into the run folder: every node must see "
+            "that. Start agents without --folder"
+        )
+    return ""
 
 
 def share(folder: RunFolder, token: str, mark: str, address: str) -> None:
@@ -126,11 +155,11 @@ def call_agents(job: Job, folder: RunFolder, address: str) -> Note:
     command = ["planaria", "agent", "--coordinator", named(address), "--token-file", str(folder.token)]
     if job.cluster.tls:
         command += ["--tls", job.cluster.tls]
-    nodes = f"{job.cluster.nodes} node{'s' if job.cluster.nodes > 1 else ''}"
+    nodes = f"{job.cluster.least_nodes} node{'s' if job.cluster.least_nodes > 1 else ''}"
     start: StartAgents | None = job.cluster.launcher.load()
     if start is None:
         return Note(level="info", text=f"waiting for {nodes}; run on each: {shlex.join(command)}")
-    start(command, job.cluster.nodes)
+    start(command, job.cluster.most_nodes or job.cluster.least_nodes)
     return Note(level="info", text=f"waiting for {nodes}; {job.cluster.launcher} runs on each: {shlex.join(command)}")
 
 

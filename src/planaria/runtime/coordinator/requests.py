@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import hmac
+import time
 from collections import deque
 from collections.abc import Callable
 
 import msgspec
 
 from planaria.job.registry import PolicyName
+from planaria.job.values import is_url
 from planaria.plan.plan import NodeId
 from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.membership.liveness import Liveness
 from planaria.protocol.messages.events import Event, NodeNotice, PolicyRequested, SaveRequested, StopRequested
-from planaria.protocol.messages.user import EVALUATING, Answer, Request, RequestRefused, RunState, Wish, decode_request
+from planaria.protocol.messages.records import (
+    AnyRecord,
+    NodeJoined,
+    NodeLost,
+    NodeReleased,
+    StepCommitted,
+    StepSkipped,
+)
+from planaria.protocol.messages.user import (
+    EVALUATING,
+    Answer,
+    GoneNode,
+    Request,
+    RequestRefused,
+    RunDetails,
+    RunState,
+    Wish,
+    decode_request,
+)
 from planaria.protocol.messages.worker import decode_first, other_version
 from planaria.protocol.phases import Phase
-from planaria.runtime.thresholds import MAX_ADDED
+from planaria.runtime.thresholds import GONE_SHOWN, MAX_ADDED
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError
 from planaria.runtime.wire.socket_server import SocketServer
@@ -31,7 +52,9 @@ class Requests:
         handle: has the machine handle an event.
         start_node: starts one more; None: this is not done from here.
         is_gone: whether a node was lost or released, be it before it had joined.
+        liveness: what workers told last.
         most_nodes: at a time; None: as many as are asked for.
+        has_own_folders: whether there are nodes that do not see the run folder.
     """
 
     def __init__(
@@ -42,7 +65,9 @@ class Requests:
         handle: Callable[[Event], None],
         start_node: Callable[[], NodeId] | None,
         is_gone: Callable[[NodeId], bool],
+        liveness: Liveness,
         most_nodes: int | None = None,
+        has_own_folders: Callable[[], bool] = lambda: False,
     ) -> None:
         self._machine = machine
         self._token = token
@@ -50,7 +75,9 @@ class Requests:
         self._handle = handle
         self._start_node = start_node
         self._is_gone = is_gone
+        self._liveness = liveness
         self._most_nodes = most_nodes
+        self._has_own_folders = has_own_folders
         self._coming: set[NodeId] = set()
         """Nodes started on request that had neither joined nor been lost when the next request came."""
         self._held_up: deque[tuple[Connection, Request]] = deque()
@@ -58,6 +85,35 @@ class Requests:
         """Connections that asked for a checkpoint and wait for it."""
         self._started: tuple[NodeId, ...] = ()
         """Nodes started by the request that is being answered."""
+        self._last: StepCommitted | StepSkipped | None = None
+        self._zones: dict[int, str] = {}
+        self._gone: deque[tuple[int, str, str, float]] = deque(maxlen=GONE_SHOWN)
+        """The last nodes that went: number, zone, cause, and when (monotonic seconds)."""
+
+    def note(self, record: AnyRecord) -> None:
+        """Notes what users may want to know of a record that is published."""
+        match record:
+            case StepCommitted() | StepSkipped():
+                self._last = record
+            case NodeJoined():
+                self._zones[record.node] = record.zone
+            case NodeLost() | NodeReleased():
+                cause = record.cause if isinstance(record, NodeLost) else ""
+                self._gone.append((record.node, self._zones.pop(record.node, ""), cause, time.monotonic()))
+            case _:
+                pass
+
+    def _details(self) -> RunDetails:
+        now = time.monotonic()
+        return RunDetails(
+            workers=self._liveness.words(now),
+            awaited=self._liveness.awaited,
+            gone=tuple(
+                GoneNode(node=node, zone=zone, cause=cause, ago_s=now - at) for node, zone, cause, at in self._gone
+            ),
+            last=self._last,
+            memory_bytes=self._machine.settings.memory_bytes,
+        )
 
     def take(self, connection: Connection, frame: bytes) -> bool:
         """Takes a connection's first frame if it is a request.
@@ -104,14 +160,17 @@ class Requests:
             self._held_up.append((connection, request))
             return
         self._started = ()
+        if request.wish is Wish.SAVE and request.folder and not is_url(request.folder) and self._has_own_folders():
+            self._say(connection, False, f"nodes do not all see {request.folder}: name a URL (--to)")
+            return
         if request.wish is Wish.SAVE and not self._savers:
             self._savers.append(connection)
             self._handle(SaveRequested(request.folder))
             return
-        self._say(connection, *self._grant(request))
+        self._say(connection, *self._grant(request), self._details() if request.details else None)
 
-    def _say(self, connection: Connection, accepted: bool, text: str) -> None:
-        answer = Answer(accepted=accepted, text=text, state=self._machine.state, nodes=self._started)
+    def _say(self, connection: Connection, accepted: bool, text: str, details: RunDetails | None = None) -> None:
+        answer = Answer(accepted=accepted, text=text, state=self._machine.state, nodes=self._started, details=details)
         self._socket_server.say(connection, msgspec.msgpack.encode(answer))
         self._socket_server.hang_up(connection)
 
@@ -160,8 +219,8 @@ class Requests:
                 f"there are {there} nodes, and this machine is for {self._most_nodes} at most "
                 "(cluster.most_workers in the job file)"
             )
-        if (over := self._machine.over_hourly(there - len(live) + count)) is not None:
-            return False, over
+        if (no_room := self._machine.no_room(dict.fromkeys(self._coming, ""), [""] * count)) is not None:
+            return False, no_room
         added = self._started = tuple(self._start_node() for _ in range(count))
         self._coming.update(added)
         return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started"

@@ -51,6 +51,7 @@ from planaria.runtime.coordinator.executor import Executor, Observer
 from planaria.runtime.coordinator.kernel_kills import KernelKills
 from planaria.runtime.coordinator.manifests import ManifestWriter
 from planaria.runtime.coordinator.nodes import Nodes
+from planaria.runtime.coordinator.prices import Prices
 from planaria.runtime.coordinator.requests import Requests
 from planaria.runtime.journal.journal import Journal
 from planaria.runtime.thresholds import GOODBYE_S, PRECOMPUTE_REST
@@ -148,18 +149,29 @@ class Server(Reception[Connection]):
             self._admission.took_number(node)
         self._socket_server = SocketServer(self._take, self._ended, lambda text: self._executor.warn(text), security)
         self._manifests = ManifestWriter(write_manifest, self._wake)
+        self._prices = Prices(machine.settings.budget, self._wake)
         self._executor = Executor(
             self._socket_server,
             self._admission,
             agents,
             journal,
             self._manifests,
-            observers,
+            (*observers, lambda record, time_s: self._requests.note(record)),
             tell_again,
         )
         start_node = self._start_node if agents is None else None
         is_gone = self._admission.is_fenced
-        self._requests = Requests(machine, token, self._socket_server, self.handle, start_node, is_gone, most_nodes)
+        self._requests = Requests(
+            machine,
+            token,
+            self._socket_server,
+            self.handle,
+            start_node,
+            is_gone,
+            judge.liveness,
+            most_nodes,
+            lambda: agents is not None and agents.has_own_folders,
+        )
         if agents is not None:
             agents.open(self)
 
@@ -168,6 +180,7 @@ class Server(Reception[Connection]):
         self._socket_server.open(listener)
         self._socket_server.watch(self._wake_receiver.fileno(), self._woken)
         self._socket_server.watch(self._nodes.fileno(), self._nodes_told)
+        self._prices.start()
 
     def request_stop(self) -> None:
         """Asks the run to finish its step, save and end. Safe from any thread and from a signal handler."""
@@ -229,6 +242,7 @@ class Server(Reception[Connection]):
     def close(self) -> None:
         if self._agents is not None and self._executor.finished is None:
             self._agents.dismiss(Farewell.SUSPENDED)
+        self._prices.close()
         self._socket_server.close()
         self._wake_receiver.close()
         self._wake_sender.close()
@@ -242,6 +256,11 @@ class Server(Reception[Connection]):
             self.handle(StopRequested())
         while answer := self._manifests.take():
             self.handle(answer)
+        while (price := self._prices.take()) is not None:
+            if isinstance(price, str):
+                self._executor.warn(price)
+            else:
+                self.handle(price)
         self._nodes_told()
 
     def _nodes_told(self) -> None:
@@ -315,6 +334,8 @@ class Server(Reception[Connection]):
             return
         self._kernel_kills.look()  # now and then, so that it sees when a count rises
         self._socket_server.send_strangers_away(now)
+        if self._agents is not None:
+            self._agents.let_spares_in()
         self._judge_all(now)
 
     def _is_runnable(self, node: NodeId) -> bool:
@@ -365,6 +386,12 @@ class Server(Reception[Connection]):
 
     def links_measured(self, node: NodeId, host: str, links: tuple[HostLink, ...]) -> None:
         self.handle(LinksMeasured(node, host, links))
+
+    def no_room(self, started: Mapping[NodeId, str], zone: str) -> str | None:
+        return self._machine.no_room(started, [zone])
+
+    def tell(self, text: str) -> None:
+        self._executor.tell("info", text)
 
     def may_run(self, node: NodeId) -> bool:
         self._admission.took_number(node)

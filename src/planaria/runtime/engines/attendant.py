@@ -18,18 +18,12 @@ import msgspec
 
 from planaria.checkpoint.manifest import whole_steps
 from planaria.protocol.messages.records import RunStatus
-from planaria.protocol.messages.user import Wish
-from planaria.runtime.coordinator.client import Contact, NotReached, ask
-from planaria.runtime.engines.engine import Engine, EngineError, Task, TaskState
+from planaria.runtime.engines.engine import Engine, EngineError
+from planaria.runtime.engines.keeper import Keeper, kept
 from planaria.runtime.engines.launch_folder import Launch
+from planaria.runtime.launch.training.result import TrainResult
 from planaria.runtime.run_folder.run_folder import RunFolder, free_name
-from planaria.runtime.thresholds import (
-    ENGINE_COMMAND_S,
-    ENGINE_POLL_S,
-    LONGEST_REPLACEMENT_S,
-    MOST_FRUITLESS_STARTS,
-    RELEASED_FOR_S,
-)
+from planaria.runtime.thresholds import ENGINE_COMMAND_S, MOST_FRUITLESS_STARTS
 
 EXHAUSTED: Final = 3
 """Exit code of `planaria train` when too few nodes are left. Others come, here."""
@@ -52,7 +46,7 @@ class Attendant:
         self._say = say
         self._train: subprocess.Popen[bytes] | None = None
         self._notice: Signals | None = None
-        self._keeper = Keeper(engine, launch, say)
+        self._keeper = Keeper(engine, launch.run, launch.nodes, launch.spares, say)
 
     def run(self) -> int:
         """Trains until the run is over or suspended. Returns the exit code of `planaria train`."""
@@ -62,16 +56,12 @@ class Attendant:
             self._say("the run is complete already")
             self._end(0)
             return 0
-        fruitless, reached = 0, self._last_step()
+        starts = Starts(self._launch.run)
         while True:
             code = self._train_once()
-            if self._notice is not None or (code >= 0 and code != EXHAUSTED):
+            if self._notice is not None or (code >= 0 and code != EXHAUSTED) or not starts.may_go_on():
                 break
-            step = self._last_step()
-            fruitless, reached = (fruitless + 1, reached) if step <= reached else (0, step)
-            if fruitless == MOST_FRUITLESS_STARTS:
-                break
-            self._say(f"planaria train ended with {code}; it goes on from the checkpoint of step {step}")
+            self._say(f"planaria train ended with {code}; it goes on from the checkpoint of step {starts.reached}")
         self._end(code)
         return code if code >= 0 else 128 - code
 
@@ -88,12 +78,9 @@ class Attendant:
             self._train.send_signal(Signals.SIGTERM)
         while True:
             try:
-                return self._train.wait(ENGINE_POLL_S)
+                return self._train.wait(self._engine.poll_s)
             except subprocess.TimeoutExpired:
                 self._keeper.look()
-
-    def _last_step(self) -> int:
-        return max(whole_steps(self._launch.run.checkpoints, 1 << 62), default=0)
 
     def _end(self, code: int) -> None:
         try:
@@ -117,6 +104,29 @@ def prepare(run: RunFolder) -> bool:
     return False
 
 
+class Starts:
+    """Counts a coordinator's starts that bring no new checkpoint.
+
+    Attributes:
+        reached: step of the newest checkpoint.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._fruitless = 0
+        self.reached = self._last_step()
+
+    def may_go_on(self) -> bool:
+        """Returns whether to start once more, after a start has come to its end."""
+        step = self._last_step()
+        self._fruitless = self._fruitless + 1 if step <= self.reached else 0
+        self.reached = max(step, self.reached)
+        return self._fruitless < MOST_FRUITLESS_STARTS
+
+    def _last_step(self) -> int:
+        return max(whole_steps(self._run.checkpoints, 1 << 62), default=0)
+
+
 def is_complete(run: RunFolder) -> bool:
     """Returns whether a run has trained all its steps."""
     try:
@@ -126,70 +136,22 @@ def is_complete(run: RunFolder) -> bool:
     return summary.get("status") == RunStatus.COMPLETED.value
 
 
-class Keeper:
-    """Keeps as many agents as the run is to have nodes."""
+def attend_here(
+    engine: Engine, keeper: Keeper, run: RunFolder, train: Callable[[bool], TrainResult], say: Callable[[str], None]
+) -> TrainResult:
+    """Trains in this process, and keeps the agents meanwhile. A run that has too few nodes goes on when others come.
 
-    def __init__(self, engine: Engine, launch: Launch, say: Callable[[str], None]) -> None:
-        self._engine = engine
-        self._launch = launch
-        self._say = say
-        self._replacements: dict[str, int] = {}
-        self._not_before: dict[str, float] = {}
-        self._allowed = launch.nodes + launch.spares  # as a coordinator before this one may have left it
-        self._was_complete = False
-        self._was_short = False
-        self._complaint = ""
-
-    def look(self) -> None:
-        """Looks at the tasks, and replaces what is lost. An engine that does not answer is asked again later."""
-        try:
-            tasks = self._engine.tasks()
-            for task in tasks:
-                if task.state is TaskState.HELD:
-                    self._release(task)
-                elif task.state is TaskState.LOST:
-                    self._replace(task)
-            self._let_spares_in(tasks)
-            self._complaint = ""
-        except EngineError as error:
-            if str(error) != self._complaint:
-                self._say(str(error))
-            self._complaint = str(error)
-
-    def _release(self, task: Task) -> None:
-        now = time.monotonic()
-        if now >= self._not_before.get(task.name, 0.0):
-            self._not_before[task.name] = now + RELEASED_FOR_S
-            self._engine.replace(task)
-
-    def _replace(self, task: Task) -> None:
-        now = time.monotonic()
-        if now < self._not_before.get(task.name, 0.0):
-            return
-        count = self._replacements[task.name] = self._replacements.get(task.name, 0) + 1
-        self._not_before[task.name] = now + min(LONGEST_REPLACEMENT_S, 2.0**count)
-        self._say(f"task {task.name} is lost, and started again")
-        self._engine.replace(task)
-
-    def _let_spares_in(self, tasks: Sequence[Task]) -> None:
-        """Allows as many tasks more as nodes are missing for two looks on end, once all have been there."""
-        live = self._num_live()
-        if live is None:
-            return
-        missing = max(0, self._launch.nodes - live)
-        self._was_complete = self._was_complete or not missing
-        running = sum(task.state is TaskState.RUNNING for task in tasks)
-        wanted = self._launch.nodes
-        if self._was_complete and missing and self._was_short and running >= self._launch.nodes:
-            wanted += min(missing, self._launch.spares)
-        self._was_short = bool(missing)
-        if wanted > self._allowed or (wanted < self._allowed and not missing):
-            self._engine.allow(wanted)
-            self._allowed = wanted
-
-    def _num_live(self) -> int | None:
-        try:
-            contact = Contact.read(self._launch.run.contact)
-            return len(ask(contact, Wish.STATUS, run=self._launch.name, timeout_s=ENGINE_POLL_S).state.nodes)
-        except NotReached:
-            return None
+    Args:
+        engine: what runs the agents.
+        keeper: of these agents.
+        run: that is trained.
+        train: trains, from the last checkpoint if it is told so.
+        say: takes lines for people.
+    """
+    starts = Starts(run)
+    with kept(engine, keeper):
+        while True:
+            result = train(prepare(run))
+            if result.status is not RunStatus.EXHAUSTED or not starts.may_go_on():
+                return result
+            say(f"too few nodes were left; the run goes on from the checkpoint of step {starts.reached}")

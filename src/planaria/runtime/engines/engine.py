@@ -31,17 +31,23 @@ class TaskState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task of the engine that runs an agent: its name for the engine, and its state."""
+    """A task of the engine that runs an agent: its name for the engine, its state, and why it is lost, where known."""
 
     name: str
     state: TaskState
+    why: str = ""
 
 
 class Engine(Protocol):
     """The agents of one launch, as the engine runs them.
 
     The engine gives agents notice itself, of a time limit or a preemption: SIGTERM, which drains their node.
+
+    Attributes:
+        poll_s: seconds between two looks at the tasks.
     """
+
+    poll_s: float
 
     def tasks(self) -> list[Task]:
         """Returns the tasks. Raises EngineError: it does not answer."""

@@ -25,7 +25,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         overrides: "section.key=value" of the command line.
         name: of the run.
         runs: absolute path of the folder of run folders.
-        nodes: that train.
+        nodes: that it starts on.
+        most_nodes: that it grows to; 0: as many as it starts on.
         spares: tasks beyond these.
         python: the interpreter.
         directory: in which the command was given.
@@ -41,6 +42,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     directory: str
     tls: str = ""
+    most_nodes: int = 0
+
+    @property
+    def tasks(self) -> int:
+        """Agents' tasks that there may be at all."""
+        return max(self.nodes, self.most_nodes) + self.spares
 
     @property
     def run(self) -> RunFolder:

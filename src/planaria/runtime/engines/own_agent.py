@@ -8,11 +8,10 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
+from planaria.protocol.messages.agent import Farewell
 from planaria.runtime.engines.engine import EngineError, Task, TaskState
-from planaria.runtime.thresholds import ENGINE_COMMAND_S
-
-DRAINED = 4
-"""Exit code of an agent whose node was handed over."""
+from planaria.runtime.nodes.agent_settings import EXIT_CODES
+from planaria.runtime.thresholds import ENGINE_COMMAND_S, ENGINE_POLL_S
 
 
 class OwnAgent:
@@ -21,6 +20,8 @@ class OwnAgent:
     Args:
         command: of the agent on this node; empty: the coordinator has this node for itself.
     """
+
+    poll_s = ENGINE_POLL_S
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = list(command)
@@ -35,8 +36,10 @@ class OwnAgent:
         """Returns the agent's state, if there is one."""
         if self._process is None:
             return []
-        states = {None: TaskState.RUNNING, 0: TaskState.DONE, DRAINED: TaskState.DONE}
-        return [Task(name="agent", state=states.get(self._process.poll(), TaskState.LOST))]
+        code = self._process.poll()
+        is_done = code in (EXIT_CODES[Farewell.OVER], EXIT_CODES[Farewell.DRAINED])
+        state = TaskState.RUNNING if code is None else TaskState.DONE if is_done else TaskState.LOST
+        return [Task(name="agent", state=state)]
 
     def replace(self, task: Task) -> None:
         """Starts the agent again."""

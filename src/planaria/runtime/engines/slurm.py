@@ -12,7 +12,7 @@ from planaria.job.errors import UserError
 from planaria.runtime.engines.engine import EngineError, Task, TaskState
 from planaria.runtime.engines.launch_folder import EngineJobs, Launch, LaunchFolder
 from planaria.runtime.engines.slurm_scripts import SlurmOptions, agents_script, coordinator_script
-from planaria.runtime.thresholds import ENGINE_COMMAND_S
+from planaria.runtime.thresholds import ENGINE_COMMAND_S, ENGINE_POLL_S
 
 ENGINE: Final = "slurm"
 
@@ -70,6 +70,8 @@ def _submit(folder: LaunchFolder, part: str) -> str:
 
 class Slurm:
     """The agents of one launch: a job array of SLURM."""
+
+    poll_s = ENGINE_POLL_S
 
     def __init__(self, folder: LaunchFolder) -> None:
         self._folder = folder

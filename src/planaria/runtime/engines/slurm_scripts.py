@@ -65,7 +65,7 @@ def coordinator_script(launch: Launch, folder: LaunchFolder, options: SlurmOptio
 
 def agents_script(launch: Launch, folder: LaunchFolder, options: SlurmOptions) -> str:
     """Returns the batch script of the array of agents: a task for each node, and for each spare."""
-    array = f"--array=0-{launch.nodes + launch.spares - 1}%{launch.nodes}"
+    array = f"--array=0-{launch.tasks - 1}%{launch.nodes}"
     own = [array, "--nodes=1", "--ntasks=1", "--exclusive", *options.agent_options]
     command = [
         *planaria(launch), "agent",

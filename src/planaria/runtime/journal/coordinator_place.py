@@ -19,6 +19,7 @@ class CoordinatorPlace:
 
     Args:
         text: "host:port"; "file:PATH" of a file that says it; or "etcd://HOST:PORT,.../RUN", for the leader of a run.
+        named: what users call it, for messages.
 
     Attributes:
         text: likewise.
@@ -28,7 +29,7 @@ class CoordinatorPlace:
         UserError: it is none of these, or etcd3gw is not installed.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, named: str = "--coordinator") -> None:
         self.text = text
         self.may_move = not is_host_port(text)
         self._file: Path | None = None
@@ -40,7 +41,7 @@ class CoordinatorPlace:
             self._etcd = Etcd(ETCD_URL + members)
         elif self.may_move:
             raise UserError(
-                f"--coordinator {text!r} is not HOST:PORT. `planaria train` prints it; file:PATH names a file with it, "
+                f"{named} {text!r} is not HOST:PORT. `planaria train` prints it; file:PATH names a file with it, "
                 "and etcd://HOST:PORT,.../RUN a run that is led from wherever etcd says."
             )
 

@@ -43,6 +43,23 @@ class Created:
 
 
 @dataclass(frozen=True, slots=True)
+class Unchanged:
+    """A condition: the key was last set at this revision."""
+
+    key: str
+    revision: int
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        return {
+            "key": _encoded(self.key),
+            "target": "MOD",
+            "result": "EQUAL",
+            "mod_revision": str(self.revision),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Put:
     """Sets a key; with a lease, for as long as that lasts."""
 
@@ -75,6 +92,7 @@ class Found:
     key: str
     value: bytes
     created: int
+    changed: int
 
 
 class Etcd:
@@ -103,7 +121,7 @@ class Etcd:
             for host, _, port in (member.rpartition(":") for member in url.removeprefix(ETCD_URL).split(","))
         ]
 
-    def transact(self, conditions: Sequence[Created], actions: Sequence[Put | Delete]) -> tuple[bool, int]:
+    def transact(self, conditions: Sequence[Created | Unchanged], actions: Sequence[Put | Delete]) -> tuple[bool, int]:
         """Carries the actions out if all conditions hold. Returns whether they do, and the revision afterwards.
 
         Raises:
@@ -149,6 +167,7 @@ class Etcd:
                 key=base64.b64decode(one["key"]).decode(),
                 value=base64.b64decode(one.get("value", "")),
                 created=int(one["create_revision"]),
+                changed=int(one["mod_revision"]),
             )
             for one in answer.get("kvs", ())
         ]

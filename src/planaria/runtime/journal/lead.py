@@ -16,12 +16,26 @@ from collections.abc import Callable
 import msgspec
 
 from planaria.job.errors import PlanariaError
-from planaria.runtime.journal.etcd import NEVER, Created, Delete, Etcd, OutOfReach, Put, after
+from planaria.runtime.journal.etcd import (
+    NEVER,
+    Created,
+    Delete,
+    Etcd,
+    OutOfReach,
+    Put,
+    Unchanged,
+    after,
+    persistently,
+)
 from planaria.runtime.thresholds import LEASE_ROUNDS, LEASE_S
 
 
 class LeadTaken(PlanariaError):
     """Another process leads the run."""
+
+
+class HandedOver(PlanariaError):
+    """This process has ended its coordinator, so that another one that stands by leads the run."""
 
 
 class Leader(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +55,16 @@ class Leader(msgspec.Struct, frozen=True, kw_only=True):
 def lead_key(run: str) -> str:
     """Returns the key of a run's leader."""
     return f"planaria/{run}/leader"
+
+
+def last_key(run: str) -> str:
+    """Returns the key that is set by whoever takes the lead of a run, and outlives the lead."""
+    return f"planaria/{run}/last"
+
+
+def standbys_prefix(run: str) -> str:
+    """Returns what the keys of the processes that stand by begin with."""
+    return f"planaria/{run}/standbys/"
 
 
 def settings_key(run: str) -> str:
@@ -80,11 +104,20 @@ class Lead:
         self._keeping = Etcd(url)
         self._leader = Leader(host=socket.gethostname(), process=secrets.token_hex(8))
         self._lease = 0
+        self._waiting = 0
+        self._waited_at = 0.0
+        self._taken_at = NEVER
+        self._sure_until = 0.0
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def take(self) -> bool:
-        """Takes the lead if nobody has it; returns whether this process has it now. Raises OutOfReach."""
+        """Takes the lead if nobody has it; returns whether this process has it now.
+
+        Raises:
+            OutOfReach: no member of etcd answers.
+            LeadTaken: this process has led the run before, and another one since.
+        """
         if self.revision != NEVER:
             return True
         leader = self.leader()
@@ -94,21 +127,49 @@ class Lead:
             self._etcd.revoke(self._lease)
         self._over.set()
         asked_at = time.monotonic()
-        lease = self._etcd.grant(LEASE_S)
-        value = msgspec.json.encode(self._leader)
+        lease = self._lease = self._etcd.grant(LEASE_S)
+        value, key, last = msgspec.json.encode(self._leader), lead_key(self.run), last_key(self.run)
+        since = [Unchanged(last, self._taken_at)] if self._taken_at != NEVER else []
         is_taken, revision = self._etcd.transact(
-            [Created(lead_key(self.run), NEVER)], [Put(lead_key(self.run), value, lease)]
+            [Created(key, NEVER), *since], [Put(key, value, lease), Put(last, value)]
         )
         if not is_taken:
             self._etcd.revoke(lease)
+            if since and not self._took_it_last() and self.leader() is None:
+                raise LeadTaken(f"another process has led run {self.run} meanwhile")
             return False
-        self._lease, self.revision = lease, revision
+        self.revision = self._taken_at = revision
+        self._sure_until = asked_at + LEASE_S
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=self._keep, args=(lease, asked_at, self._over), name="lease", daemon=True
         )
         self._thread.start()
         return True
+
+    def _took_it_last(self) -> bool:
+        """Returns whether nobody has taken the lead after this process, which need not have had an answer."""
+        last = self._etcd.find(last_key(self.run))
+        if last is None or msgspec.json.decode(last.value, type=Leader).process != self._leader.process:
+            return False
+        self._taken_at = last.changed
+        return True
+
+    def wait(self) -> None:
+        """Says that this process stands by: until a lease after the last call, or until `close`. Raises OutOfReach."""
+        now = time.monotonic()
+        if now < self._waited_at + LEASE_S / LEASE_ROUNDS:
+            return
+        if not self._waiting or not self._etcd.keep_alive(self._waiting):
+            self._waiting = self._etcd.grant(LEASE_S)
+            key = f"{standbys_prefix(self.run)}{self._leader.process}"
+            self._etcd.transact([], [Put(key, b"", self._waiting)])
+        self._waited_at = now
+
+    def others_wait(self) -> bool:
+        """Returns whether other processes stand by. Raises OutOfReach."""
+        keys = [found.key for found in self._etcd.find_all(standbys_prefix(self.run))]
+        return any(not key.endswith(self._leader.process) for key in keys)
 
     def leader(self) -> Leader | None:
         """Returns who leads. Raises OutOfReach."""
@@ -118,6 +179,18 @@ class Lead:
         """Tells where the coordinator listens. Raises OutOfReach; LeadTaken: this process leads no more."""
         self._leader = msgspec.structs.replace(self._leader, address=address)
         self._put(lead_key(self.run), msgspec.json.encode(self._leader), self._lease)
+
+    def is_sure(self) -> bool:
+        """Returns whether nobody else leads now: what this process does to the run folder, nobody else does.
+
+        A process that was stopped may have lost the lead without its having heard of that.
+        """
+        if self.revision != NEVER and time.monotonic() >= self._sure_until:
+            try:
+                self.check()
+            except OutOfReach:
+                self.revision = NEVER
+        return self.revision != NEVER
 
     def check(self) -> None:
         """Looks whether this process leads still. Raises OutOfReach."""
@@ -135,9 +208,16 @@ class Lead:
         return None if found is None else found.value
 
     def finish(self) -> None:
-        """Says that nobody need lead the run any more. Raises OutOfReach."""
-        key = settings_key(self.run)
-        self._etcd.transact([Created(lead_key(self.run), self.revision)], [Delete(key, after(key))])
+        """Says that nobody need lead the run any more, and removes its journal.
+
+        Where etcd is out of reach for as long as a lease lasts, a standby finds in the journal that the run is over.
+        """
+        every = [Delete(key, f"{key}\0") for key in (settings_key(self.run), last_key(self.run))]
+        entries = entries_prefix(self.run)
+        every.append(Delete(entries, after(entries)))
+        is_led = [Created(lead_key(self.run), self.revision)]
+        with contextlib.suppress(OutOfReach):
+            persistently(lambda: self._etcd.transact(is_led, every), LEASE_S)
 
     def close(self) -> None:
         """Gives the lead back, if this process has it."""
@@ -145,10 +225,13 @@ class Lead:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        leases = [self._waiting] if self._waiting else []
         if self.revision != NEVER:
             self.revision = NEVER
-            with contextlib.suppress(OutOfReach):  # the lease ends by itself
-                self._etcd.revoke(self._lease)
+            leases.append(self._lease)
+        for lease in leases:
+            with contextlib.suppress(OutOfReach):  # it ends by itself
+                self._etcd.revoke(lease)
 
     def _put(self, key: str, value: bytes, lease: int = 0) -> None:
         is_done, _ = self._etcd.transact([Created(lead_key(self.run), self.revision)], [Put(key, value, lease)])
@@ -173,3 +256,4 @@ class Lead:
                 self.when_lost()
                 return
             since, lasts_s = asked_at, float(granted_s)
+            self._sure_until = since + lasts_s

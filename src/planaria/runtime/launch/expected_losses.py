@@ -44,7 +44,7 @@ def losses_of_trace(job: Job) -> Watched:
         raise UserError(f"{field} has no node at any time. Give a trace of nodes that came and went.")
     share = min(1.0, LOSSES_COUNTED / max(1, told.num_removals))
     return Watched(
-        seconds=share * told.mean_nodes * told.horizon_s / job.cluster.nodes,
+        seconds=share * told.mean_nodes * told.horizon_s / job.cluster.least_nodes,
         losses=round(share * told.num_removals),
         nodes=round(share * told.num_removed),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from torch import nn
 from planaria.checkpoint.manifest import read_manifest, step_folder, weights_sha256, write_manifest
 from planaria.checkpoint.state import write_group
 from planaria.data.job_data import prepare
-from planaria.job.history import DataIdentity, History, JobInterval, schedule_ends
+from planaria.job.history import DataIdentity, History, JobInterval, order_of, schedule_ends
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job, TrainSection, WhenNotFinite
 from planaria.job.users_code import look_in
@@ -35,7 +36,6 @@ from planaria.runtime.component_settings import is_emulated, named_profile
 from planaria.runtime.coordinator.executor import Observer
 from planaria.runtime.launch.training.ending import finish_run
 from planaria.runtime.launch.training.result import TrainResult
-from planaria.runtime.launch.training.resumption import order_of
 from planaria.runtime.run_folder.claim import say
 from planaria.runtime.run_folder.recorder import Recorder
 from planaria.runtime.run_folder.run_folder import RunFolder
@@ -77,8 +77,8 @@ def train_reference(
     torch.set_num_threads(1)
     try:
         say(folder.claim, "training: in one process alone")
-        with Recorder(folder, job) as recorder:
-            return _Reference(job, folder, recorder, (recorder, *observers), drops or {}, history).train()
+        with Recorder(folder, job) as recorder, ExitStack() as opened:
+            return _Reference(job, folder, recorder, (recorder, *observers), drops or {}, history, opened).train()
     finally:
         torch.set_num_threads(threads)
 
@@ -92,6 +92,7 @@ class _Reference:
         observers: tuple[Observer, ...],
         drops: Drops,
         history: History,
+        opened: ExitStack,
     ) -> None:
         self._job = job
         self._drops = drops
@@ -102,7 +103,7 @@ class _Reference:
         self._folder = folder
         self._recorder = recorder
         self._observers = observers
-        self._alone = _emulated_alone(job) if is_emulated(job) else _torch_alone(job, folder, order_of(history))
+        self._alone = _emulated_alone(job) if is_emulated(job) else _torch_alone(job, folder, order_of(history), opened)
         self._model = self._alone.engine.model
         self._holdings = Holdings(self._model, job.train, self._alone.engine.device)
         for group in range(len(self._model.groups)):
@@ -241,8 +242,8 @@ class _Alone(Protocol):
         ...
 
 
-def _torch_alone(job: Job, folder: RunFolder, order: str) -> _Alone:
-    data = prepare(job, folder.data, order=order)
+def _torch_alone(job: Job, folder: RunFolder, order: str, opened: ExitStack) -> _Alone:
+    data = opened.enter_context(closing(prepare(job, folder.data, order=order)))
     return _TorchAlone(real_engine(job, data, 0), job.train, data.identity)
 
 

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
 
+from planaria.data.job_data import reader_standing_by
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
 from planaria.runtime.coordinator.executor import Observer
 from planaria.runtime.coordinator.remote_nodes import imported
 from planaria.runtime.journal.etcd import OutOfReach
-from planaria.runtime.journal.lead import Lead
+from planaria.runtime.journal.lead import HandedOver, Lead
 from planaria.runtime.launch.training.data import prepared
-from planaria.runtime.launch.training.ending import result_of
+from planaria.runtime.launch.training.ending import RunOutcome, result_of
 from planaria.runtime.launch.training.profiling import keep_named, measure
 from planaria.runtime.launch.training.request import TrainRequest, checked
 from planaria.runtime.launch.training.result import TrainResult
 from planaria.runtime.launch.training.resumption import check_store, resumed
 from planaria.runtime.launch.training.run import run
-from planaria.runtime.launch.training.standby import settings_of, stand_by
+from planaria.runtime.launch.training.standby import BegunAnew, settings_of, stand_by
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.run_folder.run_folder import RunFolder
 
@@ -42,9 +45,18 @@ def train_job(request: TrainRequest, nodes: LocalNodes | None = None) -> TrainRe
     log = request.folder.logs / "launcher.log"
     with LocalNodes(log, imported(request.job)) if nodes is None else nullcontext(nodes) as processes:
         data = prepared(request, resumption)
-        measure(request, processes)
-        with leading(request) as lead, run(request, data, processes, lead) as outcome:
-            return result_of(outcome)
+        with closing(data):
+            measure(request, processes)
+            with leading(request) as lead, run(request, data, processes, lead) as outcome:
+                return _told_of_the_end(outcome, lead)
+
+
+def _told_of_the_end(outcome: RunOutcome, lead: Lead | None) -> TrainResult:
+    """Tells everybody of the end; only then need nobody lead the run any more."""
+    result = result_of(outcome)
+    if lead is not None:
+        lead.finish()
+    return result
 
 
 @contextmanager
@@ -82,7 +94,7 @@ def stand_by_run(folder: RunFolder, token: str, say: Callable[[str], None], obse
         observe: is told of the run, once it is led from here.
 
     Returns:
-        How the run ended; None: it ended before it had to be led from here.
+        How the run ended; None: it ended before it had to be led from here, or is led by another host again.
 
     Raises:
         UserError: its journal is not in etcd, or etcd cannot be asked.
@@ -94,14 +106,27 @@ def stand_by_run(folder: RunFolder, token: str, say: Callable[[str], None], obse
         raise UserError(
             f"run {folder.path} has its journal in its folder: only its own host leads it. Set run.journal."
         )
+    log = folder.logs / f"standby-{socket.gethostname()}-{os.getpid()}.log"
     try:
-        with closing(Lead(job.run.journal, folder.path.name)) as lead:
-            settings = settings_of(lead, token)
-            if settings is None:
-                raise UserError(f"run {folder.path} is over, or has not begun. Start it by planaria train.")
-            request = checked(TrainRequest(job=settings.job, folder=folder, observers=(observe,), token=token))
-            log = folder.logs / f"standby-{socket.gethostname()}-{os.getpid()}.log"
-            with LocalNodes(log, imported(job)) as nodes, stand_by(request, settings, nodes, lead, say) as outcome:
-                return None if outcome is None else result_of(outcome)
+        while True:
+            with closing(Lead(job.run.journal, folder.path.name)) as lead, contextlib.suppress(BegunAnew):
+                settings = settings_of(lead, token)
+                if settings is None:
+                    raise UserError(f"run {folder.path} is over, or has not begun. Start it by planaria train.")
+                if Path(settings.folder) != folder.path:
+                    raise UserError(
+                        f"run.journal has a run {lead.run} in {settings.folder}, not in {folder.path}: there, or under "
+                        "another name (--name NAME), a standby can be started."
+                    )
+                request = checked(TrainRequest(job=settings.job, folder=folder, observers=(observe,), token=token))
+                with (
+                    reader_standing_by(job, folder.data),
+                    LocalNodes(log, imported(job)) as nodes,
+                    stand_by(request, settings, nodes, lead, say) as outcome,
+                ):
+                    return None if outcome is None else _told_of_the_end(outcome, lead)
+    except HandedOver as handed:
+        say(str(handed))
+        return None
     except OutOfReach as error:
         raise UserError(f"run.journal: {error}. Start its members, or correct the addresses.") from None

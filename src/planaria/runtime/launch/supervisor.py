@@ -35,7 +35,7 @@ from planaria.runtime.coordinator.supervisor_link import (
     Told,
 )
 from planaria.runtime.journal.etcd import NEVER, OutOfReach
-from planaria.runtime.journal.lead import Lead, LeadTaken
+from planaria.runtime.journal.lead import HandedOver, Lead, LeadTaken
 from planaria.runtime.nodes.local_nodes import LocalNodes, cause_of
 from planaria.runtime.nodes.stopped_processes import Stopped
 from planaria.runtime.thresholds import GOODBYE_S, MAX_RESTARTS, STOPPED_LOOK_S, TAIL_BYTES
@@ -105,8 +105,9 @@ class Supervisor:
         self._told = told or ToldRecords()
         self._stopped = Stopped(settings.job.resilience.heartbeat_timeout_s, time.monotonic())
         self._is_stopping = False
-        self._is_aborted = False
+        self._is_aborted = self._is_leaving = False
         self._finished: Finished | None = None
+        self._unsure: list[FromCoordinator] = []
 
     def prepare(self) -> None:
         """Starts a coordinator and waits until it has made its policy.
@@ -141,6 +142,8 @@ class Supervisor:
 
         Raises:
             CoordinatorFailed: coordinators died one after the other.
+            LeadTaken: another process leads the run.
+            HandedOver: another process is to lead it, as was asked for.
         """
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, self._woken)
         self._selector.register(self._launcher, selectors.EVENT_READ, self._launcher_told)
@@ -156,6 +159,7 @@ class Supervisor:
                 key.data()
             self._look_for_stopped()
             self._look_at_the_lead()
+            self._hand_over()
             if self._finished is not None:
                 deadline = deadline or time.monotonic() + GOODBYE_S + 1.0
                 if time.monotonic() >= deadline:
@@ -165,6 +169,12 @@ class Supervisor:
     def request_stop(self) -> None:
         """Asks the run to finish its step, save and end. Safe from any thread and from a signal handler."""
         self._is_stopping = True
+        self._wake()
+
+    def request_hand_over(self) -> None:
+        """Asks for the lead to be left to a process that stands by; where none does, the run is to end. Safe from any
+        thread and from a signal handler."""
+        self._is_leaving = True
         self._wake()
 
     def abort(self) -> None:
@@ -223,10 +233,17 @@ class Supervisor:
     def _readable(self) -> None:
         assert self._serving is not None
         try:
-            for news in self._serving.link.news():
-                self._take(news)
+            self._hear(self._serving)
         except EOFError:
             self._died()
+
+    def _hear(self, process: _Process) -> None:
+        """Takes what a coordinator tells; while another process may lead the run, that waits. Raises EOFError."""
+        for news in process.link.news():
+            if self._lead is None or self._lead.is_sure():
+                self._take(news)
+            else:
+                self._unsure.append(news)
 
     def _died(self) -> None:
         """Handles the end of the serving coordinator: an accident, unless the run is over."""
@@ -262,17 +279,47 @@ class Supervisor:
         """
         if self._leads or self._lead is None or self._finished is not None:
             return
-        if self._serving is not None:
-            self._selector.unregister(self._serving.link)
-            self._end(self._serving)
-            self._serving = None
-            text = "the lead is lost: etcd has not answered for as long as the lease lasts. It is taken again"
-            self._observe(Note(level="warning", text=text), time.time())
-        with contextlib.suppress(OutOfReach):
+        was_serving = self._serving is not None
+        self._end_serving()
+        try:
             if self._lead.take():
-                self._begin()
+                unsure, self._unsure = self._unsure, []
+                for news in unsure:  # nobody else has led the run meanwhile, and told it
+                    self._take(news)
+                if self._finished is None:
+                    self._begin()
             elif (leader := self._lead.leader()) is not None:
                 raise LeadTaken(f"{leader.host} leads run {self._lead.run} now")
+        except OutOfReach:
+            pass
+        if was_serving:
+            text = "the lead is lost: etcd has not answered for as long as the lease lasts. It is taken again"
+            self._observe(Note(level="warning", text=text), time.time())
+
+    def _hand_over(self) -> None:
+        """Raises HandedOver if that was asked for, and somebody stands by."""
+        if not self._is_leaving or self._serving is None or self._lead is None or self._finished is not None:
+            return
+        self._is_leaving, others_wait = False, False
+        with contextlib.suppress(OutOfReach):
+            others_wait = self._lead.others_wait()
+        if not others_wait:
+            self.request_stop()
+            return
+        self._end_serving()
+        raise HandedOver(f"the lead of run {self._lead.run} is left to another host that stands by")
+
+    def _end_serving(self) -> None:
+        """Ends the coordinator that serves, and hears what it had told."""
+        if self._serving is None:
+            return
+        process, self._serving = self._serving, None
+        self._selector.unregister(process.link)
+        self._launcher.end(process.pid)
+        with contextlib.suppress(EOFError):
+            while True:
+                self._hear(process)
+        process.link.close()
 
     def _why(self, process: _Process) -> str:
         """Returns why a coordinator ended, once it is gone: before that no other may begin."""

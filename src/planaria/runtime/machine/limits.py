@@ -32,14 +32,14 @@ def check_machine_limits(job: Job) -> None:
         UserError: they are too many.
     """
     most, cluster = most_workers(job), job.cluster
-    workers = cluster.nodes * cluster.devices_per_node
+    workers = cluster.least_nodes * cluster.devices_per_node
     if most is not None and workers > most:
         fewer = f"cluster.nodes = {most // cluster.devices_per_node} or fewer"
         if cluster.devices_per_node > most:
             fewer = "fewer cluster.devices_per_node"
         raise UserError(
-            f"cluster.nodes = {cluster.nodes} would start {workers} workers on this machine, which is for {most} at "
-            f"most ({_why(job)}). Set {fewer}, "
+            f"cluster.nodes = {cluster.least_nodes} would start {workers} workers on this machine, which is for {most} "
+            f"at most ({_why(job)}). Set {fewer}, "
             f'cluster.launcher = "agents" for other hosts, or cluster.most_workers = {workers} if that is meant.'
         )
     _, may_open = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -70,7 +70,7 @@ def shared_cores(job: Job) -> float | None:
     if job.cluster.device is not Device.CPU or job.cluster.launcher is not Launcher.LOCAL:
         return None
     cores = num_cores()
-    return cores if cores < job.cluster.nodes * job.cluster.devices_per_node else None
+    return cores if cores < job.cluster.least_nodes * job.cluster.devices_per_node else None
 
 
 def _quotas() -> Iterator[float]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from planaria.job.checks import check_zone
+from planaria.job.errors import UserError
+from planaria.protocol.messages.agent import Farewell
 from planaria.runtime.journal.coordinator_place import CoordinatorPlace
+
+EXIT_CODES: Final = {Farewell.OVER: 0, Farewell.DRAINED: 4, Farewell.SUSPENDED: os.EX_TEMPFAIL}
+"""Of `planaria agent`, by why it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +28,7 @@ class AgentSettings:
         import_path: where a model given as "module:function" is looked for.
         give_up_s: without a word from the coordinator, after which the agent ends.
         may_lead: whether a standby runs beside the node, to lead a run whose journal is in etcd.
+        folder: of run folders of the host's own; None: it sees the coordinator's.
         tls: folder with the run's certificates; "": connections are plain.
     """
 
@@ -32,8 +40,14 @@ class AgentSettings:
     give_up_s: float = 600.0
     tls: str = ""
     may_lead: bool = False
+    folder: Path | None = None
 
     def __post_init__(self) -> None:
         CoordinatorPlace(self.coordinator)
+        if self.may_lead and self.folder is not None:
+            raise UserError(
+                "--may-lead is for a host that sees the coordinator's run folder, and --folder for one that does not. "
+                "Leave one of them out."
+            )
         if self.zone:
             check_zone("--zone", self.zone)

@@ -11,7 +11,6 @@ that is ready: here, and in all that is forked here, such signals are blocked.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import gc
 import logging
@@ -35,12 +34,11 @@ from planaria.job.version import __version__
 from planaria.runtime.coordinator.settings import CoordinatorSettings
 from planaria.runtime.machine.interrupts import HEEDED
 from planaria.runtime.machine.limits import raise_file_limit
+from planaria.runtime.nodes.parent import die_with_parent
 from planaria.runtime.thresholds import MAX_SOCKETS
 from planaria.runtime.worker.settings import WorkerSettings
 
 log = logging.getLogger("planaria.runtime.nodes.forkserver")  # this module runs as __main__
-
-_PR_SET_PDEATHSIG = 1
 
 
 class SpawnWorker(msgspec.Struct, frozen=True, tag="worker"):
@@ -190,14 +188,13 @@ def _preload(request: SpawnProfiler) -> None:
     """
     if request.job.cluster.device is not Device.CPU or is_dataset(request.job.data.source):
         return
-    from planaria.data.job_data import token_folders
-    from planaria.data.tokens import open_tokens
+    from planaria.data.job_data import open_data
     from planaria.model.load import preload_model
 
     job = request.job
     try:
-        tokens = open_tokens(token_folders(job, Path(request.data_folder))[0])
-        preload_model(job.model, job.train, vocab_size=tokens.vocab_size)
+        vocab_size = open_data(job, Path(request.data_folder)).vocab_size
+        preload_model(job.model, job.train, vocab_size=vocab_size)
     except Exception as error:
         log.info("the profiler tells why the model cannot be loaded: %s", error)
     gc.collect()
@@ -226,11 +223,6 @@ def _kill_all(children: dict[int, int]) -> None:
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent dies."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _fork(request: Request, sock: socket.socket, sockets: tuple[socket.socket, ...]) -> tuple[int, int]:

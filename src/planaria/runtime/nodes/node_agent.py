@@ -47,6 +47,7 @@ from planaria.runtime.machine.interrupts import Interrupted, interrupts
 from planaria.runtime.nodes.agent_settings import AgentSettings
 from planaria.runtime.nodes.link_prober import LinkProber
 from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.nodes.own_folder import OwnFolder, check_folder
 from planaria.runtime.progress.output import OutputClosed
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import (
@@ -99,6 +100,7 @@ class NodeAgent:
         self._address = ""
         self._welcome: Welcome | None = None
         self._nodes: LocalNodes | None = None
+        self._own: OwnFolder | None = None
         self._prober: LinkProber | None = None
         self._standby: subprocess.Popen[bytes] | None = None
         self._node: NodeId | None = None
@@ -106,6 +108,8 @@ class NodeAgent:
         self._began = 0.0
         self._heard = self._heard_on_connection = self._looked = time.monotonic()
         self._pinged = 0.0
+        self._num_unanswered = 0
+        self._ended_at = 0.0
         self._retry_at = 0.0
         self._retry_pause_s = FIRST_OFFER_PAUSE_S
         self._offer_at: float | None = None
@@ -142,7 +146,12 @@ class NodeAgent:
     def _is_done(self) -> bool:
         if self._is_noticed and not self._leaving:
             self._leave()
-        return self._node is None and (self._over is not None or self._leaving)
+        return self._node is None and (self._over is not None or self._leaving) and not self._awaits_answer()
+
+    def _awaits_answer(self) -> bool:
+        """Whether the last logs may still be on their way, with the ping after them."""
+        is_late = time.monotonic() - self._ended_at > GOODBYE_S
+        return self._own is not None and self._connection is not None and self._num_unanswered > 0 and not is_late
 
     # The connection
 
@@ -180,6 +189,7 @@ class NodeAgent:
                 probe_port=self._prober.port,
                 node=-1 if self._node is None else self._node,
                 mark="" if self._welcome is None else self._welcome.mark,
+                own_folder=self._settings.folder is not None,
             )
         )
 
@@ -195,6 +205,7 @@ class NodeAgent:
             self._selector.unregister(self._connection.socket)
             self._connection.close()
             self._connection = None
+        self._num_unanswered = 0
         self._offer_at = None
         if self._over is None:
             self._retry_later(reason)
@@ -249,29 +260,41 @@ class NodeAgent:
             case OfferRefused(reason=reason):
                 raise UserError(f"the coordinator at {self._coordinator} refuses this node: {reason}.")
             case Pong():
-                pass
+                self._num_unanswered = max(0, self._num_unanswered - 1)
 
     def _be_welcome(self, welcome: Welcome) -> None:
         if self._welcome is None or self._told_out_of_reach:
             self._say(f"enrolled at {self._coordinator} as {self._address}")
         self._retry_pause_s, self._told_out_of_reach = FIRST_OFFER_PAUSE_S, False
-        check_folder(welcome)
-        check_address(self._address)
         is_another_run = self._welcome is not None and self._welcome.mark != welcome.mark
+        if self._settings.folder is None:
+            check_folder(welcome)
+        elif self._own is None or is_another_run:
+            self._own = OwnFolder(self._settings.folder, welcome, self._own)
+        check_address(self._address)
         self._welcome = welcome
         if is_another_run:
             self._last = -1
             if self._node is not None:
                 self._fenced(self._node)
         if self._nodes is None:
-            log = RunFolder(Path(welcome.run_folder)).logs / f"agent-{socket.gethostname()}-{os.getpid()}.log"
+            log = self._folder.logs / f"agent-{socket.gethostname()}-{os.getpid()}.log"
             self._nodes = LocalNodes(log, imported(welcome.job))
             self._nodes.start()
             self._selector.register(self._nodes.fileno(), selectors.EVENT_READ, self._nodes_told)
+        if self._own is not None and not self._own.is_begun:
+            self._say(f"the node is prepared in {self._own.folder.path}")
+            self._own.prepare()
         if self._node is None:
             self._offer_at = time.monotonic()
         if self._settings.may_lead and (self._standby is None or self._standby.poll() is not None):
             self._stand_by(welcome)
+
+    @property
+    def _folder(self) -> RunFolder:
+        """The run's folder, as this host sees it."""
+        assert self._welcome is not None
+        return RunFolder(Path(self._welcome.run_folder)) if self._own is None else self._own.folder
 
     def _stand_by(self, welcome: Welcome) -> None:
         """Starts a process that leads the run when nobody else does."""
@@ -293,10 +316,11 @@ class NodeAgent:
             return
         self._node, self._began = node, time.monotonic()
         self._say(f"node {node} starts")
-        folder, job = RunFolder(Path(self._welcome.run_folder)), self._welcome.job
+        if self._own is not None:
+            self._own.forget_logs(node)
         for settings in node_settings(
-            job,
-            folder,
+            self._welcome.job,
+            self._folder,
             node,
             coordinator=self._place.text,
             token=self._settings.token,
@@ -321,8 +345,11 @@ class NodeAgent:
         self._nodes.release()
         self._node, self._last = None, node
         self._say(f"node {node} has ended: {cause}")
+        for told in () if self._own is None else self._own.logs(node):
+            self._tell(told)
         self._tell(NodeEnded(node=node, cause=cause))
-        now = time.monotonic()
+        self._ping()
+        now = self._ended_at = time.monotonic()
         if now - self._began > SHORT_LIFE_S:
             self._offer_pause_s = FIRST_OFFER_PAUSE_S
         self._offer_at = now + self._offer_pause_s
@@ -359,11 +386,16 @@ class NodeAgent:
         if now - self._heard_on_connection > AGENT_SILENCE_S:
             self._hang_up("it does not answer")
         elif now - self._pinged > PING_EVERY_S:
-            self._pinged = now
-            self._tell(Ping())
-        if self._offer_at is not None and now >= self._offer_at and not self._leaving:
+            self._ping()
+        is_ready = self._own is None or self._own.is_ready()
+        if self._offer_at is not None and now >= self._offer_at and not self._leaving and is_ready:
             self._offer_at = None
             self._tell(Available(after=self._last))
+
+    def _ping(self) -> None:
+        self._pinged = time.monotonic()
+        self._num_unanswered += self._connection is not None
+        self._tell(Ping())
 
     def _leave(self) -> None:
         """Gives the first notice: what runs here is to hand over its work."""
@@ -401,6 +433,8 @@ class NodeAgent:
             self._nodes.close()
         if self._connection is not None:
             self._connection.close()
+        if self._own is not None:
+            self._own.close()
         self._selector.close()
         if self._standby is not None:
             if self._over is None:
@@ -409,20 +443,6 @@ class NodeAgent:
                 self._standby.wait(LAST_WORDS_S)
             except subprocess.TimeoutExpired:
                 self._standby.kill()
-
-
-def check_folder(welcome: Welcome) -> None:
-    """Checks the run folder. Raises UserError where this node sees another than the coordinator, or none."""
-    folder = RunFolder(Path(welcome.run_folder))
-    try:
-        found = folder.identity.read_text()
-    except OSError:
-        found = ""
-    if found != welcome.mark:
-        raise UserError(
-            f"this node does not see the coordinator's run folder at {folder.path}, where tokens and checkpoints are. "
-            "Set run.folder to a folder that every node mounts at the same path."
-        )
 
 
 def check_address(host: str) -> None:

@@ -338,9 +338,10 @@ class _LivePanel:
         if self._step is not None and self._step.num_dropped:
             figures.append((f"{count(self._step.num_dropped, 'microbatch')} dropped   ", "yellow"))
         if self._plan is not None:
-            of = self._job.cluster.nodes
+            of, most = self._job.cluster.least_nodes, self._job.cluster.most_nodes
             nodes = self._live_nodes if self._live_nodes is not None else of
-            figures.append((f"{nodes} of {of} nodes", "" if nodes >= of else "yellow"))
+            wanted = f"{of}" if most is None else f"{of} to {most}"
+            figures.append((f"{nodes} of {wanted} nodes", "" if nodes >= of else "yellow"))
             figures.append((f"   plan {self._plan.generation}", "dim"))
         elif self._step is not None:
             figures.append(("one process, no plan", "dim"))

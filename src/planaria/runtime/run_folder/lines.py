@@ -17,6 +17,10 @@ MOST_KEPT = 100_000
 """Most lines that are kept for later; beyond that the oldest are dropped, and their number is told."""
 
 
+_TAIL_BYTES = 1 << 16
+"""Bytes of a file's end that are looked through at a time: it may be hundreds of MB long."""
+
+
 class Lines:
     """A file to append to. Opening it drops a line that a crash cut short."""
 
@@ -68,6 +72,12 @@ def _drop_partial_line(path: Path) -> None:
     if not path.exists():
         return
     with path.open("rb+") as file:
-        data = file.read()
-        if data and not data.endswith(b"\n"):
-            file.truncate(data.rfind(b"\n") + 1)
+        end = at = file.seek(0, os.SEEK_END)
+        whole = 0
+        while at > 0 and not whole:
+            at = max(0, at - _TAIL_BYTES)
+            file.seek(at)
+            newline = file.read(_TAIL_BYTES).rfind(b"\n")
+            whole = at + newline + 1 if newline >= 0 else 0
+        if whole < end:
+            file.truncate(whole)

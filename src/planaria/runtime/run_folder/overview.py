@@ -21,6 +21,13 @@ GONE = "gone"
 _TAIL_BYTES = 1 << 13
 
 
+class _Summary(msgspec.Struct):
+    """What is read of summary.json, which has every recovery."""
+
+    status: str = GONE
+    policy: str = ""
+
+
 class RunOverview(msgspec.Struct, frozen=True, kw_only=True):
     """A run at a glance.
 
@@ -49,14 +56,15 @@ def overview(folder: RunFolder) -> RunOverview:
     """Returns the run at a glance. Raises UserError: its job.json or summary.json cannot be read."""
     try:
         job = job_from_json(folder.job.read_bytes())
-        summary = msgspec.json.decode(folder.summary.read_bytes()) if folder.summary.exists() else {}
+        written = folder.summary.read_bytes() if folder.summary.exists() else b"{}"
+        summary = msgspec.json.decode(written, type=_Summary)
         files = [path for path in (folder.metrics, folder.events, folder.summary, folder.job) if path.exists()]
         changed_s = max(path.stat().st_mtime for path in files)
     except (OSError, msgspec.MsgspecError) as error:
         raise UserError(f"run folder {folder.path} cannot be read: {error}. Remove it, or restore it.") from None
     owner = claimant(folder.claim)
     metrics = _last_step(folder.metrics)
-    state = summary.get("status", GONE) if owner is None else owner.doing.partition(":")[0]
+    state = summary.status if owner is None else owner.doing.partition(":")[0]
     return RunOverview(
         run=str(folder.path),
         state="training" if state == "starting" and owner is not None and folder.contact.exists() else state,
@@ -64,7 +72,7 @@ def overview(folder: RunFolder) -> RunOverview:
         steps=job.train.steps,
         loss=metrics.get("loss"),
         nodes=metrics.get("live_nodes"),
-        policy=job.resilience.policy.value if owner is not None else summary.get("policy", job.resilience.policy.value),
+        policy=(owner is None and summary.policy) or job.resilience.policy.value,
         changed_s=changed_s,
     )
 

@@ -6,13 +6,14 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from planaria.job.parse import job_from_json
 from planaria.runtime.run_folder.run_folder import RunFolder
 
 _WORKER = re.compile(r"worker-(\d+)\.log")
 _TAIL_BYTES = 1 << 20
-"""Most bytes of a file that are looked through for its last lines."""
+"""Most bytes of a file that are looked through for its last lines, and about as many are given at a time."""
 
 
 def log_files(folder: RunFolder, node: int | None = None) -> list[Path]:
@@ -35,13 +36,23 @@ class LogReader:
         self._read: dict[Path, int] = {}
 
     def new_lines(self, last: int = 0) -> Iterator[tuple[str, Sequence[str]]]:
-        """Yields each file's name with its new whole lines, if there are any: the `last` ones, or (0) all."""
+        """Yields each file's name with its new whole lines, if there are any: the `last` ones, or (0) all, those of a
+        long file in several parts."""
         for path in log_files(self._folder, self._node):
             with path.open("rb") as file:
                 end = file.seek(0, os.SEEK_END)
-                begin = max(self._read.get(path, 0), end - _TAIL_BYTES if last else 0)
-                file.seek(begin)
-                whole, newline, _ = file.read(end - begin).rpartition(b"\n")
-            self._read[path] = begin + len(whole) + len(newline)
-            if newline:
-                yield path.name, whole.decode(errors="replace").splitlines()[-last:]
+                file.seek(max(self._read.get(path, 0), end - _TAIL_BYTES if last else 0))
+                while whole := _whole_lines(file):
+                    yield path.name, whole.decode(errors="replace").splitlines()[-last:]
+                self._read[path] = file.tell()
+
+
+def _whole_lines(file: IO[bytes]) -> bytes:
+    """Reads about as many bytes of whole lines as are given at a time; b"": there is no whole line more."""
+    begin = file.tell()
+    piece = file.read(_TAIL_BYTES)
+    if len(piece) == _TAIL_BYTES and b"\n" not in piece:
+        piece += file.readline()
+    whole = piece[: piece.rfind(b"\n") + 1]
+    file.seek(begin + len(whole))
+    return whole

@@ -11,7 +11,7 @@ import math
 import os
 import statistics
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,6 +38,8 @@ from planaria.protocol.planning.failure_rate import Watch, Watched
 from planaria.protocol.step.time_accounting import TimeAccount
 from planaria.runtime.run_folder.lines import Lines
 from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.run_folder.step_blocks import BlockWriter, passages
+from planaria.runtime.run_folder.step_lines import parts_of, parts_of_file
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +91,7 @@ class Recorder:
         self._ended = None
         self._events = Lines(folder.events)
         self._metrics = Lines(folder.metrics)
+        self._blocks = BlockWriter(folder.step_blocks, folder.events.stat().st_size)
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
@@ -112,11 +115,15 @@ class Recorder:
             record: what happened.
             time_s: when, in seconds since 1970 (UTC).
         """
-        self._events.write(b'{"time":%.6f,%b\n' % (time_s, msgspec.json.encode(record)[1:]))
+        line = b'{"time":%.6f,%b\n' % (time_s, msgspec.json.encode(record)[1:])
+        self._events.write(line)
         self._note(record, time_s)
         if isinstance(record, StepCommitted | StepSkipped):
+            self._blocks.wrote_step(record, time_s, len(line))
             self._metrics.write(_metrics_line(record))
-        elif isinstance(record, Evaluated):
+            return
+        self._blocks.wrote(len(line))
+        if isinstance(record, Evaluated):
             self._metrics.write(_evaluation_line(record))
         elif isinstance(record, RunEnded):
             self._write_summary()
@@ -137,6 +144,7 @@ class Recorder:
         """Closes the files. A second call does nothing."""
         self._events.close()
         self._metrics.close()
+        self._blocks.close()
 
     def __enter__(self) -> Recorder:
         return self
@@ -256,6 +264,30 @@ def read_events(path: Path) -> Iterator[tuple[AnyRecord, float]]:
         for line in lines:
             if line.endswith(b"\n"):
                 yield decode(line), decode_time(line).time
+
+
+def told_but_steps(folder: RunFolder) -> Iterator[AnyRecord]:
+    """Yields the records of a run; of many steps that follow each other, few: the last one, and the last that was
+    applied, are among them."""
+    decode = msgspec.json.Decoder(AnyRecord).decode
+    read_bytes = 0
+    for lines, block, end in passages(folder.events, folder.step_blocks):
+        yield from _without_most_steps(parts_of(lines) if block is None else [(lines, True)], decode)
+        read_bytes = end
+    if folder.events.exists():
+        yield from _without_most_steps(parts_of_file(folder.events, read_bytes), decode)
+
+
+def _without_most_steps(
+    parts: Iterable[tuple[bytes, bool]], decode: Callable[[bytes], AnyRecord]
+) -> Iterator[AnyRecord]:
+    for part, are_steps in parts:
+        if not are_steps:
+            yield decode(part)
+            continue
+        last = part.rfind(b"\n", 0, -1) + 1
+        applied = part.rfind(b"\n", 0, max(0, part.rfind(b'"event":"step_committed"'))) + 1
+        yield from (decode(part[at : part.index(b"\n", at)]) for at in sorted({applied, last}))
 
 
 def read_drops(path: Path) -> dict[int, tuple[int, ...]]:

@@ -92,6 +92,11 @@ class RunFolder:
         return self.path / "events.jsonl"
 
     @property
+    def step_blocks(self) -> Path:
+        """Sums over blocks of steps in the run's records, for readers of long runs."""
+        return self.path / "step-blocks.jsonl"
+
+    @property
     def metrics(self) -> Path:
         """The run's metrics, one JSON object for each committed step."""
         return self.path / "metrics.jsonl"
@@ -178,6 +183,10 @@ class RunFolder:
     def logs(self) -> Path:
         """The folder of logs, one file for each process."""
         return self.path / "logs"
+
+    def worker_log(self, worker: int) -> Path:
+        """Returns the log of a worker."""
+        return self.logs / f"worker-{worker}.log"
 
 
 def free_name(root: str | Path, name: str) -> str:

@@ -146,7 +146,7 @@ def layer_range(first: int, end: int) -> str:
 
 def oversubscription(job: Job, num_cores: int) -> str | None:
     """Warns that the workers of this machine have less than a core each; None where they have enough."""
-    workers = job.cluster.nodes * job.cluster.devices_per_node
+    workers = job.cluster.least_nodes * job.cluster.devices_per_node
     if job.cluster.device is not Device.CPU or workers <= num_cores:
         return None
     cores = count(num_cores, "core")

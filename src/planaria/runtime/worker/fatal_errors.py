@@ -81,7 +81,7 @@ def _wanted_bytes(text: str) -> int:
 
 def held_bytes() -> int:
     """Returns what this process alone holds: of its GPU if it uses one, else of the host. 0 if that is unknown."""
-    if torch.cuda.is_available() and torch.cuda.memory_reserved():
+    if torch.cuda.memory_reserved():  # 0 where torch has not touched a GPU; asking does not touch one
         return int(torch.cuda.max_memory_reserved())
     try:
         found = _OWN.search(Path("/proc/self/smaps_rollup").read_text())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import BEAT_S, Activity, Alive, FromWorker, Notice, Pulse
+from planaria.protocol.messages.worker import BEAT_S, MAX_DOING_LENGTH, Activity, Alive, FromWorker, Notice, Pulse
+from planaria.runtime.thresholds import MEMORY_TOLD_EVERY_S
 
 
 class Heartbeat:
@@ -19,11 +21,22 @@ class Heartbeat:
     Args:
         send: sends a message to the coordinator.
         worked: seconds that the main thread has worked in all; asked by the heartbeat's thread.
+        held: bytes of memory that the process holds; asked likewise, now and then.
+
+    Attributes:
+        describe: says for people what the main thread does; called likewise. IndexError: it is between two things.
     """
 
-    def __init__(self, send: Callable[[FromWorker], None], worked: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        send: Callable[[FromWorker], None],
+        worked: Callable[[], float] = lambda: 0.0,
+        held: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.describe: Callable[[], str] = lambda: "while the model is loaded"
         self._send = send
         self._worked = worked
+        self._held = held
         self._notice: Notice | None = None
         self._activity = Activity.BUSY
         self._progress = 0
@@ -61,11 +74,17 @@ class Heartbeat:
         return Pulse(activity=self._activity, progress=self._progress, waits_for=self._waits_for)
 
     def _beat(self) -> None:
+        doing, asks_again_s = "", 0.0
         while not self._ended.wait(BEAT_S):
             if self._notice is not None:
                 self._send(self._notice)
                 self._notice = None
-            self._send(Alive(pulse=self.pulse, worked_s=self._worked()))
+            with contextlib.suppress(IndexError):
+                doing = self.describe()[:MAX_DOING_LENGTH]
+            held_bytes, now = 0, time.monotonic()
+            if now >= asks_again_s:
+                held_bytes, asks_again_s = self._held(), now + MEMORY_TOLD_EVERY_S
+            self._send(Alive(pulse=self.pulse, worked_s=self._worked(), doing=doing, held_bytes=held_bytes))
 
 
 def processor_time() -> Callable[[], float]:

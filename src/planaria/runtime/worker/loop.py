@@ -88,6 +88,7 @@ class WorkerLoop(WorkerExecutor):
         self._status: int | None = None
         self._act = ""
         self._gave_up = False
+        heartbeat.describe = lambda: self.doing
 
     @property
     def doing(self) -> str:

@@ -23,7 +23,7 @@ from planaria.runtime.wire.tls import security_of
 from planaria.runtime.worker.compute.engine import Engine, real_engine
 from planaria.runtime.worker.emulated.numbers import emulated_engine, read_costs
 from planaria.runtime.worker.emulated.time import EmulatedMailbox, EmulatedPace, EmulatedTransport
-from planaria.runtime.worker.fatal_errors import last_words
+from planaria.runtime.worker.fatal_errors import held_bytes, last_words
 from planaria.runtime.worker.heartbeat import Heartbeat, processor_time
 from planaria.runtime.worker.loop import EXIT_STALE, WorkerLoop
 from planaria.runtime.worker.preemption import Watch, make_source
@@ -40,7 +40,8 @@ def run_worker(settings: WorkerSettings) -> int:
     """Joins the coordinator and works until told to stop."""
     log.info("worker %d of node %d begins, for %s", settings.worker, settings.node, settings.coordinator)
     look_in(settings.import_path)
-    parts = _emulated_parts if settings.job.cluster.device is Device.EMULATED else _real_parts
+    is_emulated = settings.job.cluster.device is Device.EMULATED
+    parts = _emulated_parts if is_emulated else _real_parts
     mailbox, control, transport, worked, data, make_engine = parts(settings)
     hello = Hello(
         version=PROTOCOL_VERSION,
@@ -58,7 +59,7 @@ def run_worker(settings: WorkerSettings) -> int:
         log.warning("ends: there is no coordinator (%s)", error)
         return EXIT_STALE
     log.info("joined, at %s for its peers; loads the model", hello.data_address)
-    heartbeat = Heartbeat(control.send, worked)
+    heartbeat = Heartbeat(control.send, worked, (lambda: 0) if is_emulated else held_bytes)
     heartbeat.start()
     signal.signal(signal.SIGTERM, lambda number, frame: heartbeat.give_notice(SIGTERM_GRACE_S, "SIGTERM"))
     # Whoever started this process had it blocked, so that one which came before is heard now.
@@ -67,7 +68,7 @@ def run_worker(settings: WorkerSettings) -> int:
     try:
         _watch_for_preemption(settings, heartbeat)
         writer = Writer(settings.worker, control.send)
-        agent = WorkerLoop(settings, mailbox, control, transport, heartbeat, writer, make_engine())
+        agent = WorkerLoop(settings, mailbox, control, transport, heartbeat, writer, make_engine(heartbeat.advance))
         return agent.run()
     except Exception as error:
         doing = agent.doing if agent is not None else "while the model is loaded"
@@ -84,7 +85,10 @@ def _watch_for_preemption(settings: WorkerSettings, heartbeat: Heartbeat) -> Non
         Watch(source, heartbeat.give_notice).start()
 
 
-Parts = tuple[Mailbox, Control, Transport, Callable[[], float], str, Callable[[], Engine]]
+MakeEngine = Callable[[Callable[[], None]], Engine]
+"""Makes a worker's engine, given what to call while it waits for data: who does is not hung."""
+
+Parts = tuple[Mailbox, Control, Transport, Callable[[], float], str, MakeEngine]
 
 
 def _real_parts(settings: WorkerSettings) -> Parts:
@@ -102,7 +106,12 @@ def _real_parts(settings: WorkerSettings) -> Parts:
     )
     worked = processor_time()
     data = functools.cache(lambda: open_data(job, Path(settings.data_folder)))
-    return mailbox, control, transport, worked, _hash_of(data), lambda: real_engine(job, data(), worker)
+
+    def make_engine(while_waiting: Callable[[], None]) -> Engine:
+        data().while_waiting(while_waiting)
+        return real_engine(job, data(), worker)
+
+    return mailbox, control, transport, worked, _hash_of(data), make_engine
 
 
 def _hash_of(data: Callable[[], JobData]) -> str:
@@ -136,4 +145,4 @@ def _emulated_parts(settings: WorkerSettings) -> Parts:
         cut_off=lambda peer: control.send(CutOff(peer=peer)),
         security=security if job.cluster.data_encryption else None,
     )
-    return mailbox, control, transport, pace.worked, "", lambda: emulated_engine(profile, job, pace)
+    return mailbox, control, transport, pace.worked, "", lambda while_waiting: emulated_engine(profile, job, pace)

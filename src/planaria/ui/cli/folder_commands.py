@@ -85,8 +85,11 @@ _LOOK_EVERY_S = 0.2
 
 
 def _show(found: Iterator[tuple[str, Sequence[str]]]) -> None:
+    before = ""
     for name, lines in found:
-        click.echo(f"== {name} ==")
+        if name != before:
+            click.echo(f"== {name} ==")
+        before = name
         click.echo("\n".join(lines))
 
 

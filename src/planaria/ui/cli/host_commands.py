@@ -10,14 +10,7 @@ from pathlib import Path
 import click
 
 from planaria.job.values import TOKEN_VARIABLE
-from planaria.ui.cli.options import (
-    EXIT_DRAINED,
-    ZONE_VARIABLE,
-    exit_code,
-    tls_option,
-    token_of,
-    token_option,
-)
+from planaria.ui.cli.options import ZONE_VARIABLE, exit_code, tls_option, token_of, token_option
 
 
 @click.command()
@@ -47,6 +40,11 @@ from planaria.ui.cli.options import (
     metavar="SECONDS", help="End when nothing was heard from the coordinator for so long.",
 )  # fmt: skip
 @click.option(
+    "--folder", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+    help="For a host that does not see the coordinator's run folder: it has one of its own under FOLDER, and prepares "
+    "the data itself. Checkpoints go to run.checkpoint_folder.",
+)  # fmt: skip
+@click.option(
     "--may-lead", is_flag=True,
     help="Run a standby beside the node, which leads the run when its coordinator's host is gone (run.journal).",
 )  # fmt: skip
@@ -58,6 +56,7 @@ def agent(
     tls: Path | None,
     import_path: Path,
     give_up_s: float,
+    folder: Path | None,
     may_lead: bool,
 ) -> int:
     """Offer this node to a job whose cluster.launcher is "agents"; see docs/howto/hosts.md.
@@ -74,9 +73,8 @@ def agent(
       0 the run is over    4 the node has handed over its work    75 the run is suspended: come back when it is resumed
       1 the coordinator is gone    2 this node cannot take part    130 a second Ctrl-C
     """
-    from planaria.protocol.messages.agent import Farewell
     from planaria.runtime.engines.job_environment import NAMES, place_of
-    from planaria.runtime.nodes.agent_settings import AgentSettings
+    from planaria.runtime.nodes.agent_settings import EXIT_CODES, AgentSettings
     from planaria.runtime.nodes.node_agent import NodeAgent
     from planaria.runtime.progress.output import Output
 
@@ -95,9 +93,9 @@ def agent(
         give_up_s=give_up_s,
         tls="" if tls is None else str(tls.resolve()),
         may_lead=may_lead,
+        folder=None if folder is None else folder.resolve(),
     )
-    codes = {Farewell.OVER: 0, Farewell.DRAINED: EXIT_DRAINED, Farewell.SUSPENDED: os.EX_TEMPFAIL}
-    return codes[NodeAgent(settings, Output(sys.stderr).say).run()]
+    return EXIT_CODES[NodeAgent(settings, Output(sys.stderr).say).run()]
 
 
 @click.command()
@@ -115,7 +113,7 @@ def standby(run: Path, token_file: Path | None) -> int:
 
     \b
     Exit code:
-      0 the run is over    1 another process took the lead    2 it cannot be led from here
+      0 the run is over, or led by another standby    1 another process took the lead    2 it cannot be led from here
       otherwise as of `planaria train`, of a run that was led from here
     """
     from planaria.job.parse import job_from_json

@@ -5,12 +5,26 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from planaria.ui.cli.options import JOB_FILE, set_option
+from planaria.ui.cli.options import JOB_FILE, Finite, exit_code, set_option
 
 AGENTS = ('cluster.launcher="agents"', 'cluster.host="0.0.0.0"')
+
+
+class NodesType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 alone
+    """A number of nodes, or LEAST-MOST; gives both."""
+
+    name = "N|LEAST-MOST"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        least, _, most = str(value).partition("-")
+        most = most or least
+        if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
+            self.fail(f"{value!r} is not a number of nodes, as 16, or the fewest and the most, as 8-32.", param, ctx)
+        return int(least), int(most)
 
 
 @click.group()
@@ -20,7 +34,9 @@ def launch() -> None:
 
 @launch.command()
 @click.argument("job", type=JOB_FILE)
-@click.option("--nodes", type=click.IntRange(min=1), required=True, help="Nodes that train.")
+@click.option(
+    "--nodes", type=NodesType(), required=True, help="Nodes that train; 8-32: at least 8, and up to 32 as they come."
+)
 @click.option("--spares", type=click.IntRange(min=0), default=0, show_default=True, help="Nodes that take over.")
 @click.option("--partition", default="", metavar="NAME", help="SLURM's partition.  [default: SLURM's]")
 @click.option("--time", "limit", default="", metavar="TIME", help="Time limit of each job, as sbatch takes it.")
@@ -42,7 +58,7 @@ def launch() -> None:
 @click.option("--print", "prints", is_flag=True, help="Print the two scripts. Nothing is written or submitted.")
 def slurm(
     job: Path,
-    nodes: int,
+    nodes: tuple[int, int],
     spares: int,
     partition: str,
     limit: str,
@@ -72,7 +88,9 @@ def slurm(
 
     if name is not None:
         check_name("--name", name)
-    overrides = (*overrides, *AGENTS, f"cluster.nodes={nodes}")
+    least, most = nodes
+    wanted = least if least == most else f"{{ least = {least}, most = {most} }}"
+    overrides = (*overrides, *AGENTS, f"cluster.nodes={wanted}")
     parsed = api.load_job(job, overrides)
     directory = os.getcwd()
     made = Launch(
@@ -80,7 +98,8 @@ def slurm(
         overrides=overrides,
         name=name or parsed.run.name or job.stem,
         runs=str(Path(directory, parsed.run.folder)),
-        nodes=nodes,
+        nodes=least,
+        most_nodes=most,
         spares=spares,
         python=sys.executable,
         directory=directory,
@@ -108,10 +127,76 @@ def slurm(
         )
     folder.write(made, scripts)
     jobs = engine.submit(folder)
-    click.echo(f"coordinator: job {jobs.coordinator}; agents: job array {jobs.agents}, {nodes} nodes, {spares} spares")
+    count = f"{least}" if least == most else f"{least} to {most}"
+    click.echo(f"coordinator: job {jobs.coordinator}; agents: job array {jobs.agents}, {count} nodes, {spares} spares")
     click.echo(f"logs and scripts: {folder.path}")
     click.echo(f"planaria status {made.run.path} says how far it is, once the coordinator runs")
     return 0
+
+
+@launch.command()
+@click.argument("job", type=JOB_FILE)
+@click.option("--nodes", type=click.IntRange(min=1), required=True, help="Nodes that train.")
+@click.option("--spares", type=click.IntRange(min=0), default=0, show_default=True, help="Nodes that take over.")
+@click.option(
+    "--address", default="auto", show_default=True, metavar="HOST:PORT",
+    help="Where the Ray cluster is; auto: this machine is one of its nodes, or RAY_ADDRESS says it.",
+)  # fmt: skip
+@click.option(
+    "--cpus", type=Finite(min=0.0), default=1.0, show_default=True, metavar="NUMBER",
+    help="Processors that Ray sets aside on each node.",
+)  # fmt: skip
+@click.option(
+    "--gpus", type=Finite(min=0.0), metavar="NUMBER",
+    help='GPUs likewise.  [default: cluster.devices_per_node where cluster.device = "cuda", else none]',
+)  # fmt: skip
+@click.option(
+    "--wait", "wait_s", type=Finite(min=0.0), default=60.0, show_default=True, metavar="SECONDS",
+    help="Ray may take so long to find the nodes.",
+)  # fmt: skip
+@click.option("--name", metavar="NAME", help="Name of the run, and of its folder.  [default: the job file's]")
+@set_option
+@click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
+def ray(
+    job: Path,
+    nodes: int,
+    spares: int,
+    address: str,
+    cpus: float,
+    gpus: float | None,
+    wait_s: float,
+    name: str | None,
+    overrides: tuple[str, ...],
+    resume: bool,
+) -> int:
+    """Train JOB on a Ray cluster, from one of its nodes: an agent a node; see docs/howto/ray.md.
+
+    A node that dies is replaced as soon as Ray has another; one that drains hands over its work. Trains, and returns
+    when the run is over: its end ends the agents. Exit codes are those of planaria train.
+
+    \b
+    Example:
+      planaria launch ray job.toml --nodes 4 --spares 1
+    """
+    from planaria import api
+    from planaria.job.checks import check_name
+
+    if name is not None:
+        check_name("--name", name)
+    result = api.launch_on_ray(
+        api.load_job(job, (*overrides, f"cluster.nodes={nodes}")),
+        nodes=nodes,
+        spares=spares,
+        address=address,
+        cpus=cpus,
+        gpus=gpus,
+        wait_s=wait_s,
+        name=name,
+        resume=resume,
+        progress=True,
+        import_path=job.resolve().parent,
+    )
+    return exit_code(result)
 
 
 @click.command(hidden=True)

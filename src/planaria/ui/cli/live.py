@@ -20,7 +20,7 @@ from planaria.protocol.phases import Phase
 from planaria.runtime.coordinator.client import Contact, NotReached, ask
 from planaria.runtime.progress.progress import Ending
 from planaria.runtime.run_folder.claim import claimant
-from planaria.runtime.run_folder.recorder import read_events
+from planaria.runtime.run_folder.recorder import told_but_steps
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.sentences import figures_of
 from planaria.runtime.run_folder.tables import candidate_table, link_table, plan_table
@@ -39,18 +39,10 @@ def status(run: Path | Address, *, as_json: bool) -> str:
     Raises:
         UserError: it is none, or does not answer though it is under way.
     """
-    try:
-        state = _ask(run, Wish.STATUS).state
-    except NotReached:
-        if isinstance(run, Address):
-            raise
-        folder = RunFolder.open(run)
-        owner = claimant(folder.claim)
-        if owner is None:
-            return _over(folder, as_json=as_json)
-        if folder.contact.exists():
-            raise
-        return _unasked(folder, owner.doing, as_json=as_json)
+    found = look(run, as_json=as_json)
+    if isinstance(found, NoAnswer):
+        return found.text
+    state = found.state
     page = _page_of(run)
     if as_json:
         told = msgspec.to_builtins(state)
@@ -58,9 +50,11 @@ def status(run: Path | Address, *, as_json: bool) -> str:
     phase = "starting: nodes join" if state.phase == Phase.GATHERING else state.phase
     leaving = f", of them leaving: {', '.join(map(str, state.leaving))}" if state.leaving else ""
     lines = [
-        f"{run}: {phase}, {_progress(state)}",
+        f"{run}: {phase}, {progress(state)}",
         f"{count(len(state.nodes), 'node')}: {', '.join(map(str, state.nodes))}{leaving}",
     ]
+    if state.wanted:
+        lines.append(f"wanted: {count(state.wanted, 'node')}")
     if state.speeds:
         lines.append(f"slow: {', '.join(_slow(node, speed, state.resting) for node, speed in state.speeds.items())}")
     if state.zones:
@@ -85,6 +79,34 @@ def status(run: Path | Address, *, as_json: bool) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """A run that cannot be asked: what is known of it, and whether it is over."""
+
+    text: str
+    is_over: bool
+
+
+def look(run: Path | Address, *, as_json: bool = False, details: bool = False) -> Answer | NoAnswer:
+    """Returns the state of a run; where it cannot be asked, what its folder says: it is in its beginning, or over.
+
+    Raises:
+        UserError: it is none, or does not answer though it is under way.
+    """
+    try:
+        return _ask(run, Wish.STATUS, details=details)
+    except NotReached:
+        if isinstance(run, Address):
+            raise
+        folder = RunFolder.open(run)
+        owner = claimant(folder.claim)
+        if owner is None:
+            return NoAnswer(_over(folder, as_json=as_json), is_over=True)
+        if folder.contact.exists():
+            raise
+        return NoAnswer(_unasked(folder, owner.doing, as_json=as_json), is_over=False)
+
+
 def _page_of(run: Path | Address) -> str:
     """Returns the address of the run's page; "": it is not served, or not known from here."""
     try:
@@ -93,7 +115,7 @@ def _page_of(run: Path | Address) -> str:
         return ""
 
 
-def _progress(state: RunState) -> str:
+def progress(state: RunState) -> str:
     """Returns the step in progress, or how many are done where none is."""
     if state.phase == Phase.SAVING or state.step > state.steps:
         return f"{state.step - 1} of {count(state.steps, 'step')} done"
@@ -121,7 +143,7 @@ def _told(folder: RunFolder) -> _Told:
     job = job_from_json(folder.job.read_bytes())
     ending = Ending(job, folder)
     steps, last = 0, None
-    for last, _ in read_events(folder.events):
+    for last in told_but_steps(folder):
         ending.note(last)
         match last:
             case StepCommitted(step=step) | StepSkipped(step=step) | Restored(to_step=step):

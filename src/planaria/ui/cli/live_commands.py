@@ -1,4 +1,4 @@
-"""`planaria status`, `add`, `drain`, `policy`, `save` and `stop`: what is asked of a running job.
+"""`planaria status`, `top`, `add`, `drain`, `policy`, `save` and `stop`: what is asked of a running job.
 
 Reads arguments only.
 """
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from planaria.ui.cli.live import Address
 
 _ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}")
+_ETCD = "etcd:/"
+"""With what a path begins that was a journal's URL."""
 
 
 def _of_run(command: Callable[..., int]) -> Callable[..., int]:
@@ -41,12 +43,13 @@ def _of_run(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def _run_at(run: Path, token_file: Path | None, tls: Path | None) -> Path | Address:
-    """Returns what RUN names: a folder, or the host and port of a coordinator.
+    """Returns what RUN names: a folder, or the host and port of a coordinator, which etcd may say.
 
     Raises:
-        UserError: it is an address, and there is no token.
+        UserError: it is an address, and there is no token; or nobody leads the run.
     """
-    if not _ADDRESS.fullmatch(str(run)) or run.exists():
+    is_in_etcd = str(run).startswith(_ETCD)
+    if not is_in_etcd and (not _ADDRESS.fullmatch(str(run)) or run.exists()):
         return run
     from planaria.job.errors import UserError
     from planaria.ui.cli.live import Address
@@ -54,7 +57,19 @@ def _run_at(run: Path, token_file: Path | None, tls: Path | None) -> Path | Addr
     token = token_of(token_file)
     if not token:
         raise UserError(f"{run} is an address: give the job's token by --token-file FILE or in {TOKEN_VARIABLE}.")
-    return Address(address=str(run), token=token, tls="" if tls is None else str(tls))
+    address = _led_at(f"etcd://{str(run).removeprefix(_ETCD)}") if is_in_etcd else str(run)
+    return Address(address=address, token=token, tls="" if tls is None else str(tls))
+
+
+def _led_at(url: str) -> str:
+    """Returns where a run is led, whose journal is at this URL. Raises UserError."""
+    from planaria.job.errors import UserError
+    from planaria.runtime.journal.coordinator_place import CoordinatorPlace
+
+    try:
+        return CoordinatorPlace(url, "RUN").address()
+    except OSError as error:
+        raise UserError(f"run {url} does not run now: {error}.") from None
 
 
 @click.command()
@@ -63,11 +78,30 @@ def _run_at(run: Path, token_file: Path | None, tls: Path | None) -> Path | Addr
 def status(run: Path | Address, as_json: bool) -> int:
     """Show how far RUN is, and on which nodes; how it starts, and how it ended.
 
-    RUN is the folder of a run, for instance runs/demo; or, from any host, host:port of its coordinator.
+    RUN is the folder of a run, for instance runs/demo; or, from any host, host:port of its coordinator, or
+    etcd://HOST:PORT,.../NAME.
     """
     from planaria.ui.cli import live
 
     click.echo(live.status(run, as_json=as_json))
+    return 0
+
+
+@click.command()
+@_of_run
+@click.option("--once", is_flag=True, help="Print it once and end, for scripts.")
+def top(run: Path | Address, once: bool) -> int:
+    """Watch the nodes and devices of a RUN that is under way: what each does, holds, and when it last spoke.
+
+    RUN is the folder of a run, for instance runs/demo; or, from any host, host:port of its coordinator. The key q ends
+    the view, never the run.
+    """
+    from planaria.ui.cli.top import print_once, watch
+
+    if once:
+        print_once(run)
+    else:
+        watch(run)
     return 0
 
 

@@ -24,7 +24,7 @@ from planaria.ui.cli.dashboard_commands import dashboard, report, serve_page
 from planaria.ui.cli.folder_commands import list_runs, logs, trace_steps
 from planaria.ui.cli.host_commands import agent, certificates, standby
 from planaria.ui.cli.launch_commands import attend, launch
-from planaria.ui.cli.live_commands import add, drain, policy, save, status, stop
+from planaria.ui.cli.live_commands import add, drain, policy, save, status, stop, top
 from planaria.ui.cli.options import (
     EXIT_FAILED,
     EXIT_SIGNALLED,
@@ -253,7 +253,7 @@ def export(run: Path, target: Path, step: int | None, form: str, adapters: bool)
     return 0
 
 
-LIVE = (status, add, drain, policy, save, stop)
+LIVE = (status, top, add, drain, policy, save, stop)
 START = (init, doctor, train, agent, standby, certificates, launch, attend)
 FOLDERS = (list_runs, logs, trace_steps, dashboard, serve_page, report)
 for command in (*START, plan, profile, simulate, *FOLDERS, *LIVE, export, trace, drill, compare):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_EXHAUSTED = 3
-EXIT_DRAINED = 4
 EXIT_SIGNALLED = 128
 """Exit code, plus the signal's number: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 141 where nobody reads the output."""
 
@@ -44,6 +43,18 @@ class Finite(click.FloatRange):
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def exit_code(result: TrainResult) -> int:
+    """Returns the exit code of a command that trains."""
+    codes = {
+        "completed": 0,
+        "stopped": 0,
+        "failed": EXIT_FAILED,
+        "exhausted": EXIT_EXHAUSTED,
+        "interrupted": EXIT_SIGNALLED + (result.signal or Signals.SIGINT),
+    }
+    return codes[result.status.value]
 
 
 def set_option(command: _Command) -> _Command:
@@ -80,15 +91,3 @@ def token_of(file: Path | None) -> str:
         return read_token(file)
     given = os.environ.get(TOKEN_VARIABLE, "")
     return check_token(given, TOKEN_VARIABLE) if given else ""
-
-
-def exit_code(result: TrainResult) -> int:
-    """Returns the exit code of a run that ended so."""
-    codes = {
-        "completed": 0,
-        "stopped": 0,
-        "failed": EXIT_FAILED,
-        "exhausted": EXIT_EXHAUSTED,
-        "interrupted": EXIT_SIGNALLED + (result.signal or Signals.SIGINT),
-    }
-    return codes[result.status.value]

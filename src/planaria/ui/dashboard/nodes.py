@@ -18,8 +18,6 @@ from planaria.protocol.messages.records import (
 MOST_GONE: Final = 300
 """Nodes that are gone and still shown: the last ones."""
 
-_GONE: Final = ("lost", "hung", "released")
-
 
 @dataclass(slots=True, kw_only=True)
 class _Node:
@@ -38,24 +36,35 @@ class Nodes:
     Attributes:
         num_live: as the last record that tells it says.
         num_at_start: live when the first plan was taken.
-        moved: the layers that each worker has to get for the plan in force, until a step of it is committed.
     """
 
     def __init__(self, devices_per_node: int) -> None:
         """Makes a run without nodes."""
         self.num_live = 0
         self.num_at_start = 0
-        self.moved: dict[int, list[int]] = {}
         self._per_node = devices_per_node
         self._nodes: dict[int, _Node] = {}
-        self._held: dict[int, frozenset[int]] = {}
+        """Those that are not gone."""
+        self._gone_nodes: dict[int, _Node] = {}
+        self._held: dict[int, range] = {}
+        self._held_before: dict[int, range] | None = None
+        """Under the plan before the one in force, until a step of that is committed."""
         self._generation = 0
         self._began_s: float | None = None
 
     @property
     def is_moving(self) -> bool:
-        """Whether state is on its way to a worker."""
-        return bool(self.moved)
+        """Whether state may be on its way to a worker."""
+        return self._held_before is not None
+
+    @property
+    def moved(self) -> dict[int, list[int]]:
+        """The layers that each worker has to get for the plan in force, until a step of it is committed."""
+        before = self._held_before
+        if before is None:
+            return {}
+        new = ((worker, sorted(set(layers) - set(before.get(worker, ())))) for worker, layers in self._held.items())
+        return {worker: layers for worker, layers in new if layers}
 
     def note(self, record: AnyRecord, time_s: float) -> None:
         """Notes what a record says of nodes."""
@@ -63,11 +72,11 @@ class Nodes:
         at_s = time_s - self._began_s
         match record:
             case NodeJoined():
-                self._nodes.pop(record.node, None)  # one that comes back stands at the end again
+                self._gone_nodes.pop(record.node, None)  # it came back
                 self._nodes[record.node] = _Node(zone=record.zone, state="joining", since_s=at_s, joined_s=at_s)
                 self.num_live = record.live_nodes
             case NodeLost():
-                self._gone(record.node, _manner(record.cause), at_s, record.cause)
+                self._gone(record.node, manner_of(record.cause), at_s, record.cause)
                 self.num_live = record.live_nodes
             case NodeReleased():
                 self._gone(record.node, "released", at_s, "handed over its work")
@@ -88,7 +97,7 @@ class Nodes:
     def committed(self, generation: int) -> None:
         """Notes that a step was committed: the state of its plan is where it belongs."""
         if generation >= self._generation:
-            self.moved = {}
+            self._held_before = None
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns the nodes by number."""
@@ -102,7 +111,7 @@ class Nodes:
                 "joined_s": round(node.joined_s, 3),
                 "gone_s": None if node.gone_s is None else round(node.gone_s, 3),
             }
-            for number, node in sorted(self._nodes.items())
+            for number, node in sorted((self._gone_nodes | self._nodes).items())
         ]
 
     def _turn(self, number: int, state: str, at_s: float, detail: str) -> None:
@@ -113,16 +122,15 @@ class Nodes:
     def _gone(self, number: int, state: str, at_s: float, detail: str) -> None:
         self._turn(number, state, at_s, detail)
         if number in self._nodes:
-            self._nodes[number].gone_s = at_s
-        gone = [number for number, node in self._nodes.items() if node.state in _GONE]
-        for number in gone[: max(0, len(gone) - MOST_GONE)]:
-            del self._nodes[number]
+            gone = self._gone_nodes[number] = self._nodes.pop(number)
+            gone.gone_s = at_s
+        while len(self._gone_nodes) > MOST_GONE:
+            del self._gone_nodes[next(iter(self._gone_nodes))]
 
     def _place(self, plan: PlanTaken, at_s: float) -> None:
-        held = {worker: frozenset(range(first, end)) for stages in plan.pipelines for worker, first, end in stages}
+        held = {worker: range(first, end) for stages in plan.pipelines for worker, first, end in stages}
         if self._held:
-            new = {worker: sorted(layers - self._held.get(worker, frozenset())) for worker, layers in held.items()}
-            self.moved = {worker: layers for worker, layers in new.items() if layers}
+            self._held_before = self._held
         else:
             self.num_at_start = self.num_live
         self._held, self._generation = held, plan.generation
@@ -134,6 +142,6 @@ class Nodes:
                 self._turn(number, "spare", at_s, "not in the plan")
 
 
-def _manner(cause: str) -> str:
+def manner_of(cause: str) -> str:
     """Returns how a node was lost, by its cause: it hung, or it is gone."""
     return "hung" if "hung" in cause or "hang" in cause or "no progress" in cause else "lost"

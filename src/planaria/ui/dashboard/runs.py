@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,14 +14,16 @@ import msgspec
 
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
-from planaria.protocol.messages.records import AnyRecord
+from planaria.protocol.messages.records import AnyRecord, StepCommitted, StepSkipped
 from planaria.runtime.run_folder.overview import RunOverview, find_runs, overview
 from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.run_folder.step_blocks import StepBlock, passages
+from planaria.runtime.run_folder.step_lines import StepLine, decode_steps, parts_of
 from planaria.ui.dashboard.schedule import Schedules
 from planaria.ui.dashboard.tail import Tail
 from planaria.ui.dashboard.view import RunView
 
-_LOOK_S: Final = 0.2
+_LOOK_S: Final = 0.4
 """Most seconds that one look reads; a file with a million steps is shown while it is read."""
 
 MOST_VIEWS: Final = 32
@@ -47,6 +52,7 @@ class RunReader:
 
     def _restart(self) -> None:
         self._tail = Tail(self.folder.events)
+        self._passages = passages(self.folder.events, self.folder.step_blocks)
         self._view = RunView(self._job)
         self._num_unknown = 0
         self._epoch = time.monotonic_ns()
@@ -69,32 +75,65 @@ class RunReader:
 
     def whole(self) -> dict[str, Any]:
         """Returns everything, once the file is read to its end."""
-        found, _ = self.look()
-        while found["read"] < 1:
-            found, _ = self.look()
-        return found
+        with self._lock:
+            self._read(math.inf)
+        return self.look()[0]
 
     def _share_read(self) -> float:
         size = self._tail.size()
         return 1.0 if size - self._tail.offset < 1 << 16 else self._tail.offset / size
 
-    def _read(self) -> None:
-        until = time.monotonic() + _LOOK_S
+    def _read(self, most_s: float = _LOOK_S) -> None:
+        until = time.monotonic() + most_s
+        for lines, block, offset in self._passages:
+            if block is None:
+                self._add_lines(lines)
+            else:
+                self._add(lines, block)
+            self._tail.pass_to(offset)
+            if time.monotonic() >= until:
+                return
         while True:
-            lines = self._tail.lines()
-            if lines is None:
+            found = self._tail.lines()
+            if found is None:
                 self._restart()
                 continue
-            for line in lines:
-                self._add(line)
-            if not lines or time.monotonic() >= until:
+            self._add_lines(found)
+            if not found or time.monotonic() >= until:
                 return
 
-    def _add(self, line: bytes) -> None:
+    def _add_lines(self, lines: bytes) -> None:
+        for part, are_steps in parts_of(lines) if lines else ():
+            if are_steps:
+                self._add_steps(part)
+            else:
+                self._add(part)
+
+    def _add_steps(self, lines: bytes) -> None:
+        """Adds steps that follow each other: the first and the last one as records, those between them together."""
+        first, last = lines.find(b"\n") + 1, lines.rfind(b"\n", 0, -1) + 1
+        between: Sequence[StepLine] = ()
+        if first < last:
+            with contextlib.suppress(msgspec.MsgspecError):  # else one by one, and that one is counted
+                between = decode_steps(memoryview(lines)[first:last])
+        if not between:
+            for line in lines.splitlines():
+                self._add(line)
+            return
+        self._add(lines[:first])
+        self._view.add_steps(between)
+        self._add(lines[last:])
+
+    def _add(self, line: bytes, block: StepBlock | None = None) -> None:
+        """Adds the record of a line; `block`: and the steps before it."""
         try:
             # {"time":1795690506.600874, ...: the recorder writes it first
             time_s = float(line[8 : line.index(b",")])
-            self._view.add(self._decode(line), time_s)
+            record = self._decode(line)
+            if block is not None and isinstance(record, StepCommitted | StepSkipped):
+                self._view.add_block(block, record)
+            else:
+                self._view.add(record, time_s)
         except (ValueError, LookupError):  # of a newer Planaria, or no record
             self._num_unknown += 1
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+from planaria.runtime.run_folder.step_blocks import StepBlock
+from planaria.runtime.run_folder.step_lines import StepLine
 
 MOST_POINTS: Final = 1200
 """Most points of a series: about one a pixel of a chart."""
@@ -40,6 +45,47 @@ class Point:
     nodes: int
     cost: float = 0.0
     samples: int = 0
+
+    @classmethod
+    def of(cls, steps: Sequence[StepLine], began_s: float, plan_step_s: float) -> Point:
+        """Makes the point of some steps, at least one; what they cost is left out.
+
+        Args:
+            steps: in order.
+            began_s: when the run began, as the steps' times.
+            plan_step_s: the plan's estimate of a step; 0: there is none.
+        """
+        last = steps[-1]
+        losses = [step.loss for step in steps if step.loss is not None and math.isfinite(step.loss)]
+        tokens = sum([step.tokens_per_s * step.duration_s for step in steps])
+        return cls(
+            count=len(steps),
+            step=last.step,
+            time_s=last.time - began_s,
+            num_losses=len(losses),
+            loss=sum(losses),
+            low=min(losses, default=0.0),
+            high=max(losses, default=0.0),
+            tokens_per_s=sum([step.tokens_per_s for step in steps]),
+            expected=tokens / plan_step_s if plan_step_s else 0.0,
+            nodes=last.live_nodes,
+        )
+
+    @classmethod
+    def of_block(cls, block: StepBlock, began_s: float, plan_step_s: float) -> Point:
+        """Makes the point of a block of steps; the rest as `of`."""
+        return cls(
+            count=block.count,
+            step=block.step,
+            time_s=block.time - began_s,
+            num_losses=block.num_losses,
+            loss=block.loss,
+            low=block.low,
+            high=block.high,
+            tokens_per_s=block.tokens_per_s,
+            expected=block.tokens / plan_step_s if plan_step_s else 0.0,
+            nodes=block.live_nodes,
+        )
 
     def absorb(self, later: Point) -> None:
         """Adds the steps of the point after it."""
@@ -88,16 +134,30 @@ class Series:
     def __len__(self) -> int:
         return len(self._points)
 
-    def add(self, point: Point) -> None:
-        """Adds a step after the others."""
+    def add(self, steps: Sequence[StepLine], point_of: Callable[[Sequence[StepLine]], Point]) -> None:
+        """Adds steps after the others; `point_of` makes the point of some of them, asked in their order."""
+        at = 0
+        while at < len(steps):
+            some = steps[at : at + self._room()]
+            self.add_point(point_of(some))
+            at += len(some)
+
+    def add_point(self, point: Point) -> None:
+        """Adds the steps of a point after the others. One of more steps than others have is not cut."""
+        self._room()
         if self._points and self._points[-1].count < self._stride:
             self._points[-1].absorb(point)
-            return
-        if len(self._points) >= MOST_POINTS:
+        else:
+            self._points.append(point)
+
+    def _room(self) -> int:
+        """Makes room for steps, and returns for how many in one point."""
+        while True:
+            if self._points and self._points[-1].count < self._stride:
+                return self._stride - self._points[-1].count
+            if len(self._points) < MOST_POINTS:
+                return self._stride
             self._halve()
-            self.add(point)
-            return
-        self._points.append(point)
 
     def forget_after(self, step: int) -> None:
         """Forgets the points with later steps, which are trained again."""

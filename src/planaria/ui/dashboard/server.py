@@ -190,7 +190,7 @@ def _stream(request: Request, look: _Look, every_s: float) -> Response:
             if found is not None:
                 yield b"data: %b\n\n" % msgspec.json.encode(found)
             is_behind = isinstance(found, dict) and found.get("read", 1.0) < 1
-            until = time.monotonic() + (0.05 if is_behind else every_s)
+            until = time.monotonic() + (0 if is_behind else every_s)
             while not is_ending() and (left_s := until - time.monotonic()) > 0:
                 await asyncio.sleep(min(left_s, LOOK_EVERY_S))
 

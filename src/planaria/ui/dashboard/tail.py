@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-_PIECE = 1 << 20
-"""Bytes read at a time: what a reader holds of a file of any length."""
+from planaria.runtime.run_folder.step_lines import PIECE_BYTES
 
 
 class Tail:
@@ -23,6 +21,10 @@ class Tail:
         """Bytes read so far, up to the end of a line."""
         return self._offset
 
+    def pass_to(self, offset: int) -> None:
+        """Takes the file for read up to here: the end of a line."""
+        self._offset = offset
+
     def size(self) -> int:
         """Returns the file's bytes now; 0: there is none."""
         try:
@@ -30,8 +32,8 @@ class Tail:
         except OSError:
             return 0
 
-    def lines(self) -> Sequence[bytes] | None:
-        """Returns some of the new whole lines, in order; none: there are no more now; None: it is another file now."""
+    def lines(self) -> bytes | None:
+        """Returns some of the new whole lines, in order; b"": there are no more now; None: it is another file now."""
         try:
             with self._path.open("rb") as file:
                 status = self._path.stat()
@@ -41,11 +43,11 @@ class Tail:
                     return None
                 self._file = status.st_ino
                 file.seek(self._offset)
-                piece = file.read(_PIECE)
-                if len(piece) == _PIECE and b"\n" not in piece:
+                piece = file.read(PIECE_BYTES)
+                if len(piece) == PIECE_BYTES and b"\n" not in piece:
                     piece += file.readline()
         except OSError:
-            return ()
-        whole, newline, _ = piece.rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        return whole.split(b"\n") if newline else ()
+            return b""
+        whole = piece[: piece.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +29,8 @@ from planaria.protocol.messages.records import (
 )
 from planaria.protocol.step.time_accounting import TimeAccount
 from planaria.runtime.run_folder.sentences import recovery_sentence, sentence
+from planaria.runtime.run_folder.step_blocks import StepBlock
+from planaria.runtime.run_folder.step_lines import StepLine
 from planaria.ui.dashboard.accounts.costs import Costs
 from planaria.ui.dashboard.accounts.decisions import MOST_CANDIDATES, PLACED, Decisions
 from planaria.ui.dashboard.accounts.evaluations import Evaluations
@@ -38,8 +40,8 @@ from planaria.ui.dashboard.series import Point, Series
 MOST_RECOVERIES: Final = 40
 MOST_MARKS: Final = 300
 MOST_SENTENCES: Final = 150
-MOST_ACCOUNTED: Final = 200_000
-"""Steps up to which a run's time is split by cause while it runs: the account holds a number for each."""
+MOST_ACCOUNTED: Final = 4_000_000
+"""Steps up to which a run's time is split by cause: the account holds 16 bytes for each."""
 
 _NO_ANSWER: Final[dict[str, Any]] = {"after": None, "generation": None, "candidates": []}
 
@@ -83,8 +85,6 @@ class RunView:
         self._last_s = time_s
         if self._time is not None:
             self._time.note(record, time_s)
-            if self._num_steps > MOST_ACCOUNTED:
-                self._time = None
         self._costs.note(record, time_s)
         self._decisions.note(record, time_s - self._began_s)
         if isinstance(record, StepCommitted | StepSkipped):
@@ -98,33 +98,66 @@ class RunView:
         if text is not None:
             self._sentences.append((time_s, text))
 
+    def add_steps(self, steps: Sequence[StepLine]) -> None:
+        """Adds steps that come between two others, each of which is added as a record."""
+        self._count_steps(len(steps))
+        if self._time is not None:
+            at = [step.time for step in steps]
+            self._time.note_steps([step.step for step in steps], [step.duration_s for step in steps], at)
+        self._decisions.committed(
+            len(steps), sum([step.duration_s for step in steps]), sum([len(step.dropped) for step in steps])
+        )
+        self.series.add(steps, self._point)
+
+    def _point(self, steps: Sequence[StepLine]) -> Point:
+        last = steps[-1]
+        self._costs.reach(last.step, last.num_dropped, last.cost)
+        point = Point.of(steps, self._began_s, self._plan_step_s)
+        point.cost, point.samples = self._costs.dollars, self._costs.samples
+        return point
+
+    def add_block(self, block: StepBlock, last: StepCommitted | StepSkipped) -> None:
+        """Adds a block of steps, after another step; `last` is the last of them."""
+        self._last_s = block.time
+        self._note_step(last, block.count)
+        if self._time is not None:
+            self._time.note_block(block.step, block.count, block.useful_s, block.time)
+        self._decisions.committed(block.count, block.duration_s, block.dropped)
+        self._costs.reach(block.step, block.num_dropped, block.cost)
+        point = Point.of_block(block, self._began_s, self._plan_step_s)
+        point.cost, point.samples = self._costs.dollars, self._costs.samples
+        self.series.add_point(point)
+
+    def _count_steps(self, count: int) -> None:
+        self._num_steps += count
+        if self._num_steps > MOST_ACCOUNTED:
+            self._time = None
+
     def _add_step(self, step: StepCommitted | StepSkipped, time_s: float) -> None:
+        self._note_step(step)
+        line = StepLine(
+            time=time_s,
+            step=step.step,
+            loss=step.loss,
+            live_nodes=step.live_nodes,
+            duration_s=step.duration_s,
+            tokens_per_s=step.tokens_per_s,
+            dropped=step.dropped,
+            num_dropped=step.num_dropped,
+            cost=step.cost if isinstance(step, StepCommitted) else 0.0,
+        )
+        self.series.add((line,), self._point)
+
+    def _note_step(self, step: StepCommitted | StepSkipped, count: int = 1) -> None:
+        """Notes where the run is after a step, the last of so many."""
         self._step = step
-        self._num_steps += 1
+        self._count_steps(count)
         if self._nodes.is_moving:
             self._nodes.committed(step.generation)
             self.changes += 1
         if self._phase != "training":
             self._phase = "training"
             self.changes += 1
-        loss = step.loss if step.loss is not None and math.isfinite(step.loss) else None
-        tokens = step.tokens_per_s * step.duration_s
-        self.series.add(
-            Point(
-                count=1,
-                step=step.step,
-                time_s=time_s - self._began_s,
-                num_losses=int(loss is not None),
-                loss=loss or 0.0,
-                low=loss or 0.0,
-                high=loss or 0.0,
-                tokens_per_s=step.tokens_per_s,
-                expected=tokens / self._plan_step_s if self._plan_step_s else 0.0,
-                nodes=step.live_nodes,
-                cost=self._costs.dollars,
-                samples=self._costs.samples,
-            )
-        )
 
     def _note(self, record: AnyRecord, time_s: float) -> None:
         match record:

@@ -43,6 +43,17 @@ def test_nodes_cost_by_zone_from_joining_until_they_are_lost_or_the_run_ends() -
     assert found["dollars"] == pytest.approx(sum(price * hours for _, price, hours in found["zones"]))
 
 
+def test_of_prices_that_were_asked_for_the_mean_is_told() -> None:
+    budget = BudgetSection(price_command="prices", zones={"east": 1.0})
+    costs = Costs(msgspec.structs.replace(JOB, budget=budget))
+    costs.note(NodeJoined(node=0, live_nodes=1, zone="east"), 0.0)
+    costs.note(NodeJoined(node=1, live_nodes=2), 0.0)
+    costs.note(msgspec.structs.replace(committed(1), cost=3.5), 3600.0)
+    found = costs.told(3600.0)
+    assert found is not None
+    assert found["zones"] == [["", 2.5, 1.0], ["east", 1.0, 1.0]]
+
+
 def test_steps_that_are_undone_bought_nothing() -> None:
     costs = Costs(PRICED)
     costs.note(msgspec.structs.replace(committed(3), cost=1.0), 0.0)

@@ -17,8 +17,8 @@ from signal import Signals
 
 import msgspec
 
-import planaria
 from planaria.job.errors import UserError
+from planaria.job.version import __version__
 from planaria.plan.plan import PlanError
 from planaria.profile.of_scenario import profile_of, traces_of
 from planaria.runtime.machine.interrupts import deaf
@@ -50,10 +50,10 @@ class KeptResults(msgspec.Struct, frozen=True, kw_only=True):
 def simulator() -> str:
     """Identifies the code that simulates: version, and a hash of its source. Other code may give other results."""
     found = hashlib.sha256()
-    root = Path(planaria.__file__).parent
+    root = Path(__file__).parents[3]
     for path in sorted(path for package in SIMULATING for path in (root / package).rglob("*.py")):
         found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return f"{planaria.__version__}-{found.hexdigest()[:16]}"
+    return f"{__version__}-{found.hexdigest()[:16]}"
 
 
 def simulate_piece(piece: Piece, folder: Path) -> list[RunResult]:

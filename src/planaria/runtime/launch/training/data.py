@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from planaria.data.job_data import prepare
+from planaria.data.job_data import JobData, prepare
 from planaria.job.history import KEYED, DataIdentity, History, JobInterval, continued
 from planaria.job.users_code import look_in
 from planaria.job.values import is_dataset
@@ -27,6 +27,7 @@ class RunData:
         data_hash: of the data, as every node must have them; "": an emulated device, which has none.
         notes: what people are to be told first.
         opening_s: seconds that a dataset took to be opened, as it does in every worker; 0 of tokens.
+        data: opened; None: an emulated device, which has none.
     """
 
     checkpoint: CheckpointRef | None
@@ -34,6 +35,12 @@ class RunData:
     data_hash: str
     notes: tuple[Note, ...]
     opening_s: float = 0.0
+    data: JobData | None = None
+
+    def close(self) -> None:
+        """Ends what reads the data while the run trains."""
+        if self.data is not None:
+            self.data.close()
 
 
 def prepared(request: TrainRequest, resumption: Resumption | None) -> RunData:
@@ -59,13 +66,21 @@ def prepared(request: TrainRequest, resumption: Resumption | None) -> RunData:
     opening_s = time.monotonic() - began if is_dataset(job.data.source) else 0.0
     identity = None if data is None else data.identity
     checkpoint = resumption.checkpoint if resumption is not None else None
+    if data is not None:
+        try:
+            data.wait(1 + (checkpoint.step if checkpoint else 0), tell)
+        except BaseException:
+            data.close()
+            raise
     now = JobInterval(since=checkpoint.step if checkpoint else 0, steps=job.train.steps, data=identity)
     history = continued(resumption.history if resumption is not None else (), now)
     notes = () if resumption is None else tuple(_notes(resumption, now))
     if data is not None:
         notes = (*notes, *(Note(level="warning", text=text) for text in data.notes))
     hashed = "" if data is None else data.quick_hash()
-    return RunData(checkpoint=checkpoint, history=history, data_hash=hashed, notes=notes, opening_s=opening_s)
+    return RunData(
+        checkpoint=checkpoint, history=history, data_hash=hashed, notes=notes, opening_s=opening_s, data=data
+    )
 
 
 def _notes(resumption: Resumption, now: JobInterval) -> list[Note]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -90,8 +91,7 @@ def profile_job(job: Job, *, import_path: Path | None = None) -> ModelProfile:
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch)
         look_in(import_path)
-        with LocalNodes(None, imported(job)) as nodes:
-            prepare(job, data)
+        with LocalNodes(None, imported(job)) as nodes, closing(prepare(job, data)):
             return _measure(job, nodes, data, data / "profile.json", import_path)
 
 

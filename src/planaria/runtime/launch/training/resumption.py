@@ -11,7 +11,7 @@ from planaria.checkpoint.store import check_writable, has_checkpoints
 from planaria.data.job_data import token_identity
 from planaria.data.tokens import read_about
 from planaria.job.errors import UserError
-from planaria.job.history import KEYED, DataIdentity, History, JobInterval
+from planaria.job.history import DataIdentity, History, JobInterval, order_of
 from planaria.job.parse import job_fingerprint, job_from_json
 from planaria.job.settings import Job
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
@@ -129,12 +129,6 @@ def _first_history(folder: RunFolder, earlier: Job) -> History:
     about = None if is_emulated(earlier) else read_about(folder.data)
     data = None if about is None else token_identity(earlier, [about])
     return (JobInterval(since=0, steps=earlier.train.steps, data=data),)
-
-
-def order_of(history: History) -> str:
-    """Returns the order in which a run's samples come; that of new runs, if it had none."""
-    data = history[-1].data if history else None
-    return KEYED if data is None else data.order
 
 
 def history_of(folder: RunFolder, job: Job) -> History:

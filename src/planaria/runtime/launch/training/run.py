@@ -99,9 +99,7 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes, lead: Lead | No
                 share(folder, token, mark, address)
                 told.record(call_agents(job, folder, address), time.time())
             heeding.enter_context(interrupts(told.heed))
-            finished = supervisor.run(NodeId(node) for node in range(job.cluster.nodes if is_local else 0))
-            if lead is not None:
-                lead.finish()
+            finished = supervisor.run(NodeId(node) for node in range(job.cluster.least_nodes if is_local else 0))
         finally:
             say(folder.claim, "ending")
             if lead is None or lead.revision != NEVER:  # otherwise another process is reached there

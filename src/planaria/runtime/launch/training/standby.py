@@ -9,21 +9,23 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from signal import Signals
 
 import msgspec
 
 from planaria.job.errors import UserError
 from planaria.job.settings import Job
-from planaria.protocol.messages.journal import AnyEntry
-from planaria.protocol.messages.records import AnyRecord, Note
-from planaria.protocol.run.told_records import ToldRecords
+from planaria.protocol.messages.journal import AnyEntry, JournalEnd
+from planaria.protocol.messages.records import AnyRecord, Note, RunEnded
+from planaria.protocol.run.told_records import ToldRecords, untold
 from planaria.runtime.coordinator.client import Contact
 from planaria.runtime.coordinator.process import journal_of
 from planaria.runtime.coordinator.remote_nodes import named, share
 from planaria.runtime.coordinator.settings import CoordinatorSettings
-from planaria.runtime.journal.etcd import OutOfReach
+from planaria.runtime.journal.etcd import OutOfReach, persistently
 from planaria.runtime.journal.lead import Lead
 from planaria.runtime.launch.supervisor import Supervisor
 from planaria.runtime.launch.training.ending import RunOutcome
@@ -35,8 +37,12 @@ from planaria.runtime.observers.dashboard_page import DashboardPage
 from planaria.runtime.observers.views import views_of
 from planaria.runtime.run_folder.claim import claimed
 from planaria.runtime.run_folder.recorder import Recorder, read_events
-from planaria.runtime.thresholds import LEAD_POLL_S
+from planaria.runtime.thresholds import LEAD_POLL_S, LEASE_S
 from planaria.runtime.wire.socket_server import listen
+
+
+class BegunAnew(Exception):
+    """The run was started anew, by --resume, while this process stood by: it is led by other settings now."""
 
 
 def settings_of(lead: Lead, token: str) -> CoordinatorSettings | None:
@@ -64,6 +70,8 @@ def stand_by(
         UserError: the job cannot be planned here.
         CoordinatorFailed: coordinators died one after the other.
         LeadTaken: another process took the lead from this one.
+        HandedOver: this process was told to end (SIGTERM), and another one stands by.
+        BegunAnew: the run has other settings now.
     """
     job, folder = request.job, request.folder
     known = ToldRecords()
@@ -80,7 +88,14 @@ def stand_by(
         supervisor.prepare()
         leader = lead.leader()
         say(f"stands by for run {lead.run}, which {'nobody' if leader is None else leader.host} leads")
-        if not _lead_comes(lead):
+        if not _lead_comes(lead, settings):
+            yield None
+            return
+        entries, told_before = _entries(settings, lead), [record for record, _ in read_events(folder.events)]
+        if any(isinstance(entry, JournalEnd) for entry in entries) and any(
+            isinstance(record, RunEnded) for record in told_before[-1:]
+        ):
+            lead.finish()  # the leader before had told of the end
             yield None
             return
         with contextlib.suppress(UserError):  # a folder of the network may still hold the claim of a host that is gone
@@ -91,7 +106,7 @@ def stand_by(
         stack.enter_context(closing(told.views))
         stack.enter_context(closing(told.callbacks))
         told.supervisor = supervisor
-        for record in _untold(known, [record for record, _ in read_events(folder.events)], _entries(settings, lead)):
+        for record in untold(known, told_before, entries):
             told.record(record, time.time())
         text = f"{socket.gethostname()} leads the run now, at {address}: the coordinator before is gone"
         told.record(Note(level="warning", text=text), time.time())
@@ -101,13 +116,21 @@ def stand_by(
             told.record(of_page, time.time())
         contact = Contact(address=address, token=settings.token, tls=job.cluster.tls, page=page.address)
         contact.write(folder.contact)
-        lead.tell(address)
-        stack.enter_context(interrupts(told.heed))
+        persistently(lambda: lead.tell(address), LEASE_S)
+        stack.enter_context(interrupts(partial(_heed, told, supervisor)))
         finished = supervisor.run(())
-        lead.finish()
         folder.contact.unlink(missing_ok=True)
         told.catch_up()
         yield told.outcome(recorder, finished)
+
+
+def _heed(told: Told, supervisor: Supervisor, number: Signals, insists: bool) -> None:
+    """Leaves the lead to another host where this one is to go (SIGTERM), and heeds other signals as any run does."""
+    if number is Signals.SIGTERM:
+        told.signal = told.signal or number
+        supervisor.request_hand_over()
+    else:
+        told.heed(number, insists)
 
 
 @contextmanager
@@ -121,14 +144,19 @@ def _listening(job: Job) -> Iterator[socket.socket]:
         yield listener
 
 
-def _lead_comes(lead: Lead) -> bool:
-    """Waits for the lead; returns whether there is a run to go on with."""
+def _lead_comes(lead: Lead, settings: CoordinatorSettings) -> bool:
+    """Waits for the lead; returns whether there is a run to go on with. Raises BegunAnew."""
     while True:
         with contextlib.suppress(OutOfReach):
+            lead.wait()
             has_lead = lead.take()
-            if lead.settings() is None:
+            now = settings_of(lead, settings.token)
+            if now is None:
+                lead.finish()  # removes what `take` has left
                 lead.close()
                 return False
+            if now.run_id != settings.run_id:
+                raise BegunAnew
             if has_lead:
                 return True
         time.sleep(LEAD_POLL_S)
@@ -139,18 +167,3 @@ def _entries(settings: CoordinatorSettings, lead: Lead) -> list[AnyEntry]:
     with closing(journal_of(settings, lead.revision)) as journal:
         journal.start()
         return journal.read()
-
-
-def _untold(known: ToldRecords, told: Sequence[AnyRecord], entries: Sequence[AnyEntry]) -> list[AnyRecord]:
-    """Returns what was decided and is not in the run folder: the leader before died between the two.
-
-    Args:
-        known: takes note of all.
-        told: records in the run folder.
-        entries: of the journal.
-    """
-    for record in told:
-        known.takes(record, again=False)
-    told_at = max((at for at, entry in enumerate(entries) if any(map(known.has, entry.records))), default=-1)
-    late = [record for entry in entries[told_at + 1 :] for record in entry.records]
-    return [record for record in late if known.takes(record, again=True)]

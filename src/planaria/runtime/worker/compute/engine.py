@@ -62,5 +62,5 @@ def real_engine(job: Job, data: JobData, worker: int) -> Engine:
         model=model,
         batches=data.sampler(masked_lm=model.masked_lm, has_encoder="labels" in model.inputs),
         device=device,
-        pace=OwnPace(stopwatch(device, job.cluster.nodes * job.cluster.devices_per_node)),
+        pace=OwnPace(stopwatch(device, job.cluster.least_nodes * job.cluster.devices_per_node)),
     )

@@ -199,7 +199,7 @@ def _read(job: Job, wanted: RehearsalOptions) -> Script:
         part = _announced(_part(script, wanted), wanted)
         script = msgspec.structs.replace(part, trace=part.trace.compressed(wanted.speed or 1.0))
         _check_length(script.trace.horizon_s, script.name, "Lower --speed, or take a longer part.")
-    script, told = fitted(script, job.cluster.nodes)
+    script, told = fitted(script, job.cluster.least_nodes)
     if told:
         click.echo(f"planaria: {told}", err=True)
     return script

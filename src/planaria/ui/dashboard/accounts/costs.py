@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from planaria.job.settings import Job
@@ -33,7 +34,7 @@ class Costs:
         self.dollars = 0.0
         self.samples = 0
         self._budget, self._batch, self._microbatch = job.budget, job.train.global_batch, job.train.microbatch
-        self._is_counted = bool(job.budget.price or job.budget.zones)
+        self._is_counted = job.budget.is_counted
         self._step = 0
         self._num_dropped = 0
         self._zones: dict[int, str] = {}
@@ -44,17 +45,18 @@ class Costs:
         """Notes what a record says of nodes, steps and dollars."""
         match record:
             case StepCommitted() | StepSkipped():
-                self.dollars = max(self.dollars, record.cost if isinstance(record, StepCommitted) else 0.0)
-                self._reach(record.step, record.num_dropped)
+                self.reach(record.step, record.num_dropped, record.cost if isinstance(record, StepCommitted) else 0.0)
             case Restored():  # how many were dropped by then, the next step tells
-                self._reach(record.to_step, self._num_dropped)
+                self.reach(record.to_step, self._num_dropped)
             case NodeJoined() | NodeLost() | NodeReleased() | RunEnded():
                 if self._is_counted:
                     self._count(record, time_s)
             case _:
                 pass
 
-    def _reach(self, step: int, num_dropped: int) -> None:
+    def reach(self, step: int, num_dropped: int, dollars: float = 0.0) -> None:
+        """Notes the last step so far: microbatches dropped, and dollars that the run had cost, by then."""
+        self.dollars = max(self.dollars, dollars)
         self._step, self._num_dropped = step, num_dropped
         self.samples = step * self._batch - num_dropped * self._microbatch
 
@@ -79,6 +81,7 @@ class Costs:
         seconds = self._seconds.copy()
         for zone in self._zones.values():
             seconds[zone] += max(0.0, now_s - self._since_s)
+        price = self._price(seconds)
         return {
             "dollars": self.dollars,
             "steps": self._step,
@@ -87,5 +90,16 @@ class Costs:
             "steps_per_dollar": self._step / self.dollars if self.dollars else None,
             "total": self._budget.total,
             "per_hour": self._budget.per_hour,
-            "zones": [[zone, self._budget.hourly([zone]), spent / _HOUR_S] for zone, spent in sorted(seconds.items())],
+            "zones": [
+                [zone, self._budget.zones.get(zone, price), spent / _HOUR_S] for zone, spent in sorted(seconds.items())
+            ],
         }
+
+    def _price(self, seconds: Mapping[str, float]) -> float:
+        """Returns the price where a zone has none of its own; of prices that changed, what they came to."""
+        known = self._budget.zones
+        others_h = sum(spent for zone, spent in seconds.items() if zone not in known) / _HOUR_S
+        if not self._budget.price_command or not others_h:
+            return self._budget.price
+        rest = self.dollars - sum(known[zone] * spent / _HOUR_S for zone, spent in seconds.items() if zone in known)
+        return max(0.0, rest) / others_h

@@ -116,7 +116,7 @@ class Decisions:
         """Notes what a record says of decisions."""
         match record:
             case StepCommitted() | StepSkipped():
-                self._committed(record)
+                self.committed(1, record.duration_s, len(record.dropped))
             case PlanTaken():
                 self._taken(record, at_s)
             case Restored():
@@ -126,13 +126,14 @@ class Decisions:
             case _:
                 pass
 
-    def _committed(self, step: StepCommitted | StepSkipped) -> None:
+    def committed(self, steps: int, seconds: float, dropped: int) -> None:
+        """Notes so many steps in a row, the seconds that they took, and how many microbatches they left out."""
         if not self._is_standing:
             return
         decision = self._kept[-1]
-        decision.steps += 1
-        decision.seconds += step.duration_s
-        decision.samples += self._batch - self._microbatch * len(step.dropped)
+        decision.steps += steps
+        decision.seconds += seconds
+        decision.samples += steps * self._batch - self._microbatch * dropped
 
     def _taken(self, plan: PlanTaken, at_s: float) -> None:
         if plan.purpose not in PLACED and not (plan.purpose == _WARM_UP and plan.candidates):

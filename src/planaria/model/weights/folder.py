@@ -10,13 +10,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from planaria.job.suggestions import hub_hint
 from planaria.model.model import ModelError
+from planaria.model.weights.hub import local_weights
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -41,7 +41,7 @@ class WeightsFolder:
     """The safetensors of a folder, in one file or in shards.
 
     Args:
-        path: the folder.
+        path: the folder, or a model of the hub by its name.
         model_type: what its config.json must say; None: whatever it says.
 
     Raises:
@@ -49,7 +49,7 @@ class WeightsFolder:
     """
 
     def __init__(self, path: str, model_type: str | None) -> None:
-        self._path = Path(path)
+        self._path = local_weights(path)
         self._field = f"model.weights = {path!r}"
         if not self._path.is_dir():
             raise ModelError(

@@ -1,0 +1,325 @@
+"""Ray as an engine: an actor with an agent in each bundle of a placement group that is spread over nodes.
+
+Bundles keep room for agents, and tell Ray's autoscaler what is wanted; Ray itself moves the bundle of a dead node to
+another one. Ray's own exceptions end here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray._private import services
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from planaria.job.errors import UserError
+from planaria.job.settings import Job
+from planaria.job.values import is_host_port
+from planaria.protocol.messages.agent import Farewell
+from planaria.runtime.engines.attendant import attend_here
+from planaria.runtime.engines.engine import EngineError, Task, TaskState
+from planaria.runtime.engines.keeper import Keeper
+from planaria.runtime.engines.ray_actor import AgentActor, AgentEnd
+from planaria.runtime.journal.coordinator_place import FILE
+from planaria.runtime.launch.training.result import TrainResult
+from planaria.runtime.nodes.agent_settings import EXIT_CODES
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.thresholds import RAY_CONNECT_S, RAY_END_S, RAY_POLL_S
+
+AUTO: Final = "auto"
+
+GIVE_UP_S: Final = 86400.0
+"""Seconds that an agent waits for the coordinator. It ends with its driver anyway."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayOptions:
+    """Where Ray is, and what each agent takes of its node.
+
+    Attributes:
+        address: HOST:PORT of the cluster; "auto": the one of which this machine is a node, or RAY_ADDRESS.
+        cpus: that Ray sets aside on each node.
+        gpus: likewise; a worker sees no others.
+        wait_s: seconds that Ray may take to find the nodes.
+    """
+
+    address: str = AUTO
+    cpus: float = 1.0
+    gpus: float = 0.0
+    wait_s: float = 60.0
+
+
+def train_on_ray(
+    job: Job,
+    run: RunFolder,
+    train: Callable[[bool, str], TrainResult],
+    say: Callable[[str], None],
+    *,
+    spares: int,
+    options: RayOptions,
+    import_path: Path,
+) -> TrainResult:
+    """Trains a job in this process, a driver of Ray, on agents that Ray runs; all of them end with it.
+
+    Args:
+        job: its nodes are agents.
+        run: its folder, by an absolute path.
+        train: trains, from the last checkpoint if it is told so, on agents that show this token.
+        say: takes lines for people.
+        spares: nodes beyond the job's.
+        options: where Ray is, and what each agent takes.
+        import_path: where agents look for a model given as "module:function". They run where this process does.
+
+    Raises:
+        UserError: Ray is not there, or has too few nodes; or as `train`.
+    """
+    token = secrets.token_hex(16)
+    arguments = ["--coordinator", f"{FILE}{run.address}", "--give-up", f"{GIVE_UP_S:g}"]
+    if job.cluster.tls:
+        arguments += ["--tls", str(Path(job.cluster.tls).absolute())]
+    arguments += ["--import-path", str(import_path)]
+    agent = (arguments, {"PLANARIA_TOKEN": token}, os.getcwd())
+    with connected(options.address):
+        agents = RayAgents(agent, job.cluster.least_nodes, spares, options)
+        try:
+            agents.reserve(say)
+            keeper = Keeper(agents, run, job.cluster.least_nodes, spares, say)
+            return attend_here(agents, keeper, run, lambda resume: train(resume, token), say)
+        finally:
+            agents.end()
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Connects this process to a cluster, where it is not connected yet, until the context ends.
+
+    Raises:
+        UserError: there is no cluster, or it takes no driver of this kind.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        found = _found(address)
+        ray.init(address=found, log_to_driver=False, logging_level="ERROR")
+    except UserError:
+        raise
+    except (ConnectionError, RuntimeError, ValueError, AssertionError, RayError) as error:
+        raise UserError(
+            f"no Ray cluster for --address {address}: {_first_sentence(str(error))}. Start one by `ray start --head`, "
+            "give this command on one of its nodes, or name another by --address HOST:PORT."
+        ) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _found(address: str) -> str:
+    """Returns HOST:PORT of a cluster. Where nobody listens, Ray itself would try for minutes, and end the process.
+
+    Raises:
+        UserError: the address is none.
+        ConnectionError: nobody listens there.
+    """
+    asked = os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address
+    if asked != AUTO and ("://" in asked or not is_host_port(asked)):
+        raise UserError(f"--address {asked!r} is not HOST:PORT. `ray start --head` prints it; its port is 6379.")
+    found = services.canonicalize_bootstrap_address(address)
+    if found is None:
+        raise ConnectionError("Ray does not run on this machine")
+    host, _, port = found.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), RAY_CONNECT_S).close()
+    except OSError as error:
+        raise ConnectionError(f"{found}: {error.strerror or error}") from error
+    return str(found)
+
+
+@dataclass(slots=True)
+class _Place:
+    """A bundle, and the agent that runs there, or ran last.
+
+    Attributes:
+        state: of its task. WAITING: its agent is to start as soon as the bundle has a node.
+        is_leaving: the node drains, and the agent was given notice.
+    """
+
+    name: str
+    state: TaskState = TaskState.WAITING
+    why: str = ""
+    actor: Any = None
+    run: Any = None
+    is_leaving: bool = False
+
+
+class RayAgents:
+    """The agents of one launch: actors of this driver, which die with it.
+
+    Args:
+        agent: arguments of `planaria agent`, its environment beyond the actor's own, and where it runs.
+        nodes: that train.
+        spares: bundles beyond these, without an agent until one is needed.
+        options: what each takes.
+    """
+
+    def __init__(
+        self, agent: tuple[Sequence[str], Mapping[str, str], str], nodes: int, spares: int, options: RayOptions
+    ) -> None:
+        self._agent = agent
+        self._allowed = nodes
+        self._options = options
+        self._places = [_Place(f"agent-{number}") for number in range(nodes + spares)]
+        self._group: Any = None
+        as_actor = ray.remote(max_restarts=0, max_concurrency=2, num_cpus=options.cpus, num_gpus=options.gpus)
+        self._actor = as_actor(AgentActor)
+
+    poll_s = RAY_POLL_S
+
+    def reserve(self, say: Callable[[str], None]) -> None:
+        """Has Ray set aside a bundle for each agent. Raises UserError: it has too few nodes."""
+        bundle = {"CPU": self._options.cpus} | ({"GPU": self._options.gpus} if self._options.gpus else {})
+        self._group = placement_group([bundle] * len(self._places), strategy="STRICT_SPREAD")
+        ready = self._group.ready()
+        if ray.wait([ready], timeout=RAY_POLL_S)[0]:
+            return
+        wanted = f"{len(self._places)} nodes with {_resources(bundle)} free on each"
+        say(f"waiting for Ray to have {wanted}; it has {_num_fit(bundle)} that large")
+        if not ray.wait([ready], timeout=self._options.wait_s)[0]:
+            raise UserError(
+                f"Ray has not found {wanted} within {self._options.wait_s:g} s: {_num_fit(bundle)} of its nodes are "
+                "that large. Add nodes by `ray start`, end what runs there (`ray status`), or ask for less by --nodes, "
+                "--spares, --cpus or --gpus."
+            )
+
+    def tasks(self) -> list[Task]:
+        """Returns the agents' tasks, after giving notice to those on draining nodes. Raises EngineError."""
+        with _asking():
+            nodes = self._nodes()
+            leaving = ray._private.state.state.get_draining_nodes()
+            for place, node in zip(self._places, nodes, strict=True):
+                self._look_at(place, node, node in leaving)
+            self._fill([node if node not in leaving else "" for node in nodes])
+        return [Task(name=place.name, state=place.state, why=place.why) for place in self._places]
+
+    def replace(self, task: Task) -> None:
+        """Lets a lost agent start again, as soon as its bundle has a node and it is not a spare's turn."""
+        with _asking():
+            (place,) = (place for place in self._places if place.name == task.name)
+            ray.kill(place.actor)  # it may live where Ray could not reach it
+            place.state = TaskState.WAITING
+
+    def allow(self, num_running: int) -> None:
+        """Sets how many agents may run at a time; the other bundles are spares."""
+        self._allowed = num_running
+
+    def come_back(self) -> None:
+        """Raises EngineError: Ray does not start a driver again."""
+        raise EngineError("Ray starts no driver again: give the same command with --resume")
+
+    def end(self) -> None:
+        """Ends all agents: those that were dismissed have a moment to go, the others get notice, then an end."""
+        with contextlib.suppress(RayError, ValueError):
+            for gives_notice in (False, True):
+                running = [place for place in self._places if place.state is TaskState.RUNNING]
+                if gives_notice:
+                    for place in running:
+                        place.actor.terminate.remote()
+                _, left = (
+                    ray.wait([place.run for place in running], num_returns=max(1, len(running)), timeout=RAY_END_S)
+                    if running
+                    else ([], [])
+                )
+                if not left:
+                    break
+        with contextlib.suppress(RayError, ValueError):
+            for place in self._places:
+                if place.actor is not None:
+                    ray.kill(place.actor)
+            if self._group is not None:
+                remove_placement_group(self._group)
+
+    def _nodes(self) -> list[str]:
+        """Returns Ray's id of the node that has each bundle; "": none has it for now."""
+        table = placement_group_table(self._group)["bundles_to_node_id"]
+        return [table[number] for number in range(len(self._places))]
+
+    def _look_at(self, place: _Place, node: str, is_leaving: bool) -> None:
+        if place.state is TaskState.RUNNING:
+            if is_leaving and not place.is_leaving:
+                place.is_leaving = True
+                place.actor.terminate.remote()
+            if ray.wait([place.run], timeout=0)[0]:
+                place.state, place.why = _end_of(place.run)
+                if place.is_leaving:
+                    place.state = TaskState.WAITING
+        elif place.state is TaskState.SPARE and not node:
+            place.state = TaskState.WAITING
+
+    def _fill(self, nodes: Sequence[str]) -> None:
+        """Starts agents where there is a node, as many as may run."""
+        running = sum(place.state is TaskState.RUNNING for place in self._places)
+        for number, (place, node) in enumerate(zip(self._places, nodes, strict=True)):
+            if place.state not in (TaskState.WAITING, TaskState.SPARE) or not node:
+                continue
+            if running >= self._allowed:
+                place.state = TaskState.SPARE
+                continue
+            where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
+            place.actor = self._actor.options(scheduling_strategy=where).remote(*self._agent)
+            place.run = place.actor.run.remote()
+            place.state, place.is_leaving, place.why = TaskState.RUNNING, False, ""
+            running += 1
+
+
+def _end_of(run: Any) -> tuple[TaskState, str]:
+    """Returns the state of an agent that has ended, and why."""
+    try:
+        end: AgentEnd = ray.get(run)
+    except RayTaskError as error:
+        return TaskState.LOST, str(error.cause)
+    except RayError as error:
+        return TaskState.LOST, _reason(error)
+    if end.code in (EXIT_CODES[Farewell.OVER], EXIT_CODES[Farewell.DRAINED]):
+        return TaskState.DONE, ""
+    return TaskState.LOST, f"exit code {end.code}: {end.said}"
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(text.split()).partition(". ")[0].rstrip(".")
+
+
+def _reason(error: RayError) -> str:
+    """Returns why Ray says that an actor is gone, in one line."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = next((line for line in lines if line.startswith("The actor") and "unexpectedly" not in line), lines[0])
+    return _first_sentence(told)
+
+
+def _resources(bundle: Mapping[str, float]) -> str:
+    return " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+
+
+def _num_fit(bundle: Mapping[str, float]) -> int:
+    """Returns how many living nodes have that much, whether it is free or not."""
+    return sum(
+        node["Alive"] and all(node["Resources"].get(name, 0.0) >= amount for name, amount in bundle.items())
+        for node in ray.nodes()
+    )
+
+
+@contextlib.contextmanager
+def _asking() -> Iterator[None]:
+    try:
+        yield
+    except (RayError, ConnectionError, RuntimeError) as error:
+        raise EngineError(f"Ray does not answer: {' '.join(str(error).split())}") from error
