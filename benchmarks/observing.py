@@ -23,6 +23,10 @@ from pathlib import Path
 
 from figures import note, report
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.e2e.agents import family
+
 ROOT = Path(__file__).parents[1]
 PLANARIA = [sys.executable, "-m", "planaria.ui.cli.main"]
 FIRST_STEP = 30
@@ -39,18 +43,6 @@ WATCHED = (
     "command='true'",
 )
 """Everything there is, but for a webhook, which needs a server."""
-
-
-def family(ancestor: int) -> list[int]:
-    """Returns a process, its children, theirs, and so on."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    found = [ancestor]
-    for pid in found:  # it grows
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found
 
 
 def processor_s(ancestor: int) -> float:

@@ -24,6 +24,9 @@ from pathlib import Path
 
 from commit_latency import in_the_folder, measure_commit
 from figures import note, report
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from tests.e2e.agents import family
 from tests.engines.etcd_cluster import EtcdCluster, etcd_cluster
 
