@@ -97,7 +97,7 @@ def test_a_plan_is_shown_for_what_the_trace_says(trace: Path, monkeypatch: pytes
         asked.append(FailureForecast(**values))  # type: ignore[arg-type]
         return asked[-1]
 
-    monkeypatch.setattr(api, "FailureForecast", noting)
+    monkeypatch.setattr("planaria.runtime.launch.plan_report.FailureForecast", noting)
     api.plan(job_with(trace), profile=uniform_profile(8))
     (forecast,) = asked
     assert forecast.time_to_failure_s == pytest.approx(2160.0)
