@@ -98,6 +98,7 @@ def test_a_run_grows_from_its_least_to_its_most_and_keeps_to_its_budget(
     assert json.loads(hosts.run.summary.read_text())["cost"] > 0
 
 
+@pytest.mark.proof
 def test_a_node_that_brings_nothing_is_given_back(
     folder: Path, incubator: Incubator, reference: Callable[[Job], Outcome]
 ) -> None:

@@ -84,6 +84,7 @@ def worker_pid(log: Path) -> int:
     return int(log.read_text().split()[2])
 
 
+@pytest.mark.proof
 def test_nodes_without_the_run_folder_train_to_the_same_bits(
     far: FarHosts, reference: Callable[[Job], Outcome], incubator: Incubator
 ) -> None:

@@ -147,6 +147,7 @@ def test_pods_go_and_come_and_the_coordinator_moves(
     assert summary["weights_sha256"] == alone.summary["weights_sha256"]
 
 
+@pytest.mark.proof
 def test_one_command_on_every_node(folder: Path, incubator: Incubator) -> None:
     """As Kubeflow Trainer starts it: node 0 has the coordinator too, and comes back with it."""
     hosts = Hosts(folder, incubator, min_nodes_per_pipeline=1)

@@ -138,6 +138,7 @@ def test_a_stream_that_changed_is_refused_when_a_run_goes_on(tmp_path: Path, run
     assert run(longer, resume=folder, import_path=tmp_path).summary["steps"] == 10
 
 
+@pytest.mark.proof
 def test_text_of_the_hub_is_streamed(
     tmp_path: Path, run: Run, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
