@@ -190,7 +190,7 @@ def release(run: Run) -> list[Command]:
             live_nodes=len(run.members.nodes),
             seconds=run.now - noticed_at,
         )
-        commands.append(JournalNode(node=node, fate=Fate.RELEASED, records=(released,)))
+        commands.append(JournalNode(node=node, fate=Fate.RELEASED, records=(released,), learnt=run.to_write()))
         commands += [Send(worker, Stop(reason="its work is handed over")) for worker in workers]
         commands += [Release(node), Publish(released)]
     return commands
