@@ -72,6 +72,6 @@ def test_a_successor_knows_what_was_known(monkeypatch: pytest.MonkeyPatch) -> No
         if seed % 2:
             which = replace(which, setup=replace(which.setup, policy=PolicyName.ADAPTIVE))
         compared += run(which, monkeypatch, shares_cores=seed % 3 == 0)
-    # Simulated nodes are not hosts that measure links; they are given back for the budget alone. tests/protocol has both.
+    # Simulated nodes measure no links, and are given back for the budget alone: tests/protocol has these.
     seen = set(RunMeasurements.__struct_fields__) - {"links", "given_back"}
     assert all(compared[name] for name in seen), compared
