@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import signal
+import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -130,6 +132,26 @@ def test_a_run_that_is_over_leaves_no_key_behind(etcd: EtcdCluster) -> None:
             other.wait()
             assert lead.others_wait()
     assert Etcd(etcd.url).find_all("planaria/tidy/") == []
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", b"HTTP/1.1 200 OK\r\n\r\nno JSON"]
+)
+def test_another_member_is_asked_where_an_answer_breaks_off_or_is_none(etcd: EtcdCluster, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        member = threading.Thread(target=serve)
+        member.start()
+        broken = f"127.0.0.1:{listener.getsockname()[1]}"
+        asked = Etcd(f"etcd://{broken},{etcd.url.removeprefix('etcd://')}")
+        assert asked.find("nothing") is None
+        member.join(DEADLINE_S)
 
 
 def test_an_entry_whose_answer_is_lost_is_written_once(etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import base64
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.values import ETCD_URL
@@ -25,38 +25,29 @@ class OutOfReach(PlanariaError):
     """No member answers, or none can: more than half of them are gone."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Created:
     """A condition: the key was created at this revision; `NEVER`: it is not there."""
 
     key: str
     revision: int
+    target: ClassVar = "create"
 
     @property
-    def compared(self) -> dict[str, Any]:
+    def compared(self) -> dict[str, str]:
         return {
             "key": _encoded(self.key),
-            "target": "CREATE",
+            "target": self.target.upper(),
             "result": "EQUAL",
-            "create_revision": str(self.revision),
+            f"{self.target}_revision": str(self.revision),
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Unchanged:
+@dataclass(frozen=True)
+class Unchanged(Created):
     """A condition: the key was last set at this revision."""
 
-    key: str
-    revision: int
-
-    @property
-    def compared(self) -> dict[str, Any]:
-        return {
-            "key": _encoded(self.key),
-            "target": "MOD",
-            "result": "EQUAL",
-            "mod_revision": str(self.revision),
-        }
+    target: ClassVar = "mod"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +112,7 @@ class Etcd:
             for host, _, port in (member.rpartition(":") for member in url.removeprefix(ETCD_URL).split(","))
         ]
 
-    def transact(self, conditions: Sequence[Created | Unchanged], actions: Sequence[Put | Delete]) -> tuple[bool, int]:
+    def transact(self, conditions: Sequence[Created], actions: Sequence[Put | Delete]) -> tuple[bool, int]:
         """Carries the actions out if all conditions hold. Returns whether they do, and the revision afterwards.
 
         Raises:
@@ -175,12 +166,13 @@ class Etcd:
     def _ask(self, question: Callable[[Any], Answer]) -> Answer:
         """Asks the member that answered last, and then the others."""
         from etcd3gw.exceptions import Etcd3Exception
+        from requests import RequestException  # an answer that breaks off, or is none, comes through as it is
 
         errors = []
         for _ in range(len(self._members)):
             try:
                 return question(self._members[0])
-            except Etcd3Exception as error:
+            except (Etcd3Exception, RequestException) as error:
                 text = " ".join(str(part) for part in (error, getattr(error, "detail_text", "")) if part)
                 errors.append(f"{self._members[0].host}:{self._members[0].port}: {text or type(error).__name__}")
                 self._members.append(self._members.pop(0))

@@ -139,11 +139,12 @@ class Control:
 
     def _look_elsewhere(self) -> None:
         """Leaves a coordinator that says nothing, as one does that is stopped or cut off, once another leads."""
+        place = CoordinatorPlace(self._place.text)  # the other is the connecting thread's
         while not self._ended.wait(SILENT_COORDINATOR_S):
             if time.monotonic() - self._heard < SILENT_COORDINATOR_S:
                 continue
             try:
-                address = self._place.address()
+                address = place.address()
             except OSError:
                 continue
             with self._lock:
