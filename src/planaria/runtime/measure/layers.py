@@ -92,6 +92,7 @@ class _Meter:
         self._holdings = Holdings(model, train, device)
         self._seen: dict[object, _Measured] = {}
         self._kinds: list[_Measured] = []
+        self._looked_at: set[tuple[str, str]] = set()
 
     def costs(self) -> tuple[tuple[LayerCost, ...], float]:
         tensors = tuple(self._batch[name] for name in self._model.inputs)
@@ -156,12 +157,14 @@ class _Meter:
         self._holdings.compute.add_layer(layer, module, self._holdings.views(layer))
         return module
 
-    def _check_room(self, layer: int, inputs: Tensors) -> None:
+    def _check_room(self, layer: int, module: nn.Module, inputs: Tensors) -> None:
         """Refuses microbatches of which this layer's inputs, its outputs and their gradients alone are too large for
         the device: what few samples take tells it. Raises MicrobatchTooLarge."""
         rows = self._train.microbatch
-        if rows <= ROWS_LOOKED_AHEAD:
+        kind = repr(module), str([tuple(tensor.shape) for tensor in inputs])
+        if rows <= ROWS_LOOKED_AHEAD or kind in self._looked_at:
             return
+        self._looked_at.add(kind)
         batch = {name: _few(tensor, rows) for name, tensor in self._batch.items()}
         few = tuple(_few(tensor, rows) for tensor in inputs)
         try:
@@ -178,7 +181,7 @@ class _Meter:
             )
 
     def _cost(self, layer: int, name: str, module: nn.Module, inputs: Tensors) -> tuple[LayerCost, Tensors]:
-        self._check_room(layer, inputs)
+        self._check_room(layer, module, inputs)
         outputs, _ = self._holdings.compute.forward(1, (0, 0), layer, inputs, self._batch, keep=False)
         parameters = self._holdings.compute.parameters_of(layer)
         is_last = layer == len(self._model.layer_names) - 1
