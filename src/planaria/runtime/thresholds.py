@@ -151,6 +151,10 @@ ETCD_DELETES = 100
 SILENT_COORDINATOR_S = 1.0
 """Seconds without a word after which a worker looks whether another coordinator leads, where one may. Not measured."""
 
+ENGINE_GIVE_UP_S = 86400.0
+"""Seconds that an agent which an engine started waits for its coordinator: longer than that may be in a queue. Not
+measured."""
+
 LAST_WORDS_S = 60.0
 """Seconds that an agent leaves a standby which leads, to write how the run ended. Not measured."""
 

@@ -1,4 +1,4 @@
-"""What the environment says of a node's place in a job: as torchrun and Kubeflow Trainer, SkyPilot or SLURM set it.
+"""Tells a node's place in a job from the environment, as torchrun, Kubeflow Trainer, SkyPilot or SLURM set it.
 
 Reads what it is given. What options say goes before; whoever calls sees to that.
 """

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from planaria.job.values import TOKEN_VARIABLE
 from planaria.runtime.engines.job_environment import DEFAULT_PORT
+from planaria.runtime.thresholds import ENGINE_GIVE_UP_S
 
 Manifest = dict[str, Any]
 
@@ -77,7 +79,7 @@ class KubernetesRun:
     secrets: Sequence[str] = ()
     user: int = 1000
     grace_s: int = 120
-    give_up_s: float = 86400.0
+    give_up_s: float = ENGINE_GIVE_UP_S
 
 
 def secret(run: KubernetesRun) -> Manifest:
@@ -175,7 +177,7 @@ def _agents(run: KubernetesRun) -> Manifest:
 
 def _pod(run: KubernetesRun, part: str, command: Sequence[str], gpus: int) -> Manifest:
     env: list[Manifest] = [
-        {"name": "PLANARIA_TOKEN", "valueFrom": {"secretKeyRef": {"name": run.name, "key": "token"}}},
+        {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": {"name": run.name, "key": "token"}}},
         {"name": "PLANARIA_ZONE", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{ZONE_LABEL}']"}}},
     ]
     mounts = [

@@ -6,6 +6,7 @@ Every node must see it at the same path, as it must see the run folder.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,16 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def run(self) -> RunFolder:
         return RunFolder(Path(self.runs) / self.name)
+
+    @property
+    def planaria(self) -> list[str]:
+        """The command `planaria` of the environment in which the launch was made."""
+        return [self.python, "-m", "planaria.ui.cli.main"]
+
+    def train(self, token_options: Sequence[str]) -> list[str]:
+        """Returns the command that trains, without --resume."""
+        settings = [word for override in self.overrides for word in ("--set", override)]
+        return [*self.planaria, "train", self.job_file, "--name", self.name, *token_options, *settings]
 
 
 class EngineJobs(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from planaria.job.errors import UserError
 from planaria.job.settings import Job
-from planaria.job.values import is_host_port
+from planaria.job.values import TOKEN_VARIABLE, is_host_port
 from planaria.protocol.messages.agent import Farewell
 from planaria.runtime.engines.attendant import attend_here
 from planaria.runtime.engines.engine import EngineError, Task, TaskState
@@ -33,12 +33,9 @@ from planaria.runtime.journal.coordinator_place import FILE
 from planaria.runtime.launch.training.result import TrainResult
 from planaria.runtime.nodes.agent_settings import EXIT_CODES
 from planaria.runtime.run_folder.run_folder import RunFolder
-from planaria.runtime.thresholds import RAY_CONNECT_S, RAY_END_S, RAY_POLL_S
+from planaria.runtime.thresholds import ENGINE_GIVE_UP_S, RAY_CONNECT_S, RAY_END_S, RAY_POLL_S
 
 AUTO: Final = "auto"
-
-GIVE_UP_S: Final = 86400.0
-"""Seconds that an agent waits for the coordinator. It ends with its driver anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +80,11 @@ def train_on_ray(
         UserError: Ray is not there, or has too few nodes; or as `train`.
     """
     token = secrets.token_hex(16)
-    arguments = ["--coordinator", f"{FILE}{run.address}", "--give-up", f"{GIVE_UP_S:g}"]
+    arguments = ["--coordinator", f"{FILE}{run.address}", "--give-up", f"{ENGINE_GIVE_UP_S:g}"]
     if job.cluster.tls:
         arguments += ["--tls", str(Path(job.cluster.tls).absolute())]
     arguments += ["--import-path", str(import_path)]
-    agent = (arguments, {"PLANARIA_TOKEN": token}, os.getcwd())
+    agent = (arguments, {TOKEN_VARIABLE: token}, os.getcwd())
     with connected(options.address):
         agents = RayAgents(agent, job.cluster.least_nodes, spares, options)
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from planaria.job.errors import UserError
 from planaria.runtime.engines.launch_folder import Launch, LaunchFolder
 from planaria.runtime.journal.coordinator_place import FILE
+from planaria.runtime.thresholds import ENGINE_GIVE_UP_S
 
 _AGENTS = """
 # SLURM's notice becomes the agent's: its node hands over its work. Near the time limit (USR1) the task comes back.
@@ -48,7 +49,7 @@ class SlurmOptions:
     partition: str = ""
     time: str = ""
     notice_s: int = 120
-    give_up_s: float = 86400.0
+    give_up_s: float = ENGINE_GIVE_UP_S
     agent_options: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -60,7 +61,7 @@ class SlurmOptions:
 def coordinator_script(launch: Launch, folder: LaunchFolder, options: SlurmOptions) -> str:
     """Returns the batch script of the coordinator: it trains, and keeps the agents."""
     head = _head(launch, folder, options, "coordinator", "coordinator", ["--ntasks=1"])
-    return f"{head}\nexec {shlex.join([*planaria(launch), 'attend', 'slurm', str(folder.path)])}\n"
+    return f"{head}\nexec {shlex.join([*launch.planaria, 'attend', 'slurm', str(folder.path)])}\n"
 
 
 def agents_script(launch: Launch, folder: LaunchFolder, options: SlurmOptions) -> str:
@@ -68,18 +69,13 @@ def agents_script(launch: Launch, folder: LaunchFolder, options: SlurmOptions) -
     array = f"--array=0-{launch.tasks - 1}%{launch.nodes}"
     own = [array, "--nodes=1", "--ntasks=1", "--exclusive", *options.agent_options]
     command = [
-        *planaria(launch), "agent",
+        *launch.planaria, "agent",
         "--coordinator", f"{FILE}{launch.run.address}",
         "--token-file", str(folder.token),
         "--give-up", f"{options.give_up_s:g}",
         *(["--tls", launch.tls] if launch.tls else []),
     ]  # fmt: skip
     return _head(launch, folder, options, "agents", "agent-%a", own) + _AGENTS.replace("COMMAND", shlex.join(command))
-
-
-def planaria(launch: Launch) -> list[str]:
-    """Returns the command `planaria` of the environment in which the launch was made."""
-    return [launch.python, "-m", "planaria.ui.cli.main"]
 
 
 def _head(launch: Launch, folder: LaunchFolder, options: SlurmOptions, part: str, log: str, own: Sequence[str]) -> str:

@@ -9,8 +9,13 @@ from typing import Any
 
 import click
 
+from planaria.runtime.thresholds import ENGINE_GIVE_UP_S
 from planaria.ui.cli.options import JOB_FILE, Finite, exit_code, set_option
 
+GIVE_UP = click.option(
+    "--give-up", "give_up_s", type=click.FloatRange(min=0, min_open=True), default=ENGINE_GIVE_UP_S, show_default=True,
+    metavar="SECONDS", help="An agent ends when it has heard nothing from the coordinator for so long.",
+)  # fmt: skip
 AGENTS = ('cluster.launcher="agents"', 'cluster.host="0.0.0.0"')
 
 
@@ -44,10 +49,7 @@ def launch() -> None:
     "--notice", "notice_s", type=click.IntRange(min=1), default=120, show_default=True, metavar="SECONDS",
     help="So long before the time limit work is handed over, and the run is saved and queued again.",
 )  # fmt: skip
-@click.option(
-    "--give-up", "give_up_s", type=click.FloatRange(min=0, min_open=True), default=86400.0, show_default=True,
-    metavar="SECONDS", help="An agent ends when it has heard nothing from the coordinator for so long.",
-)  # fmt: skip
+@GIVE_UP
 @click.option(
     "--sbatch", "agent_options", multiple=True, metavar="OPTION",
     help="An option of sbatch for the agents, as --sbatch=--gres=gpu:8. May be given several times.",
@@ -207,11 +209,9 @@ def attend(engine: str, folder: Path) -> int:
     from planaria.runtime.engines.attendant import Attendant
     from planaria.runtime.engines.launch_folder import LaunchFolder
     from planaria.runtime.engines.slurm import Slurm
-    from planaria.runtime.engines.slurm_scripts import planaria
     from planaria.runtime.progress.output import Output
 
     kept = LaunchFolder(folder)
     made = kept.launch()
-    command = [*planaria(made), "train", made.job_file, "--name", made.name, "--token-file", str(kept.token)]
-    command += [word for override in made.overrides for word in ("--set", override)]
+    command = made.train(["--token-file", str(kept.token)])
     return Attendant(made, command, Slurm(kept), Output(sys.stderr).say).run()

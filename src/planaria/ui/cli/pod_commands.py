@@ -9,13 +9,9 @@ from pathlib import Path
 import click
 
 from planaria.job.values import TOKEN_VARIABLE
-from planaria.ui.cli.launch_commands import AGENTS
+from planaria.ui.cli.launch_commands import AGENTS, GIVE_UP
 from planaria.ui.cli.options import JOB_FILE, ZONE_VARIABLE, set_option, token_of, token_option
 
-GIVE_UP = click.option(
-    "--give-up", "give_up_s", type=click.FloatRange(min=0, min_open=True), default=86400.0, show_default=True,
-    metavar="SECONDS", help="An agent ends when it has heard nothing from the coordinator for so long.",
-)  # fmt: skip
 NAME = click.option("--name", metavar="NAME", help="Name of the run, and of its folder.  [default: the job file's]")
 
 
@@ -59,7 +55,6 @@ def here(
     from planaria.runtime.engines.job_environment import DEFAULT_PORT, NAMES, place_of
     from planaria.runtime.engines.launch_folder import Launch
     from planaria.runtime.engines.own_agent import OwnAgent
-    from planaria.runtime.engines.slurm_scripts import planaria
     from planaria.runtime.progress.output import Output
 
     if not token_of(token_file):
@@ -93,17 +88,15 @@ def here(
     token = ["--token-file", str(token_file)] if token_file else []
     agent: list[str] = []
     if place is not None and not no_agent:
-        agent = [*planaria(made), "agent", "--coordinator", place.address, "--give-up", f"{give_up_s:g}", *token]
+        agent = [*made.planaria, "agent", "--coordinator", place.address, "--give-up", f"{give_up_s:g}", *token]
         agent += ["--import-path", os.path.dirname(made.job_file), *(["--host", host] if host else [])]
         agent += [*(["--zone", zone] if zone else []), *(["--tls", parsed.cluster.tls] if parsed.cluster.tls else [])]
         if place.rank:
             os.execv(agent[0], agent)
-    command = [*planaria(made), "train", made.job_file, "--name", made.name, *token]
-    command += [word for override in overrides for word in ("--set", override)]
     own = OwnAgent(agent)
     own.start()
     try:
-        return Attendant(made, command, own, Output(sys.stderr).say).run()
+        return Attendant(made, made.train(token), own, Output(sys.stderr).say).run()
     finally:
         own.end()
 
