@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _STARTS: Final = 4
 LOG = "reader.log"
-"""What the process prints, in the folder of its blocks."""
+"""Name of the file with what the process prints, in the folder of its blocks."""
 
 
 class ReaderSettings(msgspec.Struct, frozen=True, kw_only=True):

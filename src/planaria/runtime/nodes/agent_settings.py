@@ -13,7 +13,7 @@ from planaria.protocol.messages.agent import Farewell
 from planaria.runtime.journal.coordinator_place import CoordinatorPlace
 
 EXIT_CODES: Final = {Farewell.OVER: 0, Farewell.DRAINED: 4, Farewell.SUSPENDED: os.EX_TEMPFAIL}
-"""Of `planaria agent`, by why it ends."""
+"""Exit codes of `planaria agent`, by why it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

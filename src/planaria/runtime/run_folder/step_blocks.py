@@ -90,7 +90,7 @@ class BlockWriter:
         self._before: tuple[int, float] | None = None
         """The step and time of the line before, where that is of a step."""
         self._steps: list[tuple[StepCommitted | StepSkipped, float, float, int]] = []
-        """Of the block under way: record, time, useful seconds, and bytes of the file before the line."""
+        """The block under way, step by step: record, time, useful seconds, and bytes of the file before the line."""
 
     def wrote(self, size_bytes: int) -> None:
         """Notes a line that is not of a step."""
