@@ -381,6 +381,9 @@ class ResilienceSection(Section, frozen=True):
         preemption: where notices come from that a node will be taken away, so that it hands over its work before: none,
             aws (EC2 Spot, IMDSv2), google (Compute Engine Spot VMs), or "module:function", which the first worker of
             each node calls about once a second and which returns None or the seconds that the node has left.
+        compare_replicas: whether workers tell digests of their replicas and sums with each step, so that a node whose
+            bits differ is found before the step is committed, with train.numerics = "exact"; with "fast" bits say
+            nothing, and none are compared. See docs/howto/wrong-nodes.md.
     """
 
     fault_tolerance: int = 1
@@ -394,6 +397,7 @@ class ResilienceSection(Section, frozen=True):
     heartbeat_timeout_s: float = 1.0
     coordinator_timeout_s: float = 60.0
     preemption: str = NO_PREEMPTION
+    compare_replicas: bool = True
 
     @property
     def may_drop(self) -> bool:
@@ -520,3 +524,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     run: RunSection = RunSection()
     budget: BudgetSection = BudgetSection()
     observe: ObserveSection = ObserveSection()
+
+    @property
+    def compares_replicas(self) -> bool:
+        """Whether replicas and sums of a group's owners are compared: only exact numerics make the same bits of them."""
+        return self.resilience.compare_replicas and self.train.numerics is Numerics.EXACT

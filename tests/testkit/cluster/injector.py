@@ -139,6 +139,10 @@ class Injector:
                 self._cluster.may_fail.add("layer of worker")
             case FaultKind.DAMAGE:
                 worker.transport.damages[fault.what] += fault.times
+            case FaultKind.CORRUPT:
+                self._cluster.witness.struck.add(worker.node)
+                worker.interpreter.corrupts[fault.what] += fault.times
+                worker.interpreter.corrupt_at_rest()
             case FaultKind.STUCK:
                 worker.transport.block()
             case FaultKind.SHORT:

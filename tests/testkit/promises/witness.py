@@ -18,6 +18,7 @@ from planaria.protocol.messages.events import Finish, WriteManifest
 from planaria.protocol.messages.journal import JournalCommit, JournalEvaluation, JournalPlan
 from planaria.protocol.messages.records import (
     AnyRecord,
+    ComputedWrong,
     Evaluated,
     NodeJoined,
     NodeLost,
@@ -37,7 +38,7 @@ from planaria.protocol.run.told_records import ToldRecords
 from planaria.protocol.step.evaluation import Evaluations, evaluated
 from tests.testkit.cluster.disk import Disk
 from tests.testkit.promises.strength import Strength
-from tests.testkit.promises.symbols import Reference
+from tests.testkit.promises.symbols import Reference, Symbol
 from tests.testkit.schedules.setup import Setup
 from tests.testkit.schedules.weather import Weather
 from tests.testkit.worker.worker import Worker
@@ -70,6 +71,8 @@ class InvariantChecker:
         committed: the last committed step, as of the journal.
         before: for each plan's generation, the plan in whose place it was taken; None: the journal lost it.
         reference: one process's numbers.
+        struck: nodes that faults made compute wrong.
+        tainted: states that faults have changed, and what came of them.
     """
 
     def __init__(
@@ -84,6 +87,8 @@ class InvariantChecker:
     ) -> None:
         self.records: list[AnyRecord] = []
         self.committed = setup.done
+        self.struck: set[NodeId] = set()
+        self.tainted: set[Symbol] = set()
         self.before: dict[int, Plan | None] = {}
         self._setup = setup
         self._weather = weather
@@ -160,7 +165,7 @@ class InvariantChecker:
             for group, replica in worker.holdings.replicas.items():
                 right = self.reference.after(replica.step).replicas[group]
                 self.require(
-                    replica.state == right,
+                    replica.state == right or replica.state in self.tainted,
                     f"worker {worker.number} has a replica of group {group} as of step {replica.step} that is wrong",
                 )
         self._touched.clear()
@@ -343,6 +348,8 @@ class InvariantChecker:
                 self.require(
                     node not in self._evicted_alive, f"node {node} is given up, and nothing is wrong with it: {cause}"
                 )
+            case ComputedWrong():
+                self.require(record.node in self.struck, f"{record}: but nothing changed what it has")
             case NodeSpeed() if self._weather.is_as_profiled:
                 self._check_speed(record)
             case Waiting(reason=reason) | RunEnded(status=RunStatus.EXHAUSTED, message=reason) if (
@@ -369,6 +376,8 @@ class InvariantChecker:
 
     def _must_be_lost(self, machine: Coordinator, why: str) -> None:
         """Checks that some group has no replica left on the job's nodes; or the policy goes back after any loss."""
+        if self.tainted and "differ" in why:
+            return
         if self._may_go_back and "no replica" not in why:
             self.require(any(isinstance(record, NodeLost) for record in self.records), f"{why}: but nobody was lost")
             return
@@ -388,7 +397,8 @@ class InvariantChecker:
         right = self.reference.after(manifest.step)
         for part in manifest.groups:
             state = disk.read(manifest.folder, part.group).state
-            self.require(state == right.replicas[part.group], f"{manifest.folder} has a wrong group {part.group}")
+            is_right = state == right.replicas[part.group] or state in self.tainted  # nobody goes back to that
+            self.require(is_right, f"{manifest.folder} has a wrong group {part.group}")
         self.require(manifest.exponents == right.exponents, f"{manifest.folder} has wrong exponents")
 
     # The end
@@ -424,7 +434,7 @@ class InvariantChecker:
         num_lost = sum(isinstance(record, NodeLost) for record in self.records)
         if self._strength.ever_degraded:  # who went with notice took replicas along, which was said
             num_lost += sum(isinstance(record, NodeReleased) for record in self.records)
-        if num_lost <= setup.fault_tolerance and not self._may_go_back:
+        if num_lost <= setup.fault_tolerance and not self._may_go_back and not self.tainted:
             went_back = any(isinstance(record, Restored) for record in self.records)
             self.require(not went_back, f"{num_lost} losses took the last replica, at f = {setup.fault_tolerance}")
             is_failed = status is RunStatus.FAILED and "there is no checkpoint" in message

@@ -23,6 +23,9 @@ class FaultKind(enum.StrEnum):
     """The node's next messages to peers arrive damaged: `times` of them, of one kind or of any."""
     SHORT = "short"
     """The node's first worker runs out of memory in what it does next."""
+    CORRUPT = "corrupt"
+    """What one of the node's workers holds or makes is changed, `times` times: a replica that lies still, what its next
+    optimizer's step makes, or its next sum."""
     RAISE = "raise"
     """The user's code fails in the node's next instruction."""
     SLOW = "slow"
@@ -99,10 +102,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         delay_s: virtual seconds.
         for_s: how long it lasts.
         factor: of a slow node.
-        what: kind of message that is damaged ("state", "sum", "activation", "gradient"), "": any; name of a policy;
+        what: kind of message that is damaged ("state", "sum", "activation", "gradient"), "": any; what is changed
+            ("rest", "apply", "sync"); name of a policy;
             whether a worker whose code fails "holds" its state or "ends"; folder under which the user saves;
             `DISCARD`; `APPLIED`.
-        times: how many messages are.
+        times: how many messages are, or how often something is changed.
         cut: entries that a journal loses.
         pause_s: for which a coordinator is stopped.
     """

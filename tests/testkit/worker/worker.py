@@ -88,6 +88,7 @@ class Worker(WorkerExecutor):
             self.mail,
             self.transport,
             lambda peer: 0 if cluster.weather.is_one_host else cluster.workers[peer].node,
+            cluster.witness.tainted.add,
         )
         super().__init__(number, self.holdings, self.moves, self.interpreter, self.mail, self.transport, self.control)
         self._then: Callable[[], None] | None = None

@@ -20,6 +20,7 @@ class Membership:
         gone: nodes that were lost or released; they never come back under the same number.
         leaving: live nodes that gave notice, and when (monotonic seconds).
         zones: of live nodes that said where they are.
+        wrong_hosts: how many nodes of a host computed wrong.
     """
 
     def __init__(self, num_nodes: int, devices_per_node: int) -> None:
@@ -29,6 +30,7 @@ class Membership:
         self.gone: set[NodeId] = set()
         self.leaving: dict[NodeId, float] = {}
         self.zones: dict[NodeId, str] = {}
+        self.wrong_hosts: Counter[str] = Counter()
         self._faults: dict[NodeId, float] = {}
         self._joined: Counter[NodeId] = Counter()
         self._nodes: tuple[NodeId, ...] | None = ()
@@ -41,6 +43,11 @@ class Membership:
         """Returns the numbers of a node's workers, whether it lives or not."""
         first = node * self._devices_per_node
         return tuple(WorkerId(first + device) for device in range(self._devices_per_node))
+
+    def host_of(self, node: NodeId) -> str:
+        """Returns the host of a live node, as its peers reach it."""
+        addresses = (self.addresses.get(worker, "") for worker in self.workers_of(node))
+        return next(addresses, "").rpartition(":")[0]
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:

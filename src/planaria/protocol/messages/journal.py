@@ -116,6 +116,12 @@ class JournalCheckpoint(JournalEntry, frozen=True, kw_only=True, tag="checkpoint
     checkpoint: CheckpointRef
 
 
+class JournalDistrust(JournalEntry, frozen=True, kw_only=True, tag="distrust"):
+    """The checkpoint of this step, the newest, may be of a wrong state: it counts no more, and is removed."""
+
+    step: int
+
+
 class JournalPolicy(JournalEntry, frozen=True, kw_only=True, tag="policy"):
     """Another policy makes the plans from now on, and the user was told so."""
 
@@ -145,6 +151,7 @@ AnyEntry = (
     | JournalNode
     | JournalRecovery
     | JournalCheckpoint
+    | JournalDistrust
     | JournalPolicy
     | JournalStop
     | JournalRestart

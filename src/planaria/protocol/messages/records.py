@@ -42,6 +42,25 @@ class NodeLost(Record, frozen=True, kw_only=True, tag="node_lost"):
     detect_ms: float | None
 
 
+class ComputedWrong(Record, frozen=True, kw_only=True, tag="computed_wrong"):
+    """A node computed something wrong, or did not keep what it had: its bits are not those of the others. It is lost.
+
+    Attributes:
+        step: in progress; no earlier one was committed with what is wrong.
+        held: what was wrong: a "replica", or a "sum" of gradients.
+        layers: of which it was.
+        host: of the node.
+        times: how many nodes of that host computed wrong so far, this one included.
+    """
+
+    node: int
+    step: int
+    held: str
+    layers: tuple[int, ...]
+    host: str
+    times: int
+
+
 class NodeLeaving(Record, frozen=True, kw_only=True, tag="node_leaving"):
     """A node gave notice: it will be gone in `grace_s` seconds, and hands over its state before."""
 
@@ -306,6 +325,7 @@ class RunEnded(Record, frozen=True, kw_only=True, tag="run_ended"):
 AnyRecord = (
     NodeJoined
     | NodeLost
+    | ComputedWrong
     | NodeLeaving
     | NodeReleased
     | NodeSpeed

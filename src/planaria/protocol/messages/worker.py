@@ -16,7 +16,7 @@ from planaria.job.checks import MAX_ZONE_LENGTH
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 
 def other_version(speaker: str, version: int) -> str | None:
@@ -171,6 +171,21 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
     num_labels: int
 
 
+class Digest(msgspec.Struct, frozen=True, array_like=True):
+    """Digests of what an owner of a group holds as it votes; owners that hold the same bits tell the same.
+
+    Attributes:
+        state: of its replica.
+        sum: of the step's summed gradient, which it is about to apply; 0 in an evaluation.
+        written: of the replica as this worker itself wrote it last, by its optimizer's step or from a checkpoint; None:
+            the replica came from a peer since.
+    """
+
+    state: int
+    sum: int = 0
+    written: int | None = None
+
+
 class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     """Tells that the program of (generation, step) ran to its end here, and that the sums are whole.
 
@@ -181,6 +196,7 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
         compute_s: how long its forwards and backwards of the step took; 0: not measured.
         flows: what it has sent to each peer on another host, once in `FLOWS_EVERY` steps.
         scores: of an evaluation, in place of losses: microbatch -> what was made of it.
+        digests: group -> digests of what this worker holds of it; empty where replicas are not compared.
     """
 
     generation: int
@@ -191,6 +207,7 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     compute_s: Seconds = 0.0
     flows: dict[WorkerId, Flow] = {}
     scores: dict[int, Score] = {}
+    digests: dict[int, Digest] = {}
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):

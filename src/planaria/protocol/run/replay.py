@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
@@ -14,6 +15,7 @@ from planaria.protocol.messages.journal import (
     Fate,
     JournalCheckpoint,
     JournalCommit,
+    JournalDistrust,
     JournalEnd,
     JournalEvaluation,
     JournalNode,
@@ -23,7 +25,15 @@ from planaria.protocol.messages.journal import (
     JournalRestart,
     JournalStop,
 )
-from planaria.protocol.messages.records import AnyRecord, Evaluated, PlanTaken, Restored, StepCommitted, StepSkipped
+from planaria.protocol.messages.records import (
+    AnyRecord,
+    ComputedWrong,
+    Evaluated,
+    PlanTaken,
+    Restored,
+    StepCommitted,
+    StepSkipped,
+)
 from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.messages.worker import StateSource
 from planaria.protocol.phases import Purpose
@@ -51,6 +61,8 @@ class JournalState:
         newcomers: nodes that came since the placement in force was made, or tried in vain.
         zones: of the nodes that joined, where they said so.
         checkpoint: the last whole one of this run; None: there is none.
+        earlier: the whole one before it.
+        wrong_hosts: how many nodes of a host computed wrong.
         saved: steps of which there was one, and the job has not gone back before them.
         evaluated: the evaluations of this run, of which the same is true.
         skipped_steps: that were committed without being applied.
@@ -77,6 +89,8 @@ class JournalState:
     newcomers: frozenset[NodeId] = frozenset()
     zones: Mapping[NodeId, str] = field(default_factory=dict)
     checkpoint: CheckpointRef | None = None
+    earlier: CheckpointRef | None = None
+    wrong_hosts: Mapping[str, int] = field(default_factory=dict)
     saved: frozenset[int] = frozenset()
     evaluated: tuple[Evaluated, ...] = ()
     skipped_steps: frozenset[int] = frozenset()
@@ -119,6 +133,15 @@ class JournalState:
             return self.commit.step + 1
         return None if self.plan is None else self.plan.message.step
 
+    @property
+    def unproven(self) -> int | None:
+        """Step of the last checkpoint, if no vote may have compared what it was made of, and none began with it."""
+        last, plan = self.checkpoint, self.plan
+        if last is None or plan is None or self.step != last.step + 1:
+            return None
+        begins = plan.message.source is not StateSource.LIVE and plan.message.step == self.step
+        return None if begins else last.step
+
     def after(self, entry: AnyEntry) -> JournalState:
         """Returns the state after one more entry."""
         match entry:
@@ -134,7 +157,10 @@ class JournalState:
             case JournalRecovery():
                 past = replace(self, losses=(), steps_redone=0, has_resumed=False)
             case JournalCheckpoint():
-                past = replace(self, checkpoint=entry.checkpoint, saved=self.saved | {entry.checkpoint.step})
+                saved = self.saved | {entry.checkpoint.step}
+                past = replace(self, checkpoint=entry.checkpoint, earlier=self.checkpoint, saved=saved)
+            case JournalDistrust():
+                past = replace(self, checkpoint=self.earlier, earlier=None, saved=self.saved - {entry.step})
             case JournalPolicy():
                 past = replace(self, policy=entry.policy)
             case JournalStop():
@@ -205,7 +231,9 @@ class JournalState:
                 return replace(self._without(node), released=self.released | node)
             case Fate.LOST:
                 losses = (*self.losses, entry) if self.losses or entry.strikes else self.losses
-                return replace(self._without(node), lost=self.lost | node, losses=losses)
+                wrong = Counter(record.host for record in entry.records if isinstance(record, ComputedWrong))
+                wrong.update(self.wrong_hosts)
+                return replace(self._without(node), lost=self.lost | node, losses=losses, wrong_hosts=dict(wrong))
 
     def _without(self, node: frozenset[NodeId]) -> JournalState:
         zones = {other: zone for other, zone in self.zones.items() if other not in node}

@@ -35,6 +35,7 @@ from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.returning import ReturningWorkers
 from planaria.protocol.run.settings import RunSettings
 from planaria.protocol.run.spending import Spending
+from planaria.protocol.step.agreement import Disputes
 from planaria.protocol.step.ballot import Ballot
 from planaria.protocol.step.cadence import Cadence
 from planaria.protocol.step.checkpoint import Checkpoints
@@ -158,6 +159,7 @@ class Run:
         current: the plan in force; None until the workers have joined.
         is_degraded: the plan in force has too few replicas of some layer.
         decision: the last one on a placement, as it was told.
+        suspects: nodes of which one or another had a wrong sum, in a step in which several had.
         recovery: from the losses that are not recovered from.
         history: the machine's latest transitions: phase before, event, phase after.
     """
@@ -195,6 +197,8 @@ class Run:
         self.replan_trigger = SecondLook()
         self.failures = Failures(settings.mean_time_between_failures_s, settings.watched)
         self.damages = Damages()
+        self.disputes = Disputes()
+        self.suspects: set[NodeId] = set()
         self.attempt = Attempt()
         self.recovery: OpenRecovery | None = None
         self.intent = Intent()
@@ -216,6 +220,8 @@ class Run:
         self.phase = Phase.RETURNING if past.end is None else Phase.ENDED
         self.step = past.step or self.step
         self.checkpoints.last = past.checkpoint or self.checkpoints.last
+        self.checkpoints.earlier = past.earlier
+        self.checkpoints.unproven = past.unproven
         self.skipped_steps = set(past.skipped_steps)
         for record in past.evaluated:
             self.evaluations.note(record)
@@ -230,6 +236,7 @@ class Run:
         self.shortages.recall(past.learnt.shortages, past.carried)
         self.intent.is_stopping = past.is_stopping
         self.members.gone = set(past.gone)
+        self.members.wrong_hosts.update(past.wrong_hosts)
         self.members.leaving = dict.fromkeys(past.leaving, 0.0)
         self.members.zones = dict(past.zones)
         self.plan_selector.locate(self.members.zones)

@@ -89,6 +89,7 @@ class StateTransfers(ABC, Generic[Replica]):
                 replica = self._holdings.new_replica(group)
                 self._load(replica, group, message)
                 self._holdings.put(group, replica)
+                self._holdings.note_written((group,))
         elif message.afresh:
             self._mail.forget_older_plans(plan.generation)
         self._incoming = sorted((t for t in plan.transfers if t.target == self._worker), key=lambda t: t.group)

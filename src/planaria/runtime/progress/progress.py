@@ -21,6 +21,7 @@ from planaria.plan.quantities import count
 from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,
+    ComputedWrong,
     Evaluated,
     NodeJoined,
     NodeLost,
@@ -204,7 +205,7 @@ class _News:
 
 def _style(record: AnyRecord) -> str:
     match record:
-        case NodeLost():
+        case NodeLost() | ComputedWrong():
             return "red"
         case Recovered() | NodeJoined() | NodeReleased():
             return "green"
