@@ -75,6 +75,11 @@ _TIMES = ("once", "always")
 _POINTS = {FaultKind.CORRUPT: CORRUPT_POINTS, FaultKind.COORDINATOR: COORDINATOR_POINTS}
 """Where a fault may strike that is not of `FAULT_POINTS`."""
 
+_NOT_THERE = {
+    FaultKind.CORRUPT: "no place where bits are flipped",
+    FaultKind.COORDINATOR: "nothing that the coordinator does",
+}
+
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """Strikes a node when it is about to run, or is inside, an instruction.
@@ -220,7 +225,7 @@ def _factor(spec: str, text: str) -> float:
 def _point(spec: str, point: str, kind: FaultKind) -> str:
     points = _POINTS.get(kind, FAULT_POINTS)
     if point not in points:
-        what = "nothing that the coordinator does" if kind is FaultKind.COORDINATOR else "no kind of instruction"
+        what = _NOT_THERE.get(kind, "no kind of instruction")
         close = difflib.get_close_matches(point, points, n=1)
         remedy = f"Did you mean {close[0]}?" if close else f"Use one of {', '.join(points)}."
         raise UserError(f"--fail {shown(spec)}: at = {shown(point)} is {what}. {remedy}")

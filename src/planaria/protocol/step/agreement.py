@@ -106,13 +106,14 @@ class _Dispute:
     claims: Claims
 
     def denied_by(self, claims: Claims) -> frozenset[WorkerId]:
-        """Returns the workers that claimed something else than all owners of now do."""
+        """Returns the workers that claimed something else than all owners of now do; of a replica, which made it."""
         held, denied = self.difference.held, set[WorkerId]()
         for group in self.difference.groups:
             truths = {_of(held, digest) for digest in claims.get(group, {}).values()}
-            if len(truths) == 1:
-                claimed = self.claims[group].items()
-                denied.update(worker for worker, digest in claimed if _of(held, digest) not in truths)
+            for worker, digest in self.claims[group].items() if len(truths) == 1 else ():
+                is_its_own = held is Held.SUM or digest.written is not None
+                if is_its_own and _of(held, digest) not in truths:
+                    denied.add(worker)
         return frozenset(denied)
 
     def changed_in(self, claims: Claims) -> frozenset[WorkerId]:

@@ -97,11 +97,11 @@ def digest_of(vectors: Iterable[torch.Tensor]) -> int:
         if vector.device.type == "cpu":
             made.update(memoryview(vector.numpy()))
         else:
-            made.update(_weighed_sum(vector).to_bytes(8, "little", signed=True))
+            made.update(weighed_sum(vector).to_bytes(8, "little", signed=True))
     return made.intdigest()
 
 
-def _weighed_sum(vector: torch.Tensor) -> int:
+def weighed_sum(vector: torch.Tensor) -> int:
     """Returns the sum, modulo 2**64, of a vector's words, each times an odd number of its place: no word can change
     without it."""
     places = torch.arange(min(DIGEST_WORDS, vector.numel()), device=vector.device).mul_(PLACE_FACTOR).bitwise_or_(1)
