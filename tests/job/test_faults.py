@@ -7,8 +7,8 @@ import pytest
 
 from planaria.job.errors import UserError
 from planaria.job.faults import (
-    CORRUPT_POINTS,
     COORDINATOR_POINTS,
+    CORRUPT_POINTS,
     FAULT_POINTS,
     Fault,
     FaultKind,

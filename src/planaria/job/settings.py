@@ -527,5 +527,5 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def compares_replicas(self) -> bool:
-        """Whether replicas and sums of a group's owners are compared: only exact numerics make the same bits of them."""
+        """Whether replicas and sums are compared between owners: only exact numerics make the same bits of them."""
         return self.resilience.compare_replicas and self.train.numerics is Numerics.EXACT

@@ -113,6 +113,10 @@ class Coordinator:
         """Returns why nodes in these zones are not started now; None if they may be. See `handlers.joins`."""
         return joins.no_room(self._run, started, zones)
 
+    def times_wrong(self, host: str) -> int:
+        """Returns how many nodes of a host computed wrong so far."""
+        return self._run.members.wrong_hosts[host]
+
     @property
     def learnt(self) -> RunMeasurements:
         """Measurements of the running job, as the next coordinator would read them."""

@@ -29,6 +29,9 @@ FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 """Most seconds between two attempts to connect; each pause doubles, less up to half of it at random. Not measured."""
 
+MOST_WRONG = 2
+"""Nodes of one host that computed wrong, after which no more are started there. Not measured."""
+
 CUT_OFF_S = 1.0
 """Seconds that an unreachable peer may stay in the plan before the coordinator is told. Not measured."""
 

@@ -15,6 +15,7 @@ from planaria.protocol.messages.journal import (
     Fate,
     JournalCheckpoint,
     JournalCommit,
+    JournalDistrust,
     JournalEnd,
     JournalNode,
     JournalPlan,
@@ -25,7 +26,7 @@ from planaria.protocol.messages.journal import (
     decode_entry,
     encode_entry,
 )
-from planaria.protocol.messages.records import AnyRecord, Note
+from planaria.protocol.messages.records import AnyRecord, ComputedWrong, Note
 from planaria.protocol.messages.worker import Commit, PlanMessage, StateSource
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.step.commit import NOT_APPLIED
@@ -152,3 +153,21 @@ def test_how_long_the_last_step_took_is_known() -> None:
     assert JournalState.of(()).last_step_s is None
     assert JournalState.of([JournalCommit(commit=commit)]).last_step_s is None
     assert JournalState.of([JournalCommit(commit=commit, records=(took,))]).last_step_s == 0.25
+
+
+def test_hosts_of_nodes_that_computed_wrong_are_remembered() -> None:
+    def lost(node: int, host: str) -> JournalNode:
+        wrong = ComputedWrong(node=node, step=2, held="replica", layers=(0,), host=host, times=1)
+        return JournalNode(node=NodeId(node), fate=Fate.LOST, cause="computed wrong", records=(wrong,))
+
+    past = JournalState.of([lost(0, "a"), lost(1, "b"), lost(2, "a")])
+    assert past.wrong_hosts == {"a": 2, "b": 1}
+    assert past.lost == {0, 1, 2}
+
+
+def test_a_distrusted_checkpoint_gives_way_to_the_one_before_it() -> None:
+    saved = [CheckpointRef(step=step, folder=f"step-{step}", exponents=()) for step in (2, 4)]
+    past = JournalState.of([JournalCheckpoint(checkpoint=one) for one in saved])
+    assert (past.checkpoint, past.earlier, past.saved) == (saved[1], saved[0], {2, 4})
+    past = past.after(JournalDistrust(step=4))
+    assert (past.checkpoint, past.earlier, past.saved) == (saved[0], None, {2})

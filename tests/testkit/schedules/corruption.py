@@ -6,7 +6,7 @@ from random import Random
 
 import msgspec
 
-from tests.testkit.schedules.faults import Fault, FaultKind
+from tests.testkit.schedules.faults import FaultKind
 from tests.testkit.schedules.manners import when
 from tests.testkit.schedules.schedule import Schedule, schedule
 

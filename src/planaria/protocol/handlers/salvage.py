@@ -115,7 +115,7 @@ def _anew_s(run: Run, proposal: Candidate, holders: Holders) -> tuple[float, flo
 
 
 def disagree(run: Run) -> list[Command] | None:
-    """Compares what the owners of each group told of it in their votes; None: they agree, and the step may be concluded.
+    """Compares what the owners of each group told of it in their votes; None: they agree, and the step is concluded.
 
     Who is wrong is fenced, and the step begun anew without it. If that is not known, it is made known: sums are made
     again; and where replicas differ, the job goes back to the last checkpoint, until it comes here again.

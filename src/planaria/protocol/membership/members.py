@@ -47,7 +47,7 @@ class Membership:
     def host_of(self, node: NodeId) -> str:
         """Returns the host of a live node, as its peers reach it."""
         addresses = (self.addresses.get(worker, "") for worker in self.workers_of(node))
-        return next(addresses, "").rpartition(":")[0]
+        return next(addresses, "").rpartition(":")[0].strip("[]")
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:

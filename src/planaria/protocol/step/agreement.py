@@ -2,8 +2,9 @@
 
 All owners of a group hold the same bits, so what differs is wrong somewhere. Each owner tells what it holds, and what
 its own last write of that state left: who holds something else than it wrote is wrong, be it the only owner, and so is
-who wrote something else than most. A sum is no witness for another, as one owner copies it from the next: it is made again. Two that
-cannot be told apart are in dispute until the step has been done again, and what they claimed is held against that.
+who wrote something else than most. A sum is no witness for another, as one owner copies it from the next: it is made
+again. Two that cannot be told apart are in dispute until the step has been done again, and what they claimed is held
+against that.
 """
 
 from __future__ import annotations
@@ -55,8 +56,10 @@ class Difference:
 
 
 def difference(claims: Claims) -> Difference | None:
-    """Returns what differs; None: all owners of each group hold what was written, and the same. Sums are looked at where
-    replicas agree."""
+    """Returns what differs; None: all owners of each group hold what was written, and the same.
+
+    Sums are looked at where replicas agree.
+    """
     for held in Held:
         groups = tuple(group for group in sorted(claims) if len(_told(held, claims[group])) > 1)
         if groups:

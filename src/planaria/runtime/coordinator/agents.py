@@ -37,6 +37,7 @@ from planaria.protocol.messages.agent import (
 )
 from planaria.protocol.messages.run_measurements import HostLink
 from planaria.protocol.messages.worker import Message, decode_first, encode, other_version
+from planaria.protocol.thresholds import MOST_WRONG
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import LIGHT_PROBE_S, PROBE_S
 from planaria.runtime.wire.connection import Connection
@@ -64,6 +65,10 @@ class Desk(Protocol):
     def no_room(self, started: Mapping[NodeId, str], zone: str) -> str | None:
         """Returns why a node in this zone is not started now, beside those that were, with their zones; None if it may
         be."""
+        ...
+
+    def times_wrong(self, host: str) -> int:
+        """Returns how many nodes of a host computed wrong so far."""
         ...
 
     def tell(self, text: str) -> None:
@@ -272,6 +277,11 @@ class Agents:
             self._start(self._agents[connection], links)
 
     def _start(self, agent: _Agent, links: tuple[HostLink, ...] | None) -> None:
+        if (times := self.desk.times_wrong(agent.host)) >= MOST_WRONG:
+            reason = f"nodes of host {agent.host} computed wrong {times} times: no more are started there"
+            self.desk.tell(reason)
+            self._tell(agent, OfferRefused(reason=reason))
+            return
         started = {other.node: other.zone for other in self._agents.values() if other.node is not None}
         if (no_room := self.desk.no_room(started, agent.zone)) is not None:
             self._spares[agent.connection] = links

@@ -390,6 +390,9 @@ class Server(Reception[Connection]):
     def no_room(self, started: Mapping[NodeId, str], zone: str) -> str | None:
         return self._machine.no_room(started, [zone])
 
+    def times_wrong(self, host: str) -> int:
+        return self._machine.times_wrong(host)
+
     def tell(self, text: str) -> None:
         self._executor.tell("info", text)
 

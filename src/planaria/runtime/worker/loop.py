@@ -71,9 +71,7 @@ class WorkerLoop(WorkerExecutor):
             lambda grace_s: heartbeat.give_notice(grace_s, "preemption notice"),
         )
         job = settings.job
-        holdings = Holdings(
-            engine.model, job.train, engine.device, engine.make_compute, compares=job.compares_replicas
-        )
+        holdings = Holdings(engine.model, job.train, engine.device, engine.make_compute, compares=job.compares_replicas)
         trace = None if settings.trace is None else Trace(Path(settings.trace))
         transfers = StateTransfer(
             settings.worker,

@@ -95,7 +95,7 @@ def digest_of(vectors: Iterable[torch.Tensor]) -> int:
     made = xxhash.xxh3_64()
     for vector in vectors:
         if vector.device.type == "cpu":
-            made.update(memoryview(vector.numpy()))
+            made.update(vector.numpy().data)
         else:
             made.update(weighed_sum(vector).to_bytes(8, "little", signed=True))
     return made.intdigest()
@@ -106,7 +106,7 @@ def weighed_sum(vector: torch.Tensor) -> int:
     without it."""
     places = torch.arange(min(DIGEST_WORDS, vector.numel()), device=vector.device).mul_(PLACE_FACTOR).bitwise_or_(1)
     total = torch.zeros((), dtype=torch.int64, device=vector.device)
-    for piece in vector.view(torch.int32).split(DIGEST_WORDS):
+    for piece in torch.split(vector.view(torch.int32), DIGEST_WORDS):
         total.mul_(PIECE_FACTOR).add_((piece * places[: piece.numel()]).sum())
     return int(total)
 
