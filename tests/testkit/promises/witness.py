@@ -24,6 +24,7 @@ from planaria.protocol.messages.records import (
     NodeLost,
     NodeReleased,
     NodeSpeed,
+    Note,
     PlanTaken,
     Restored,
     RunEnded,
@@ -348,6 +349,8 @@ class InvariantChecker:
                 self.require(
                     node not in self._evicted_alive, f"node {node} is given up, and nothing is wrong with it: {cause}"
                 )
+            case Note(text=text) if text.startswith("sums of "):
+                self.require(bool(self.struck), f"{text}: but nothing changed what any node has")
             case ComputedWrong():
                 self.require(record.node in self.struck, f"{record}: but nothing changed what it has")
             case NodeSpeed() if self._weather.is_as_profiled:
