@@ -139,3 +139,9 @@ def test_of_two_that_claim_the_same_twice_nobody_can_tell() -> None:
     told = claims(kept(), kept(WRONG))
     begun(disputes, told)
     assert disputes.again(5, found_in(told), told) == (frozenset(), {0, 1})
+
+
+def test_nothing_is_held_against_claims_of_a_step_in_which_other_samples_were_left_out() -> None:
+    disputes = Disputes()
+    begun(disputes, claims(kept(), kept(WRONG)))
+    assert not disputes.settle(5, claims(kept(OTHER), kept(OTHER)), num_dropped=2)

@@ -125,7 +125,9 @@ def disagree(run: Run) -> list[Command] | None:
     if found is not None:
         return _undo(run, found, claims)
     run.checkpoints.prove(run.step)
-    denied = run.disputes.settle(run.step, claims)
+    if run.plan.evaluation is not None:
+        return None
+    denied = run.disputes.settle(run.step, claims, _num_dropped(run))
     return _fence(run, _suspected_twice(run, denied)) or None
 
 
@@ -133,21 +135,25 @@ def _undo(run: Run, found: Difference, claims: Claims) -> list[Command]:
     commands = checkpoints.distrust(run) if found.held is Held.REPLICA else []
     wrong, unclear = found.known - found.misled, frozenset[WorkerId]()
     if not found.known:
-        wrong, unclear = run.disputes.again(run.step, found, claims)
+        wrong, unclear = run.disputes.again(run.step, found, claims, _num_dropped(run))
     commands += _lose(run, dict.fromkeys(wrong, found))
     commands += _lose_beside(run, found.misled, "it has a replica of a node that computed wrong")
     commands += _lose_beside(run, unclear, "it or another node computed wrong, again and again")
     left = {group: _live(run, claims[group]) for group in claims}
     undecided = difference(left)
     if undecided is not None and undecided.held is Held.REPLICA:
-        run.disputes.begin(run.step, undecided, left)
+        run.disputes.begin(run.step, undecided, left, _num_dropped(run))
         return commands + restore_all(run, f"replicas of {_where(run, undecided, left)} differ")
     if undecided is not None:
-        run.disputes.begin(run.step, undecided, left)
+        run.disputes.begin(run.step, undecided, left, _num_dropped(run))
         text = f"sums of {_where(run, undecided, left)} differ; step {run.step} is begun anew"
         commands.append(Publish(Note(level="warning", text=text)))
     run.attempt.is_void = True
     return commands + begin(run)
+
+
+def _num_dropped(run: Run) -> int:
+    return run.counts.dropped + len(run.plan.dropped)
 
 
 def _live(run: Run, digests: Mapping[WorkerId, Digest]) -> dict[WorkerId, Digest]:

@@ -107,6 +107,7 @@ def _few(held: Held, digests: Mapping[WorkerId, Digest]) -> list[WorkerId]:
 class _Dispute:
     difference: Difference
     claims: Claims
+    num_dropped: int
 
     def denied_by(self, claims: Claims) -> frozenset[WorkerId]:
         """Returns the workers that claimed something else than all owners of now do; of a replica, which made it."""
@@ -131,22 +132,32 @@ class _Dispute:
 
 
 class Disputes:
-    """Differences between owners that nobody could settle, and that the step, done again, will."""
+    """Differences between owners that nobody could settle, and that the step, done again, will.
+
+    They are in no journal: a coordinator that is started again names nobody for them, and the bits are right all the
+    same. Nor do they tell anything where other samples were left out than before (`num_dropped`, up to this step).
+    """
 
     def __init__(self) -> None:
         self._open: dict[int, _Dispute] = {}
 
-    def begin(self, step: int, found: Difference, claims: Claims) -> None:
+    def begin(self, step: int, found: Difference, claims: Claims, num_dropped: int = 0) -> None:
         """Begins a dispute about a step: what its owners claim is held against what they will when it is done again."""
-        self._open[step] = _Dispute(difference=found, claims=claims)
+        self._open[step] = _Dispute(difference=found, claims=claims, num_dropped=num_dropped)
 
-    def again(self, step: int, found: Difference, claims: Claims) -> tuple[frozenset[WorkerId], frozenset[WorkerId]]:
+    def _close(self, step: int, num_dropped: int) -> _Dispute | None:
+        before = self._open.pop(step, None)
+        return before if before is not None and before.num_dropped == num_dropped else None
+
+    def again(
+        self, step: int, found: Difference, claims: Claims, num_dropped: int = 0
+    ) -> tuple[frozenset[WorkerId], frozenset[WorkerId]]:
         """Returns who is wrong where owners differ in the same step once more, and of whom nobody can tell; nobody at
         all: it is the first time.
 
         Whoever does not claim the same twice is wrong. If that does not tell them apart, what most claim is right.
         """
-        before = self._open.pop(step, None)
+        before = self._close(step, num_dropped)
         if before is None:
             return frozenset(), frozenset()
         differing = frozenset(worker for group in found.groups for worker in claims[group])
@@ -156,7 +167,7 @@ class Disputes:
         few = frozenset(worker for group in found.groups for worker in _few(found.held, claims[group]))
         return (few, frozenset()) if few else (few, differing)
 
-    def settle(self, step: int, claims: Claims) -> Mapping[WorkerId, Difference]:
+    def settle(self, step: int, claims: Claims, num_dropped: int = 0) -> Mapping[WorkerId, Difference]:
         """Returns who was wrong in a dispute about this step, now that all owners hold the same, and in what."""
-        before = self._open.pop(step, None)
+        before = self._close(step, num_dropped)
         return {} if before is None else dict.fromkeys(sorted(before.denied_by(claims)), before.difference)
