@@ -35,7 +35,7 @@ from ablation_cases import NUM_DEVICES, ROUNDS, Load, Loss, Moves, Ranks, turns
 from figures import Figures, note
 from torch import nn
 
-from planaria.job.settings import Numerics, TrainSection
+from planaria.job.sections.train import Numerics, TrainSection
 from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.plan.plan import Plan, WorkerId
 from planaria.protocol.messages.worker import PlanMessage, StateSource

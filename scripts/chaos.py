@@ -37,7 +37,7 @@ from planaria.job.errors import UserError
 from planaria.job.faults import FAULT_POINTS, Fault, parse_fault
 from planaria.job.parse import job_json
 from planaria.job.registry import PolicyName
-from planaria.job.settings import RedundancyMode, WhenExhausted
+from planaria.job.sections.resilience import RedundancyMode, WhenExhausted
 from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,

@@ -13,7 +13,7 @@ from rows_files import json_lines, parquet
 from planaria.data.reading.sources import DataError
 from planaria.data.tokenizer import SEPARATOR_ID
 from planaria.data.tokens import TokenSet, prepare_tokens
-from planaria.job.data_settings import DataSection, OnBadRow, Packing
+from planaria.job.sections.data import DataSection, OnBadRow, Packing
 
 CHATS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "Is 虫 a worm?"}, {"role": "assistant", "content": "Yes – 虫."}]},

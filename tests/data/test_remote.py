@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from planaria.data.reading.sources import DataError
 from planaria.data.tokenizer import SEPARATOR_ID
 from planaria.data.tokens import prepare_tokens
-from planaria.job.data_settings import DataSection
+from planaria.job.sections.data import DataSection
 
 
 @pytest.fixture

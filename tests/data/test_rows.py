@@ -20,7 +20,7 @@ from planaria.data.reading.rows import PIECE_BYTES
 from planaria.data.reading.sources import DataError
 from planaria.data.tokenizer import SEPARATOR_ID
 from planaria.data.tokens import TokenSet, prepare_tokens
-from planaria.job.data_settings import DataSection, OnBadRow, TokenDType
+from planaria.job.sections.data import DataSection, OnBadRow, TokenDType
 
 ROWS = [{"text": f"worm {n} – 虫", "n": n, "deep": {"de": f"Wurm {n}"}} for n in range(10)]
 SAME = [*"".join(f"worm {n} – 虫|" for n in range(10)).encode()]
@@ -219,7 +219,7 @@ INTERRUPTED = """
 import os, signal, sys
 from pathlib import Path
 from planaria.data import encoding, tokens
-from planaria.job.data_settings import DataSection
+from planaria.job.sections.data import DataSection
 encoding._NOTED_BYTES = encoding._BATCH_BYTES = 1000
 tokens.DATA_CACHE_BYTES = 0
 write = encoding._write_note

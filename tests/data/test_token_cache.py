@@ -17,7 +17,7 @@ from planaria.data import encoding, tokens
 from planaria.data.reading.sources import DataError
 from planaria.data.tokenizer import ByteTokenizer
 from planaria.data.tokens import prepare_tokens
-from planaria.job.data_settings import DataSection
+from planaria.job.sections.data import DataSection
 
 PAIRS = {"prompt": "p", "completion": "c"}
 

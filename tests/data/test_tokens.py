@@ -14,7 +14,7 @@ from token_files import tokens_of
 from planaria.data.reading.sources import DataError, find_files
 from planaria.data.tokenizer import MASK_ID, PAD_ID, SEPARATOR_ID
 from planaria.data.tokens import open_tokens, prepare_tokens
-from planaria.job.data_settings import DataSection
+from planaria.job.sections.data import DataSection
 
 
 def test_a_text_files_bytes_are_its_tokens(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 from scripts.chaos import ORDERED, Blow, Chaos, Told, drawn_job, ordered_faults, switches_of
 
 from planaria.job.registry import PolicyName
-from planaria.job.settings import Job, RedundancyMode
+from planaria.job.sections.resilience import RedundancyMode
+from planaria.job.settings import Job
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from planaria.job.registry import PolicyName
-from planaria.job.settings import TrainSection, WhenNotFinite
+from planaria.job.sections.train import TrainSection, WhenNotFinite
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings

@@ -31,8 +31,8 @@ from planaria.data.tokens import (
     prepare_tokens,
     stage_tokens,
 )
-from planaria.job.data_settings import STREAM_FIELDS, DataSection, Packing
 from planaria.job.history import KEYED, DataIdentity
+from planaria.job.sections.data import STREAM_FIELDS, DataSection, Packing
 from planaria.job.settings import Job
 from planaria.job.values import is_dataset, is_hub_stream
 

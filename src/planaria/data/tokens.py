@@ -28,9 +28,9 @@ from planaria.data.reading.sources import DataError, Kind, SourceFile, find_file
 from planaria.data.reading.text import check_file
 from planaria.data.token_files import TokenArray, check_ids, chunks, map_ids, open_token_file
 from planaria.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
-from planaria.job.data_settings import DataSection, Packing
 from planaria.job.history import KEYED, SHUFFLED
 from planaria.job.registry import DataSource
+from planaria.job.sections.data import DataSection, Packing
 
 _TOKENS = "tokens.bin"
 _ABOUT = "tokens.json"

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from planaria.job.errors import UserError
-from planaria.job.settings import Device, DType, Job
+from planaria.job.sections.cluster import Device
+from planaria.job.sections.train import DType
+from planaria.job.settings import Job
 from planaria.job.values import is_function
 from planaria.model.training.optimizer import value_bytes
 from planaria.plan.costs.byte_counts import ValueBytes

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from planaria.job.errors import UserError
 from planaria.job.faults import Fault
-from planaria.job.settings import LOOPBACK, Device, Job, RunSection
+from planaria.job.sections.cluster import LOOPBACK, Device
+from planaria.job.sections.run import RunSection
+from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import NodeId, PlanError, Redundancy, WorkerId

@@ -8,7 +8,7 @@ from itertools import combinations
 import msgspec
 import pytest
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.costs.model_profile import LinkCost
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.coordinator import Coordinator

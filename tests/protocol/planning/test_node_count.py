@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from planaria.job.settings import BudgetSection, TrainSection
+from planaria.job.sections.budget import BudgetSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.templates.templates import make_templates

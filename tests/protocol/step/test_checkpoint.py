@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.plan import WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.planner import Planner

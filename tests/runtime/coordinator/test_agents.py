@@ -12,7 +12,7 @@ import pytest
 
 from planaria.job.faults import Fault
 from planaria.job.parse import parse_job
-from planaria.job.settings import BudgetSection
+from planaria.job.sections.budget import BudgetSection
 from planaria.plan.plan import NodeId
 from planaria.protocol.membership.liveness import Limits
 from planaria.protocol.messages.agent import (

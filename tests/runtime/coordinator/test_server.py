@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from planaria.job.errors import UserError
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.planner import Planner

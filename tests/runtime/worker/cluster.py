@@ -27,7 +27,8 @@ from planaria.checkpoint.manifest import read_manifest, weights_sha256, write_ma
 from planaria.data.job_data import open_data
 from planaria.job.parse import job_fingerprint
 from planaria.job.registry import PolicyName
-from planaria.job.settings import Job, WhenExhausted
+from planaria.job.sections.resilience import WhenExhausted
+from planaria.job.settings import Job
 from planaria.model.load import load_model
 from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.plan import Group, NodeId, WorkerId

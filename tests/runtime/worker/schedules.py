@@ -11,7 +11,9 @@ import msgspec
 
 from planaria.job.parse import job_from_table, validated
 from planaria.job.registry import PolicyName
-from planaria.job.settings import Job, RedundancyMode, RunSection, WhenExhausted
+from planaria.job.sections.resilience import RedundancyMode, WhenExhausted
+from planaria.job.sections.run import RunSection
+from planaria.job.settings import Job
 from tests.runtime.worker.cluster import Crash, Kill, Switch, Visit, Weather
 
 INSTRUCTIONS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "transfer")

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.plan import Group
 from planaria.protocol.messages.worker import Score
 from planaria.protocol.step.commit import (

@@ -16,7 +16,7 @@ import msgspec
 
 from planaria.data.reading.rows import BadRow, Piece, Record, column_pieces, encoded, value_of
 from planaria.data.reading.sources import DataError
-from planaria.job.data_settings import DataSection
+from planaria.job.sections.data import DataSection
 
 CHATML: Final = "chatml"
 _CHATML = (

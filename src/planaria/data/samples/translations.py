@@ -9,7 +9,7 @@ from planaria.data.order import Numbers
 from planaria.data.reading.sources import DataError
 from planaria.data.samples.samples import IGNORED_LABEL, Batch, LeftOut
 from planaria.data.tokens import TokenSet
-from planaria.job.data_settings import SOURCE_MASK, DataSection, TooLong
+from planaria.job.sections.data import SOURCE_MASK, DataSection, TooLong
 
 
 class Translations:

@@ -16,9 +16,9 @@ from planaria.data.samples.samples import Batch
 from planaria.data.samples.windows import Labelling
 from planaria.data.streams.blocks import AHEAD_BLOCKS, Blocks
 from planaria.data.streams.openers import WINDOW
-from planaria.job.data_settings import DataSection
 from planaria.job.history import KEYED
-from planaria.job.settings import TrainSection
+from planaria.job.sections.data import DataSection
+from planaria.job.sections.train import TrainSection
 
 
 class StreamSamples:

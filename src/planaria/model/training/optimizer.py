@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.costs.byte_counts import NUMERICS, ValueBytes
 
 if TYPE_CHECKING:

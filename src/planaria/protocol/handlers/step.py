@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from planaria.job.settings import WhenNotFinite
+from planaria.job.sections.train import WhenNotFinite
 from planaria.protocol.handlers import boundary, checkpoints, end, joins
 from planaria.protocol.handlers.adopt_plan import release
 from planaria.protocol.messages.events import Command, Publish, Received, Send

@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from planaria.job.checks import MAX_ZONE_LENGTH
+from planaria.job.sections.cluster import MAX_ZONE_LENGTH
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 

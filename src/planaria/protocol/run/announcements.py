@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.plan import Plan
 from planaria.plan.validate import lacking
 from planaria.planner.reroute.plans import shares

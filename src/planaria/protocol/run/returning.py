@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.protocol.messages.events import Received

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from planaria.job.data_settings import EvalMetric, EvalSection
+from planaria.job.sections.eval import EvalMetric, EvalSection
 from planaria.protocol.messages.records import Evaluated
 from planaria.protocol.messages.worker import Score
 

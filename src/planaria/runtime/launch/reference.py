@@ -21,7 +21,8 @@ from planaria.checkpoint.state import write_group
 from planaria.data.job_data import prepare
 from planaria.job.history import DataIdentity, History, JobInterval, order_of, schedule_ends
 from planaria.job.parse import job_fingerprint
-from planaria.job.settings import Job, TrainSection, WhenNotFinite
+from planaria.job.sections.train import TrainSection, WhenNotFinite
+from planaria.job.settings import Job
 from planaria.job.users_code import look_in
 from planaria.model.loss import scored
 from planaria.model.model import Batch, Tensors

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from planaria.job.settings import Numerics, TrainSection
+from planaria.job.sections.train import Numerics, TrainSection
 from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.plan.costs.model_profile import LinkCost, StepCosts
 from planaria.plan.plan import WorkerId

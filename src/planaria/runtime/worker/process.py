@@ -15,7 +15,7 @@ from pathlib import Path
 from planaria.data.job_data import JobData, open_data
 from planaria.data.reading.sources import DataError
 from planaria.job.errors import UserError
-from planaria.job.settings import Device
+from planaria.job.sections.cluster import Device
 from planaria.job.users_code import look_in
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, CutOff, Hello
 from planaria.runtime.thresholds import SIGTERM_GRACE_S

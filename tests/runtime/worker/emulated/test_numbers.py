@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.costs.model_profile import (
     DeviceKind,
     LayerCost,

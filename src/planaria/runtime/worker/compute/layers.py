@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from planaria.job.settings import DType, TrainSection
+from planaria.job.sections.train import DType, TrainSection
 from planaria.model.loss import scored
 from planaria.model.model import Batch, Model, Tensors
 from planaria.protocol.messages.worker import Score

@@ -18,7 +18,8 @@ import msgspec
 import torch
 from torch import nn
 
-from planaria.job.settings import Job, TrainSection
+from planaria.job.sections.train import TrainSection
+from planaria.job.settings import Job
 from planaria.model.model import Batch, GroupSpec, ParameterSpec, Tensors
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.protocol.messages.worker import Score

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from planaria.job.settings import LOOPBACK
+from planaria.job.sections.cluster import LOOPBACK
 from planaria.plan.costs.byte_counts import held_bytes, message_bytes, part_bytes
 from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile
 from planaria.plan.costs.network import Network

@@ -14,7 +14,8 @@ from planaria import api
 from planaria.job.errors import UserError
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.registry import PolicyName
-from planaria.job.settings import Device, Job
+from planaria.job.sections.cluster import Device
+from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.quantities import count
 from planaria.protocol.messages.records import RunStatus
