@@ -38,7 +38,7 @@ from torch import nn
 from planaria.job.sections.train import Numerics, TrainSection
 from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.plan.plan import Plan, WorkerId
-from planaria.protocol.messages.worker import PlanMessage, StateSource
+from planaria.protocol.messages.to_worker import PlanMessage, StateSource
 from planaria.protocol.worker.machine import WorkerMachine
 from planaria.runtime.worker.compute.device_clock import DeviceClock, OwnPace
 from planaria.runtime.worker.compute.holdings import Holdings

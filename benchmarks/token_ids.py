@@ -25,7 +25,7 @@ from pathlib import Path
 
 from figures import SCRATCH
 
-from planaria.data.tokens import prepare_tokens
+from planaria.data.tokens.preparation import prepare_tokens
 from planaria.job.sections.data import DataSection
 
 PROCESSES = 2

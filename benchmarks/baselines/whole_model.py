@@ -10,7 +10,7 @@ from typing import IO
 import torch
 from torch import nn
 
-from planaria.data.job_data import open_data
+from planaria.data.opening import open_data
 from planaria.data.sampler import Sampler
 from planaria.job.parse import job_from_json
 from planaria.job.sections.train import TrainSection

@@ -11,8 +11,9 @@ import pytest
 from rows_files import json_lines, parquet
 
 from planaria.data.reading.sources import DataError
-from planaria.data.tokenizer import SEPARATOR_ID
-from planaria.data.tokens import TokenSet, prepare_tokens
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.data.tokens.token_set import TokenSet
+from planaria.data.tokens.tokenizer import SEPARATOR_ID
 from planaria.job.sections.data import DataSection, OnBadRow, Packing
 
 CHATS: list[dict[str, Any]] = [

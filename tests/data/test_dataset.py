@@ -13,7 +13,7 @@ import pytest
 import torch
 from token_files import train_of
 
-from planaria.data.job_data import open_data, prepare
+from planaria.data.opening import open_data, prepare
 from planaria.data.reading.sources import DataError, DataRaised
 from planaria.data.sampler import Sampler
 from planaria.data.samples.dataset import Items, load_items

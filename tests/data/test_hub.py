@@ -11,8 +11,8 @@ import pytest
 
 from planaria.data.reading.hub import is_hub_name
 from planaria.data.reading.sources import DataError
-from planaria.data.tokenizer import SEPARATOR_ID
-from planaria.data.tokens import prepare_tokens
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.data.tokens.tokenizer import SEPARATOR_ID
 from planaria.job.sections.data import DataSection
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from token_files import train_of
 
-from planaria.data.job_data import open_data, prepare
 from planaria.data.mixture import dealt_by_weight
+from planaria.data.opening import open_data, prepare
 from planaria.data.reading.sources import DataError
 from planaria.job.errors import UserError
 from planaria.job.history import DataIdentity

@@ -19,7 +19,8 @@ import pytest
 import torch
 from token_files import train_of
 
-from planaria.data.job_data import JobData, open_data, prepare, reader_standing_by
+from planaria.data.job_data import JobData
+from planaria.data.opening import open_data, prepare, reader_standing_by
 from planaria.data.reading.sources import DataError, DataRaised
 from planaria.data.streams.blocks import Blocks, stream_folder
 from planaria.data.streams.openers import Opener

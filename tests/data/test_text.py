@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from planaria.data.reading.sources import DataError
-from planaria.data.tokens import prepare_tokens
+from planaria.data.tokens.preparation import prepare_tokens
 from planaria.job.sections.data import DataSection
 
 NOISE = random.Random(7).randbytes(5000)

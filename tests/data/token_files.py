@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.data.tokens import TokenSet, prepare_tokens
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.data.tokens.token_set import TokenSet
 from planaria.job.sections.data import DataSection
 from planaria.job.sections.train import TrainSection
 

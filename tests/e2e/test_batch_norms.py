@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from planaria.checkpoint.manifest import newest
 from planaria.checkpoint.state import read_parameters
-from planaria.data.job_data import open_data
+from planaria.data.opening import open_data
 from planaria.job.sections.data import DataSection
 from planaria.job.sections.model import ModelSection
 from planaria.job.settings import Job

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from planaria.checkpoint.manifest import newest
-from planaria.data.tokens import prepare_tokens
+from planaria.data.tokens.preparation import prepare_tokens
 from planaria.job.errors import UserError
 from planaria.job.sections.data import DataSection
 from planaria.job.settings import Job

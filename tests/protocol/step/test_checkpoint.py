@@ -11,7 +11,7 @@ from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import ManifestFailed, ManifestWritten
-from planaria.protocol.messages.worker import NotSaved, Saved, SavedGroup
+from planaria.protocol.messages.from_worker import NotSaved, Saved, SavedGroup
 from planaria.protocol.phases import Phase
 from planaria.protocol.run.settings import RunSettings
 from planaria.protocol.step.cadence import Cadence

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from planaria.data.tokens import prepare_tokens
+from planaria.data.tokens.preparation import prepare_tokens
 from planaria.job.parse import parse_job
 from planaria.job.sections.cluster import Device
 from planaria.job.sections.model import ModelSection

@@ -30,7 +30,7 @@ from planaria.protocol.messages.agent import (
     Welcome,
     decode_from_agent,
 )
-from planaria.protocol.messages.worker import Message, encode
+from planaria.protocol.messages.message import Message, encode
 from planaria.runtime.nodes import node_agent as agent_module
 from planaria.runtime.nodes.agent_settings import AgentSettings
 from planaria.runtime.nodes.node_agent import CoordinatorLost, NodeAgent

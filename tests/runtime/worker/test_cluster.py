@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 import torch
 
-from planaria.data.tokens import TokenSet, prepare_tokens
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.data.tokens.token_set import TokenSet
 from planaria.job.sections.data import DataSection
 from planaria.job.sections.train import WhenNotFinite
 from planaria.job.settings import Job

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from planaria.job.sections.train import TrainSection
 from planaria.plan.plan import Group
-from planaria.protocol.messages.worker import Score
+from planaria.protocol.messages.from_worker import Score
 from planaria.protocol.step.commit import (
     FIRST_EXPONENT,
     NOT_APPLIED,

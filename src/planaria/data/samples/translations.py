@@ -8,7 +8,7 @@ import torch
 from planaria.data.order import Numbers
 from planaria.data.reading.sources import DataError
 from planaria.data.samples.samples import IGNORED_LABEL, Batch, LeftOut
-from planaria.data.tokens import TokenSet
+from planaria.data.tokens.token_set import TokenSet
 from planaria.job.sections.data import SOURCE_MASK, DataSection, TooLong
 
 

@@ -9,7 +9,7 @@ import torch
 from planaria.data.order import Numbers
 from planaria.data.reading.sources import DataError
 from planaria.data.samples.samples import IGNORED_LABEL, Batch
-from planaria.data.tokens import TokenSet
+from planaria.data.tokens.token_set import TokenSet
 from planaria.job.sections.data import DOCUMENT_POSITIONS
 from planaria.job.sections.train import TrainSection
 

@@ -144,6 +144,11 @@ class DataSection(Section, frozen=True):
         ) or (self,)
 
     @property
+    def source_fields(self) -> list[str]:
+        """Returns the name of the field that each of `parts` has its source from."""
+        return [f"data.sources[{number}].source" for number in range(len(self.sources))] or ["data.source"]
+
+    @property
     def as_no_stream(self) -> DataSection:
         """Returns these without what is for streams alone."""
         none = DataSection()

@@ -12,7 +12,7 @@ from planaria.protocol.handlers import end
 from planaria.protocol.messages.events import Command, Publish, Release, Send
 from planaria.protocol.messages.journal import Fate, JournalNode, JournalPlan
 from planaria.protocol.messages.records import AnyRecord, NodeReleased
-from planaria.protocol.messages.worker import PlanMessage, StateSource, Stop
+from planaria.protocol.messages.to_worker import PlanMessage, StateSource, Stop
 from planaria.protocol.phases import PLACING, Phase, Purpose
 from planaria.protocol.run.announcements import plan_taken, replicas_note
 from planaria.protocol.run.replay import decision_of

@@ -21,9 +21,10 @@ from planaria.protocol.messages.events import (
     Send,
     WorkerJoined,
 )
+from planaria.protocol.messages.from_worker import Ready, Returned, Vote
 from planaria.protocol.messages.journal import JournalRestart
 from planaria.protocol.messages.records import CoordinatorRestarted, NodeLost, RunEnded, RunStatus
-from planaria.protocol.messages.worker import Ready, Recall, Returned, Vote
+from planaria.protocol.messages.to_worker import Recall
 from planaria.protocol.phases import Phase
 from planaria.protocol.run.returning import Position
 from planaria.protocol.run.run import Run

@@ -11,9 +11,10 @@ from planaria.job.sections.train import WhenNotFinite
 from planaria.protocol.handlers import boundary, checkpoints, end, joins
 from planaria.protocol.handlers.adopt_plan import release
 from planaria.protocol.messages.events import Command, Publish, Received, Send
+from planaria.protocol.messages.from_worker import Ready, Vote
 from planaria.protocol.messages.journal import JournalCommit, JournalEvaluation
 from planaria.protocol.messages.records import AnyRecord, RunStatus
-from planaria.protocol.messages.worker import Commit, Ready, Vote
+from planaria.protocol.messages.to_worker import Commit
 from planaria.protocol.phases import ProtocolError
 from planaria.protocol.run.announcements import not_finite, step_committed
 from planaria.protocol.run.run import Run

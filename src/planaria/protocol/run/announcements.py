@@ -10,7 +10,7 @@ from planaria.plan.validate import lacking
 from planaria.planner.reroute.plans import shares
 from planaria.policy.interface import Candidate
 from planaria.protocol.messages.records import Note, NoteSubject, PlanTaken, StepCommitted, StepSkipped
-from planaria.protocol.messages.worker import Commit
+from planaria.protocol.messages.to_worker import Commit
 from planaria.protocol.step.commit import NOT_APPLIED, loss_scale
 
 

@@ -15,7 +15,8 @@ import msgspec
 import torch
 
 from planaria.checkpoint.start import check_start
-from planaria.data.job_data import JobData, open_data
+from planaria.data.job_data import JobData
+from planaria.data.opening import open_data
 from planaria.job.errors import UserCodeError, UserError
 from planaria.job.registry import OptimizerName
 from planaria.job.sections.cluster import Device

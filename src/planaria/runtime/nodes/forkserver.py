@@ -189,7 +189,7 @@ def _preload(request: SpawnProfiler) -> None:
     """
     if request.job.cluster.device is not Device.CPU or is_dataset(request.job.data.source):
         return
-    from planaria.data.job_data import open_data
+    from planaria.data.opening import open_data
     from planaria.model.load import preload_model
 
     job = request.job

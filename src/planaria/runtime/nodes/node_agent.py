@@ -39,7 +39,7 @@ from planaria.protocol.messages.agent import (
     Welcome,
     decode_to_agent,
 )
-from planaria.protocol.messages.worker import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message, encode
+from planaria.protocol.messages.message import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message, encode
 from planaria.runtime.component_settings import node_settings
 from planaria.runtime.coordinator.remote_nodes import boot_id, imported
 from planaria.runtime.journal.coordinator_place import CoordinatorPlace
