@@ -8,5 +8,5 @@
 - `users_code`: functions of the user's that a job names.
 - `registry`: every name that stands for a policy, a model family, an optimizer, a data source or a launcher.
 
-It imports the plan's schedule kinds and thresholds alone. A new field goes into its section's file.
+Of the plan it imports what a job can ask for by name. A new field goes into its section's file.
 """

@@ -7,28 +7,14 @@ import enum
 from planaria.job.registry import PolicyName
 from planaria.job.sections.section import Section
 from planaria.job.values import at_least, is_reference, path, positive, refuse
+from planaria.plan.plan import Redundancy
 from planaria.plan.thresholds import MEAN_TIME_BETWEEN_FAILURES_S
 
 NO_PREEMPTION = "none"
-
 AWS = "aws"
-
 GOOGLE = "google"
-
 PREEMPTION_SOURCES = (NO_PREEMPTION, AWS, GOOGLE)
 """Sources of preemption notices that need no function of the user's."""
-
-
-class RedundancyMode(enum.StrEnum):
-    """What workers compute of their successors' layers, beside their own: forward passes, then backward passes.
-
-    `eager`: in every step; `lazy`: only once the successor is lost. The more is eager, the shorter is the pause after a
-    loss, and the longer is each step.
-    """
-
-    EAGER_LAZY = "eager-lazy"
-    LAZY_LAZY = "lazy-lazy"
-    EAGER_EAGER = "eager-eager"
 
 
 class WhenExhausted(enum.StrEnum):
@@ -76,7 +62,7 @@ class ResilienceSection(Section, frozen=True):
 
     fault_tolerance: int = 1
     policy: PolicyName = PolicyName.ADAPTIVE
-    redundancy: RedundancyMode = RedundancyMode.EAGER_LAZY
+    redundancy: Redundancy = Redundancy.EAGER_LAZY
     allow_drop: bool = False
     mean_time_between_failures_s: float = MEAN_TIME_BETWEEN_FAILURES_S
     failure_trace: str = ""

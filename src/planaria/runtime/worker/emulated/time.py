@@ -28,7 +28,7 @@ from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile
 from planaria.plan.costs.network import Network
 from planaria.plan.plan import NodeId, Plan, Stage, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
-from planaria.plan.sum_slices import slices_of
+from planaria.plan.sums.slices import slices_of
 from planaria.protocol.worker.sums import Piece, read_share
 from planaria.runtime.thresholds import AHEAD_S
 from planaria.runtime.wire.tls import Security
