@@ -144,7 +144,7 @@ def _expect(run: Run, proposal: Candidate, purpose: Purpose) -> None:
         run.replan_trigger.chosen(run.failures.time_to_next_s(run.now))
     elif purpose in PLACING:
         run.replan_trigger.forget()
-    run.plan_selector.speeds.expect(proposal.plan, proposal.compute_s)
+    run.plan_selector.measured.speeds.expect(proposal.plan, proposal.compute_s)
 
 
 def _told(run: Run, proposal: Candidate, purpose: Purpose) -> tuple[AnyRecord, ...]:

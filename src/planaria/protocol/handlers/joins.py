@@ -152,7 +152,7 @@ def give_back(run: Run) -> list[Command]:
     node = least_useful(
         staying,
         frozenset(run.plan.nodes),
-        run.plan_selector.speeds.known,
+        run.plan_selector.measured.speeds.known,
         lambda node: run.spending.hourly_of([run.members.zones.get(node, "")]),
     )
     if is_asked and (why := _too_little(run, node)) is not None:

@@ -158,7 +158,7 @@ def _tell(run: Run, message: Commit, found: Outcome, news: tuple[AnyRecord, ...]
     if run.recovery is None:
         run.step_times.committed(record.duration_s)
         run.checkpoints.cadence.committed(record.duration_s)
-        if run.settings.shares_cores and run.plan_selector.stretch is None:
+        if run.settings.shares_cores and run.plan_selector.measured.stretch is None:
             stretch = run.step_times.calibration()
             if stretch is not None:
                 run.plan_selector.calibrate(stretch)
