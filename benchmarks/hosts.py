@@ -32,7 +32,10 @@ from planaria.runtime.run_folder.run_folder import RunFolder
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.e2e.commands import wait_until
-from tests.e2e.network import Command, Farm as Farm, Host, Network, NoNamespaces as NoNamespaces, farm as farm
+from tests.e2e.network import Command, Host, Network
+from tests.e2e.network import Farm as Farm
+from tests.e2e.network import NoNamespaces as NoNamespaces
+from tests.e2e.network import farm as farm
 
 FORCED = Path(__file__).parent / "forced_plan.py"
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "eth0"}

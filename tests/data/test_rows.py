@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from rows_files import arrow, compressed, json_lines, parquet
 
-from planaria.data.tokens import encoding, preparation
 from planaria.data.reading.rows import PIECE_BYTES
 from planaria.data.reading.sources import DataError
+from planaria.data.tokens import encoding, preparation
 from planaria.data.tokens.preparation import prepare_tokens
 from planaria.data.tokens.token_set import TokenSet
-from planaria.data.tokens.tokenizer import SEPARATOR_ID
+from planaria.data.tokens.tokenizer import SEPARATOR_ID, ByteTokenizer
 from planaria.job.sections.data import DataSection, OnBadRow, TokenDType
 
 ROWS = [{"text": f"worm {n} – 虫", "n": n, "deep": {"de": f"Wurm {n}"}} for n in range(10)]
@@ -250,7 +250,8 @@ def test_what_was_interrupted_goes_on_where_it_stopped(tmp_path: Path, monkeypat
     encoded = []
     encode = preparation.load_tokenizer("bytes").__class__.encode
     monkeypatch.setattr(
-        "planaria.data.tokens.tokenizer.ByteTokenizer.encode", lambda self, texts: encoded.extend(texts) or encode(self, texts)
+        "planaria.data.tokens.tokenizer.ByteTokenizer.encode",
+        lambda self, texts: encoded.extend(texts) or encode(self, texts),
     )
     monkeypatch.setattr(preparation, "DATA_CACHE_BYTES", 0)
     section = DataSection(source=str(folder))

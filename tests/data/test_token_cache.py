@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from rows_files import json_lines
 
-from planaria.data.tokens import encoding, preparation
 from planaria.data.reading.sources import DataError
+from planaria.data.tokens import encoding, preparation
 from planaria.data.tokens.preparation import prepare_tokens
 from planaria.data.tokens.token_set import open_tokens
 from planaria.data.tokens.tokenizer import ByteTokenizer

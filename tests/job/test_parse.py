@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planaria.job.errors import UserError
-from planaria.job.sections.data import Packing
 from planaria.job.parse import (
     changed_numbers,
     job_fingerprint,
@@ -24,6 +23,7 @@ from planaria.job.parse import (
 )
 from planaria.job.registry import PolicyName
 from planaria.job.sections.cluster import Device
+from planaria.job.sections.data import Packing
 from planaria.job.sections.train import LrSchedule, Numerics
 from planaria.job.settings import Job
 from planaria.job.suggestions import OTHER_NAMES

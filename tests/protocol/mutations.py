@@ -18,7 +18,8 @@ from planaria.planner.placement.senders import Holders
 from planaria.planner.reconfigure import surviving_plan
 from planaria.policy import planner
 from planaria.policy.interface import Candidate
-from planaria.protocol.handlers import adopt_plan, boundary, salvage as course_salvage, step
+from planaria.protocol.handlers import adopt_plan, boundary, step
+from planaria.protocol.handlers import salvage as course_salvage
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.events import Command, Received
 from planaria.protocol.messages.from_worker import Vote

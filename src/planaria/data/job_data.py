@@ -18,7 +18,7 @@ from planaria.data.reading.sources import DataError
 from planaria.data.streams.blocks import Blocks, StreamAbout
 from planaria.data.streams.reader_process import ReaderProcess
 from planaria.data.tokens.encoding import Tell
-from planaria.data.tokens.token_set import TokenSet, TokensAbout
+from planaria.data.tokens.token_set import TokensAbout, TokenSet
 from planaria.job.history import KEYED, DataIdentity
 from planaria.job.sections.data import DataSection, Packing
 from planaria.job.settings import Job

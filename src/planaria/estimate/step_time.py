@@ -24,8 +24,14 @@ from planaria.estimate.durations import Durations
 from planaria.estimate.gradient_sums import summed
 from planaria.estimate.outline import (
     EstimateCache as EstimateCache,
+)
+from planaria.estimate.outline import (
     Shape as Shape,
+)
+from planaria.estimate.outline import (
     StepEstimate as StepEstimate,
+)
+from planaria.estimate.outline import (
     outline_of_pipelines,
     remember,
 )

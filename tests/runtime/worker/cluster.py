@@ -86,7 +86,8 @@ from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
 from planaria.protocol.worker.machine import CoordinatorBack
 from planaria.runtime.component_settings import planner_settings
-from planaria.runtime.worker import fatal_errors, loop as agent_module
+from planaria.runtime.worker import fatal_errors
+from planaria.runtime.worker import loop as agent_module
 from planaria.runtime.worker.compute.device_clock import OwnPace
 from planaria.runtime.worker.compute.engine import real_engine
 from planaria.runtime.worker.fatal_errors import last_words

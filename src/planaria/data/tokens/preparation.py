@@ -25,14 +25,14 @@ from planaria.data.tokens.encoding import NEW, Encoding, Progress, Tell, remove
 from planaria.data.tokens.token_files import check_ids, map_ids, open_token_file
 from planaria.data.tokens.token_set import (
     TOKENS,
-    TokenSet,
     TokensAbout,
-    map_beside,
-    fingerprint_of,
-    map_tokens,
+    TokenSet,
     file_names,
-    write_about,
+    fingerprint_of,
+    map_beside,
+    map_tokens,
     read_about,
+    write_about,
 )
 from planaria.data.tokens.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from planaria.job.history import KEYED

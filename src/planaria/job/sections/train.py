@@ -78,6 +78,7 @@ class ParameterRule(Section, frozen=True):
     weight_decay: float | None = None
     trainable: bool = True
 
+
 OPTIMIZER_FIELDS: Mapping[str, object] = {
     "betas": (0.9, 0.95),
     "eps": 1e-8,

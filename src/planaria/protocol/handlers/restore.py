@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from planaria.plan.plan import PlanError
 from planaria.policy.interface import Candidate
-from planaria.protocol.handlers import checkpoints as saving_course, end
+from planaria.protocol.handlers import checkpoints as saving_course
+from planaria.protocol.handlers import end
 from planaria.protocol.handlers.adopt_plan import release, take
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.events import Command, Publish

@@ -148,8 +148,8 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     losses: dict[int, float]
     ledger: Ledger
     compute_s: Seconds = 0.0
-    flows: dict[WorkerId, Flow] = {}
-    scores: dict[int, Score] = {}
+    flows: dict[WorkerId, Flow] = msgspec.field(default_factory=dict)
+    scores: dict[int, Score] = msgspec.field(default_factory=dict)
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):

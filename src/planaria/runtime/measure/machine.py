@@ -21,7 +21,7 @@ from planaria.protocol.messages.journal import JournalCommit
 from planaria.protocol.messages.to_worker import Commit
 from planaria.runtime.journal.sqlite_journal import SqliteJournal
 from planaria.runtime.measure.clock import compute_now
-from planaria.runtime.thresholds import LARGE_MESSAGE_BYTES, MEASURED_PARAMETERS, MEASURE_REPEATS
+from planaria.runtime.thresholds import LARGE_MESSAGE_BYTES, MEASURE_REPEATS, MEASURED_PARAMETERS
 from planaria.runtime.worker.compute.accumulator import add_up, squared_norm
 from planaria.runtime.worker.compute.replica import Replica, apply_optimizer
 from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox

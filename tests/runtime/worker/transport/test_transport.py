@@ -19,7 +19,8 @@ from planaria.runtime.thresholds import HELLO_LIMIT_BYTES, STATE_UNSENT_BYTES
 from planaria.runtime.wire.certificates import make_certificates
 from planaria.runtime.wire.control_frames import FrameError, control_frame
 from planaria.runtime.wire.tls import Security
-from planaria.runtime.worker.transport import outgoing, transport as transport_module
+from planaria.runtime.worker.transport import outgoing
+from planaria.runtime.worker.transport import transport as transport_module
 from planaria.runtime.worker.transport.frames import data_frame
 from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.runtime.worker.transport.transport import Transport
