@@ -20,7 +20,7 @@ from planaria.data.reading.sources import DataError
 from planaria.data.tokens import encoding, preparation
 from planaria.data.tokens.preparation import prepare_tokens
 from planaria.data.tokens.token_set import TokenSet
-from planaria.data.tokens.tokenizer import SEPARATOR_ID, ByteTokenizer
+from planaria.data.tokens.tokenizer import SEPARATOR_ID
 from planaria.job.sections.data import DataSection, OnBadRow, TokenDType
 
 ROWS = [{"text": f"worm {n} – 虫", "n": n, "deep": {"de": f"Wurm {n}"}} for n in range(10)]
