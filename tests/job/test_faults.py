@@ -16,7 +16,7 @@ from planaria.job.faults import (
     parse_fault,
 )
 from planaria.job.parse import parse_job
-from planaria.job.settings import Numerics
+from planaria.job.sections.train import Numerics
 
 JOB = parse_job(
     "model = {type = 'gpt2'}\ncluster = {nodes = 3}\n"

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import Digest
+from planaria.protocol.messages.from_worker import Digest
 from planaria.protocol.step.agreement import Difference, Disputes, Held, difference
 
 RIGHT, WRONG, OTHER = 11, 22, 33

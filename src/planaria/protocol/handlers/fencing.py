@@ -5,9 +5,9 @@ from __future__ import annotations
 from planaria.plan.plan import NodeId
 from planaria.protocol.handlers import checkpoints
 from planaria.protocol.messages.events import Command, Evict, NodeGone, Publish, Received
+from planaria.protocol.messages.from_worker import FaultInjected
 from planaria.protocol.messages.journal import Fate, JournalNode
 from planaria.protocol.messages.records import ComputedWrong, NodeLost
-from planaria.protocol.messages.worker import FaultInjected
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.agreement import Held
 from planaria.protocol.step.recovery import OpenRecovery

@@ -16,8 +16,9 @@ from planaria.protocol.handlers.adopt_plan import take
 from planaria.protocol.handlers.fencing import lose, lose_wrong
 from planaria.protocol.handlers.restore import layers_text, restore, restore_all
 from planaria.protocol.messages.events import Command, NodeGone, Publish, Received, Send
+from planaria.protocol.messages.from_worker import Digest, Report
 from planaria.protocol.messages.records import Note
-from planaria.protocol.messages.worker import Digest, Halt, Report, StateSource
+from planaria.protocol.messages.to_worker import Halt, StateSource
 from planaria.protocol.phases import Phase, Purpose
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.agreement import Claims, Difference, Held, difference

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import Digest
+from planaria.protocol.messages.from_worker import Digest
 
 Claims = Mapping[int, Mapping[WorkerId, Digest]]
 """Group -> what each of its owners told of it."""

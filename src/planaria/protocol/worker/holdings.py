@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 from planaria.plan.ledger import Ledger, mask_of
-from planaria.protocol.messages.worker import Digest
+from planaria.protocol.messages.from_worker import Digest
 
 
 class LayerModules(Protocol):

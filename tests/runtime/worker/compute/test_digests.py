@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from planaria.job.faults import Fault, FaultKind
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.model.load import load_model
 from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.faults import FaultInjector, flip

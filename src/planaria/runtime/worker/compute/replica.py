@@ -11,7 +11,7 @@ import torch
 import xxhash
 
 from planaria.checkpoint.manifest import PARAMETER
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.model.model import GroupSpec
 from planaria.model.training.optimizer import Update, optimizer_of
 from planaria.model.training.treatment import Treatment, treatment_of
