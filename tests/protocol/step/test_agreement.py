@@ -145,3 +145,10 @@ def test_nothing_is_held_against_claims_of_a_step_in_which_other_samples_were_le
     disputes = Disputes()
     begun(disputes, claims(kept(), kept(WRONG)))
     assert not disputes.settle(5, claims(kept(OTHER), kept(OTHER)), num_dropped=2)
+
+
+def test_what_an_owner_claimed_before_stands_beside_what_others_claim_now() -> None:
+    disputes = Disputes()
+    begun(disputes, claims(kept(), kept(WRONG)))
+    now = {0: {WorkerId(1): kept(WRONG), WorkerId(2): kept(), WorkerId(3): Digest(WRONG)}}
+    assert disputes.again(5, found_in(now), now) == ({1}, frozenset()), "and who copied is no witness"

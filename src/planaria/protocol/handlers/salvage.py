@@ -142,6 +142,8 @@ def _undo(run: Run, found: Difference, claims: Claims) -> list[Command]:
     commands += _lose_beside(run, unclear, "it or another node computed wrong, again and again")
     left = {group: _live(run, claims[group]) for group in claims}
     undecided = difference(left)
+    if undecided is not None and undecided.known:
+        return commands + _undo(run, undecided, left)
     if undecided is not None and undecided.held is Held.REPLICA:
         run.disputes.begin(run.step, undecided, left, _num_dropped(run))
         return commands + restore_all(run, f"replicas of {_where(run, undecided, left)} differ")

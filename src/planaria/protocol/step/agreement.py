@@ -98,9 +98,10 @@ def _right(told: list[int]) -> int | None:
 
 
 def _few(held: Held, digests: Mapping[WorkerId, Digest]) -> list[WorkerId]:
-    """Returns the owners that do not tell what more than half do; nobody: no more than half tell the same."""
-    most = _right([_of(held, digest) for digest in digests.values()])
-    return [] if most is None else [worker for worker, digest in digests.items() if _of(held, digest) != most]
+    """Returns the owners that do not tell what more than half do, each of what it made; nobody: it cannot be told."""
+    own = {worker: _of(held, d) for worker, d in digests.items() if held is Held.SUM or d.written is not None}
+    most = _right(list(own.values()))
+    return [] if most is None else [worker for worker, told in own.items() if told != most]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +156,8 @@ class Disputes:
         """Returns who is wrong where owners differ in the same step once more, and of whom nobody can tell; nobody at
         all: it is the first time.
 
-        Whoever does not claim the same twice is wrong. If that does not tell them apart, what most claim is right.
+        Whoever does not claim the same twice is wrong. If that does not tell them apart, what most claimed is right,
+        then and now together.
         """
         before = self._close(step, num_dropped)
         if before is None:
@@ -164,7 +166,8 @@ class Disputes:
         changed = before.changed_in(claims) & differing
         if changed and changed != differing:
             return changed, frozenset()
-        few = frozenset(worker for group in found.groups for worker in _few(found.held, claims[group]))
+        both = {group: {**before.claims.get(group, {}), **claims[group]} for group in found.groups}
+        few = frozenset(worker for group in both for worker in _few(found.held, both[group])) & differing
         return (few, frozenset()) if few else (few, differing)
 
     def settle(self, step: int, claims: Claims, num_dropped: int = 0) -> Mapping[WorkerId, Difference]:
