@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from agents import Options, measure
 
 
+@pytest.mark.proof
 def test_a_crowd_joins_under_tls_and_outlives_a_loss_and_a_rolling_loss() -> None:
     measured = measure(64, Options(losses=1, rolling=0.1, probes=False, step_s=0.05))
     seen = measured.seen
