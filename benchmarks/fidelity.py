@@ -107,6 +107,16 @@ def cases() -> Iterator[Case]:
     yield Case(name="8 nodes, slow link, kill", nodes=8, kills=(7,), layers=UNEVEN, link_ms=6.0, overrides=f_n0(1, 3))
     yield Case(name="12 nodes, 2 kills", nodes=12, kills=(3, 10), layers=EVEN, overrides=f_n0(2, 3))
     yield Case(name="12 nodes, uneven, 3 kills", nodes=12, kills=(0, 4, 8), layers=UNEVEN, overrides=f_n0(1, 4))
+    for per_node, devices in ((4, (1, 2, 4)), (4, (4,)), (8, (8,)), (8, (2, 4, 8))):
+        counts = "/".join(map(str, devices))
+        yield Case(
+            name=f"3 nodes of {per_node}, stages of {counts}, uneven, kill",
+            nodes=3,
+            kills=(1,),
+            layers=UNEVEN,
+            devices=devices,
+            overrides=[*f_n0(1, 1), f"cluster.devices_per_node={per_node}"],
+        )
     yield Case(
         name="6 nodes of 2, uneven, kill",
         nodes=6,

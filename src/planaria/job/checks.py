@@ -46,6 +46,7 @@ from planaria.job.values import (
     shown,
     text,
 )
+from planaria.plan.settings import Objective
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 MAX_ZONE_LENGTH = 128
@@ -74,6 +75,8 @@ def check_job(job: Job) -> None:
             "Leave it out: hosts have clocks of their own.",
         )  # fmt: skip
     _check_morph(job)
+    _check_objective(job)
+    _check_shape(job)
     _check_replicas(job)
 
 
@@ -303,7 +306,8 @@ def check_zone(field: str, zone: str) -> None:
 
 def _check_resilience(resilience: ResilienceSection) -> None:
     at_least("resilience.fault_tolerance", resilience.fault_tolerance, 0)
-    at_least("resilience.min_nodes_per_pipeline", resilience.min_nodes_per_pipeline, 0)
+    for name in ("min_nodes_per_pipeline", "nodes_per_pipeline", "num_pipelines"):
+        at_least(f"resilience.{name}", getattr(resilience, name), 0)
     positive("resilience.coordinator_timeout_s", resilience.coordinator_timeout_s)
     positive("resilience.mean_time_between_failures_s", resilience.mean_time_between_failures_s)
     if resilience.failure_trace:
@@ -400,13 +404,68 @@ def check_name(field: str, name: str) -> None:
         refuse(field, name, "is too long for a folder's name", "Use at most 200 characters.")
 
 
+def _check_objective(job: Job) -> None:
+    if job.cluster.objective is Objective.OOBLECK and job.resilience.policy is not PolicyName.TEMPLATES:
+        refuse(
+            "cluster.objective", job.cluster.objective.value,
+            f'does not go with resilience.policy = "{job.resilience.policy.value}", whose plans are not the paper\'s',
+            'Set resilience.policy = "templates".',
+        )  # fmt: skip
+
+
+def _check_shape(job: Job) -> None:
+    """Checks that the pipelines that are asked for can be had, and keep f + 1 replicas."""
+    resilience, nodes = job.resilience, job.cluster.most_nodes or job.cluster.least_nodes
+    depth, number = resilience.nodes_per_pipeline, resilience.num_pipelines
+    if not depth:
+        if number:
+            refuse(
+                "resilience.num_pipelines", number, "goes with resilience.nodes_per_pipeline, which is missing",
+                f"Set it too, for instance to {max(1, nodes // number)}, or leave this out.",
+            )  # fmt: skip
+        return
+    if depth < resilience.min_nodes_per_pipeline:
+        refuse(
+            "resilience.nodes_per_pipeline", depth,
+            f"is below resilience.min_nodes_per_pipeline = {resilience.min_nodes_per_pipeline}",
+            f"Set it to {resilience.min_nodes_per_pipeline} or more.",
+        )  # fmt: skip
+    if max(1, number) * depth > nodes:
+        field = "num_pipelines" if depth <= nodes else "nodes_per_pipeline"
+        refuse(
+            f"resilience.{field}", getattr(resilience, field),
+            f"asks for {max(1, number)} x {depth} nodes, but cluster.nodes = {nodes}",
+            f"Set it to {max(1, nodes // depth) if field == 'num_pipelines' else nodes} or less, or "
+            f"cluster.nodes = {max(1, number) * depth} or more.",
+        )  # fmt: skip
+    number = number or nodes // depth
+    if number < (needed := _pipelines_needed(job, depth)):
+        refuse(
+            "resilience.fault_tolerance", resilience.fault_tolerance,
+            f"needs {needed} pipelines, but resilience.nodes_per_pipeline = {depth} makes {number} of them",
+            "Set fewer nodes_per_pipeline, more num_pipelines, or a lower fault_tolerance.",
+        )  # fmt: skip
+    if job.train.num_microbatches < number:
+        refuse(
+            "resilience.nodes_per_pipeline", depth,
+            f"makes {number} pipelines, and a step has {job.train.num_microbatches} microbatches",
+            f"Set num_pipelines = {job.train.num_microbatches} or less, or a larger train.global_batch.",
+        )  # fmt: skip
+
+
+def _pipelines_needed(job: Job, nodes_each: int) -> int:
+    """Returns how many pipelines of so many nodes keep f + 1 replicas."""
+    pipelines = job.resilience.fault_tolerance + 1
+    if job.resilience.policy is PolicyName.REDUNDANCY and nodes_each > 1:
+        return -(-pipelines // 2)  # an owner and its shadow are two replicas
+    return pipelines
+
+
 def _check_replicas(job: Job) -> None:
     """Checks that f + 1 pipelines have as many nodes, and at least one microbatch each."""
     tolerance = job.resilience.fault_tolerance
-    pipelines = tolerance + 1
     nodes_each = max(1, job.resilience.min_nodes_per_pipeline)
-    if job.resilience.policy is PolicyName.REDUNDANCY and nodes_each > 1:
-        pipelines = -(-pipelines // 2)  # an owner and its shadow are two replicas
+    pipelines = _pipelines_needed(job, max(nodes_each, job.resilience.nodes_per_pipeline))
     if job.cluster.least_nodes < pipelines * nodes_each:
         each = f"{nodes_each} node{'s' if nodes_each > 1 else ''} each"
         possible = job.cluster.least_nodes // nodes_each - 1

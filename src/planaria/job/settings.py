@@ -15,6 +15,7 @@ from planaria.job.data_settings import DataSection, EvalSection
 from planaria.job.registry import Launcher, OptimizerName, PolicyName
 from planaria.job.section import Section
 from planaria.plan.schedule_kind import ScheduleKind
+from planaria.plan.settings import Objective
 from planaria.plan.thresholds import MEAN_TIME_BETWEEN_FAILURES_S
 
 
@@ -308,6 +309,9 @@ class ClusterSection(Section, frozen=True):
             measured it at its first restore. Only policies that weigh one ask. An emulated device takes that long.
         schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b, gpipe, zb-h1 or zb-h2. The policies
             adaptive and reroute take zb-h1, adaptive zb-h2 too, for what they plan wherever that is quicker and fits.
+        objective: what plans are made for: steptime (the shortest step), or oobleck, for comparison: the templates,
+            sets of pipelines and shares of the batch (Eq. 6) of Oobleck's paper. Goes with resilience.policy =
+            "templates".
         port: TCP port of the coordinator; 0: any free one.
         launcher: local: nodes are processes of this machine. agents: nodes are hosts on which `planaria agent` runs.
         host: IPv4 address, or name, at which the coordinator listens; loopback unless told otherwise. Goes with agents.
@@ -328,6 +332,7 @@ class ClusterSection(Section, frozen=True):
     memory_gb: float = 0.0
     storage_gb_per_s: float = 1.0
     schedule: ScheduleKind = ScheduleKind.EAGER_ONE_F_ONE_B
+    objective: Objective = Objective.STEP_TIME
     port: int = 0
     launcher: Launcher = Launcher.LOCAL
     host: str = LOOPBACK
@@ -374,6 +379,9 @@ class ResilienceSection(Section, frozen=True):
             How often nodes go in it, and how many at a time, counts as if this job had seen it.
         when_exhausted: what to do when fewer than (f + 1) n0 nodes are left and the policy has no plan for them.
         min_nodes_per_pipeline: n0; 0: the fewest that the memory allows.
+        nodes_per_pipeline: P, the nodes of every pipeline (Bamboo's depth); 0: whatever is best. Kept while there are
+            nodes enough for all pipelines, and never exceeded.
+        num_pipelines: D, the number of pipelines. Goes with nodes_per_pipeline; 0: as many as cluster.nodes make.
         heartbeat_timeout_s: seconds without a sign of life after which a node counts as lost. A process that is seen to
             be gone is lost at once; one that is seen to be runnable has ten times as long.
         coordinator_timeout_s: seconds for which a worker whose coordinator is gone tries to reach the next one, before
@@ -391,6 +399,8 @@ class ResilienceSection(Section, frozen=True):
     failure_trace: str = ""
     when_exhausted: WhenExhausted = WhenExhausted.EXIT
     min_nodes_per_pipeline: int = 0
+    nodes_per_pipeline: int = 0
+    num_pipelines: int = 0
     heartbeat_timeout_s: float = 1.0
     coordinator_timeout_s: float = 60.0
     preemption: str = NO_PREEMPTION
