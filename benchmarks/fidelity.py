@@ -122,6 +122,14 @@ def cases() -> Iterator[Case]:
             overrides=[*f_n0(1, 1), f"cluster.devices_per_node={per_node}"],
         )
     yield Case(
+        name="4 nodes of 8, two stages of 8 a pipeline, uneven",
+        nodes=4,
+        layers=[8 * ms for ms in UNEVEN],
+        devices=(1, 8),
+        alone=10.0,
+        overrides=[*f_n0(1, 2), "cluster.devices_per_node=8"],
+    )
+    yield Case(
         name="6 nodes of 2, uneven, kill",
         nodes=6,
         kills=(1,),
