@@ -15,8 +15,7 @@ import msgspec
 from planaria.job.errors import UserError
 from planaria.job.parse import read_toml, sections
 from planaria.job.registry import PolicyName
-from planaria.job.section import Section
-from planaria.job.settings import RedundancyMode
+from planaria.job.sections.section import Section
 from planaria.plan.costs.model_profile import LinkCost, Links, ModelProfile
 from planaria.plan.plan import PlanError, Redundancy, ScheduleKind
 from planaria.plan.settings import PlannerSettings
@@ -116,7 +115,7 @@ class JobPart(Section, frozen=True):
     min_nodes_per_pipeline: int = 0
     nodes_per_pipeline: int = 0
     num_pipelines: int = 0
-    redundancy: RedundancyMode = RedundancyMode.EAGER_LAZY
+    redundancy: Redundancy = Redundancy.EAGER_LAZY
     samples: float = 0.0
     checkpoint_every: int = 100
     mean_time_between_failures_s: float = 10_800.0
@@ -447,7 +446,7 @@ def experiment(scenario: Scenario, profile: ModelProfile, *, wants_timeline: boo
         min_nodes=job.min_nodes_per_pipeline,
         shape=(job.num_pipelines or cluster.nodes // depth, depth) if depth else None,
         schedule=cluster.schedule,
-        redundancy=Redundancy(job.redundancy.value),
+        redundancy=job.redundancy,
         may_restore=job.checkpoint_every > 0,
     )
     return Experiment(
