@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from planaria.data.streams import reader
 from planaria.runtime.machine.interrupts import deaf
 from planaria.runtime.nodes import forkserver
 from planaria.runtime.nodes.local_nodes import LocalNodes
@@ -93,6 +94,23 @@ class Started:
         return out, error
 
 
+class StartedReader:
+    """A process that reads a stream: one thread may wait for its end while another one kills it."""
+
+    def __init__(self, news: socket.socket, stdin: IO[bytes]) -> None:
+        self._news = news
+        self.stdin = stdin
+        self.pid = int(news.recv(100))
+
+    def wait(self) -> int:
+        with self._news:
+            return int(self._news.recv(100))
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
 class Incubator:
     """Starts what is forked from one process that has imported everything.
 
@@ -156,6 +174,15 @@ class Incubator:
             news = self._order({"forkserver": nodes._model_type, "folder": os.getcwd()}, log.fileno(), theirs.fileno())
         nodes._socket = ours
         nodes._process = Started(news)  # type: ignore[assignment]
+
+    def start_reader(self, command: Sequence[str], *, stdin: int, stdout: IO[bytes], **_: Any) -> StartedReader:
+        """In place of `subprocess.Popen` where the process that reads a stream is started."""
+        assert (command[-1], stdin) == (reader.__name__, subprocess.PIPE)
+        read, write = os.pipe()
+        order = {"reader": True, "folder": os.getcwd(), "environment": dict(os.environ)}
+        started = StartedReader(self._order(order, stdout.fileno(), read), os.fdopen(write, "wb"))
+        os.close(read)
+        return started
 
     def _order(self, order: dict[str, Any], *descriptors: int) -> socket.socket:
         """Returns where the incubator tells of what it forked."""
@@ -230,6 +257,17 @@ def run_forkserver(model_type: str, log: int, sock: int) -> int:
     return 0
 
 
+def run_reader(environment: dict[str, str], output: int, stdin: int) -> int:
+    os.dup2(stdin, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.closerange(3, 1 << 16)
+    os.environ.clear()
+    os.environ.update(environment)
+    reader.main()
+    return 0
+
+
 def run_command(order: dict[str, Any], out: int, error: int) -> int:
     from planaria.ui.cli.main import cli
 
@@ -291,6 +329,8 @@ def main(descriptor: int) -> None:
                 order, (news, *given) = json.loads(data), descriptors
                 if "forkserver" in order:
                     child = functools.partial(run_forkserver, order["forkserver"], *given)
+                elif "reader" in order:
+                    child = functools.partial(run_reader, order["environment"], *given)
                 else:
                     child = functools.partial(run_command, order, *given)
                 pid = fork(child, given, order["folder"])
