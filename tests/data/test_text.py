@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from planaria.data.reading.sources import DataError
-from planaria.data.tokens import prepare_tokens
-from planaria.job.data_settings import DataSection
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.job.sections.data import DataSection
 from planaria.ui.cli.main import cli
 
 NOISE = random.Random(7).randbytes(5000)
