@@ -15,6 +15,7 @@ from planaria.job.settings import (
     LOOPBACK,
     OPTIMIZER_FIELDS,
     PREEMPTION_SOURCES,
+    RAY_AUTO,
     ClusterSection,
     Device,
     DType,
@@ -25,14 +26,16 @@ from planaria.job.settings import (
     NodeRange,
     ObserveSection,
     ParameterRule,
+    RaySection,
     ResilienceSection,
     RunSection,
     TrainSection,
 )
 from planaria.job.suggestions import did_you_mean
 from planaria.job.values import (
-    ETCD_URL,
+    ETCD_TLS_URL,
     at_least,
+    etcd_members,
     function,
     is_dataset,
     is_function,
@@ -67,6 +70,11 @@ def check_job(job: Job) -> None:
     _check_resilience(job.resilience)
     _check_budget(job)
     _check_run(job.run, job.cluster.launcher)
+    if job.run.journal.startswith(ETCD_TLS_URL) and not job.cluster.tls:
+        refuse(
+            "run.journal", job.run.journal, "is under TLS, and cluster.tls is missing",
+            "Set that to the folder with the certificates.",
+        )  # fmt: skip
     _check_observe(job.observe)
     if job.observe.instructions and job.cluster.launcher is not Launcher.LOCAL:
         refuse(
@@ -249,6 +257,8 @@ def _check_cluster(cluster: ClusterSection) -> None:
     if not 0 <= cluster.port <= 65535:
         refuse("cluster.port", cluster.port, "is not a TCP port", "Set 1 to 65535, or 0 for any free one.")
     _check_host(cluster)
+    if cluster.ray is not None:
+        _check_ray(cluster.launcher, cluster.ray)
     for zone in cluster.zones:
         check_zone("cluster.zones", zone)
     if cluster.zones and cluster.launcher is not Launcher.LOCAL:
@@ -275,6 +285,20 @@ def _check_host(cluster: ClusterSection) -> None:
         )  # fmt: skip
 
 
+def _check_ray(launcher: Launcher, ray: RaySection) -> None:
+    if launcher is not Launcher.RAY:
+        refuse(
+            "cluster.launcher", launcher.value, "does not go with [cluster.ray]", 'Set it to "ray", or leave that out.'
+        )
+    if ray.address != RAY_AUTO and ("://" in ray.address or not is_host_port(ray.address)):
+        refuse(
+            "cluster.ray.address", ray.address, "is not HOST:PORT",
+            "`ray start --head` prints it; its port is 6379.",
+        )  # fmt: skip
+    for name in ("spares", "cpus", "gpus", "wait_s"):
+        at_least(f"cluster.ray.{name}", getattr(ray, name) or 0, 0)
+
+
 def check_dealing(cluster: ClusterSection) -> None:
     """Checks that nodes can be dealt out to zones in turn. (A drill's zones are its script's, also of nodes to come.)
 
@@ -297,8 +321,17 @@ def check_dealing(cluster: ClusterSection) -> None:
 
 def check_zone(field: str, zone: str) -> None:
     """Raises UserError for what is no name of a zone."""
-    if not (zone.strip() and zone.isprintable() and len(zone) <= MAX_ZONE_LENGTH):
-        refuse(field, zone, "is not the name of a zone", f"Use 1 to {MAX_ZONE_LENGTH} printable characters.")
+    _check_printable(field, zone, "is not the name of a zone")
+
+
+def check_label(field: str, label: str) -> None:
+    """Raises UserError for what is no label of a node."""
+    _check_printable(field, label, "is not a label")
+
+
+def _check_printable(field: str, value: str, problem: str) -> None:
+    if not (value.strip() and value.isprintable() and len(value) <= MAX_ZONE_LENGTH):
+        refuse(field, value, problem, f"Use 1 to {MAX_ZONE_LENGTH} printable characters.")
 
 
 def _check_resilience(resilience: ResilienceSection) -> None:
@@ -330,10 +363,9 @@ def _check_run(run: RunSection, launcher: Launcher) -> None:
             "run.checkpoint_folder", run.checkpoint_folder, "is not a URL",
             "Write for instance s3://bucket/folder, or leave it out: then they are in the run folder.",
         )  # fmt: skip
-    members = run.journal.removeprefix(ETCD_URL).split(",")
-    if run.journal and not (run.journal.startswith(ETCD_URL) and all(map(is_host_port, members))):
+    if run.journal and not etcd_members(run.journal):
         refuse(
-            "run.journal", run.journal, "is not etcd://HOST:PORT,HOST:PORT,...",
+            "run.journal", run.journal, "is not etcd://HOST:PORT,HOST:PORT,..., or etcds:// for one under TLS",
             "Name etcd's members, or leave it out: then the journal is in the run folder.",
         )  # fmt: skip
     if run.journal and launcher is Launcher.LOCAL:

@@ -291,6 +291,28 @@ class NodeRange(Section, frozen=True):
     most: int
 
 
+RAY_AUTO = "auto"
+"""`cluster.ray.address` of the cluster to which this machine belongs."""
+
+
+class RaySection(Section, frozen=True):
+    """[cluster.ray]
+
+    Attributes:
+        address: HOST:PORT of the Ray cluster; auto: the one of which this machine is a node, or RAY_ADDRESS.
+        spares: nodes beyond those that train, which take over at once.
+        cpus: processors that Ray sets aside on each node.
+        gpus: GPUs likewise; left out: devices_per_node where device is cuda, else none.
+        wait_s: seconds that Ray may take to find the nodes.
+    """
+
+    address: str = RAY_AUTO
+    spares: int = 0
+    cpus: float = 1.0
+    gpus: float | None = None
+    wait_s: float = 60.0
+
+
 class ClusterSection(Section, frozen=True):
     """[cluster]
 
@@ -310,7 +332,10 @@ class ClusterSection(Section, frozen=True):
             adaptive and reroute take zb-h1, adaptive zb-h2 too, for what they plan wherever that is quicker and fits.
         port: TCP port of the coordinator; 0: any free one.
         launcher: local: nodes are processes of this machine. agents: nodes are hosts on which `planaria agent` runs.
+            ray: nodes of a Ray cluster, on which Ray runs the agents; see docs/howto/ray.md.
+        ray: with launcher = "ray": where Ray is, and what each agent takes of its node.
         host: IPv4 address, or name, at which the coordinator listens; loopback unless told otherwise. Goes with agents.
+            Of a job on Ray that leaves it out, every interface.
         tls: folder with ca.pem, cert.pem and key.pem (planaria certificates makes one): every connection is under TLS,
             and both ends show a certificate that ca.pem has signed. Goes with agents, which name theirs by --tls.
         data_encryption: false: with cluster.tls, tensors between workers travel plain nevertheless.
@@ -330,6 +355,7 @@ class ClusterSection(Section, frozen=True):
     schedule: ScheduleKind = ScheduleKind.EAGER_ONE_F_ONE_B
     port: int = 0
     launcher: Launcher = Launcher.LOCAL
+    ray: RaySection | None = None
     host: str = LOOPBACK
     tls: str = ""
     data_encryption: bool = True
@@ -415,7 +441,8 @@ class RunSection(Section, frozen=True):
         checkpoint_folder: a URL under which checkpoints are written, in a folder of the run's name: s3://bucket/folder,
             or another that fsspec knows; "": in the run folder. See docs/howto/resume-and-save.md.
         journal: where the coordinator's decisions are kept: "etcd://HOST:PORT,HOST:PORT,...", so that another host may
-            go on when the coordinator's dies (nodes are agents); "": in the run folder. See docs/howto/standby.md.
+            go on when the coordinator's dies (nodes are agents), or "etcds://..." for an etcd under TLS, with the
+            certificates of cluster.tls; "": in the run folder. See docs/howto/standby.md.
         callbacks: functions, each "module:function" (record, run), that are called with each record of the run; see
             docs/howto/callbacks.md.
     """

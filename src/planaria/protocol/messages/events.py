@@ -22,6 +22,7 @@ class WorkerJoined:
     worker: WorkerId
     data_address: str
     zone: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,9 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 ZoneName = Annotated[str, msgspec.Meta(max_length=MAX_ZONE_LENGTH)]
 """Name of the zone where a node is; a zone fails as one. "": not known."""
 
+NodeLabel = Annotated[str, msgspec.Meta(max_length=MAX_ZONE_LENGTH)]
+"""What whoever started a node's agent calls it: a task of SLURM's, a pod, a host. "": not known."""
+
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """Longest control message in bytes that is read; a longer one is refused before memory is taken for it."""
 
@@ -123,6 +126,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
         mark: of the run for which it was started: who is left of an earlier run with the same token has no part here.
         data_address: where peers reach it ("host:port").
         zone: where its node is.
+        label: of its node.
         data: hash of the tokens that it trains on; "": it has none, or cannot read them.
     """
 
@@ -132,6 +136,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     pid: int
     data_address: str
     zone: ZoneName = ""
+    label: NodeLabel = ""
     data: str = ""
     mark: str = ""
 

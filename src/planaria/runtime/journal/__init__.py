@@ -4,6 +4,7 @@
 - `sqlite_journal`: a file in the run folder, for a coordinator whose host does not die.
 - `etcd_journal`: in etcd, for one whose host may: any host that takes the lead goes on from there.
 - `lead`: the right to coordinate a run whose journal is in etcd, held by a lease; `etcd`: the members that are asked.
+- `etcd_tls`: certificates for them.
 
-May import the protocol's messages and `planaria.runtime.thresholds`.
+May import the protocol's messages, `planaria.runtime.wire` and `planaria.runtime.thresholds`.
 """

@@ -95,7 +95,7 @@ class NodeAgent:
         self._selector = selectors.DefaultSelector()
         self._connection: Connection | None = None
         self._identity = secrets.token_hex(8)
-        self._place = CoordinatorPlace(settings.coordinator)
+        self._place = CoordinatorPlace(settings.coordinator, tls=settings.tls)
         self._coordinator = settings.coordinator
         self._address = ""
         self._welcome: Welcome | None = None
@@ -161,6 +161,15 @@ class NodeAgent:
             return
         try:
             self._coordinator = self._place.address()
+        except NotSecured as error:
+            if self._welcome is None:
+                raise UserError(f"nobody says where the coordinator is: {error}.") from None
+            self._retry_later(str(error))
+            return
+        except OSError as error:
+            self._retry_later(str(error))
+            return
+        try:
             host, _, port = self._coordinator.rpartition(":")
             sock = connect((host, int(port)), AGENT_CONNECT_S, self._security)
         except NotSecured as error:
@@ -301,6 +310,7 @@ class NodeAgent:
         if not welcome.job.run.journal:
             raise UserError(f"--may-lead: run {welcome.run_folder} has its journal in its folder. Set run.journal.")
         command = [sys.executable, "-m", "planaria.ui.cli.main", "standby", welcome.run_folder]
+        command += ["--tls", self._settings.tls] if self._settings.tls else []
         self._standby = subprocess.Popen(command, env={**os.environ, TOKEN_VARIABLE: self._settings.token})
 
     def _probed(self) -> None:
@@ -328,6 +338,7 @@ class NodeAgent:
             import_path=self._settings.import_path,
             host=self._address,
             zone=self._settings.zone,
+            label=self._settings.label,
             mark=self._welcome.mark,
             tls=self._settings.tls,
         ):
