@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,26 +24,42 @@ class EtcdCluster:
         folder: where their data lie.
         members: how many there are.
         certificates: folder with ca.pem, cert.pem and key.pem, which clients have to fit; None: they come plain.
+        hosts: address of each member, and what begins a command there; (): all are on loopback.
 
     Attributes:
         url: of all members, as run.journal takes it.
     """
 
-    def __init__(self, folder: Path, members: int, certificates: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        members: int,
+        certificates: Path | None = None,
+        hosts: Sequence[tuple[str, Sequence[str]]] = (),
+    ) -> None:
         self._folder = folder
         self._certificates = certificates
+        self._hosts = hosts or [("127.0.0.1", ())] * members
         ports = _free_ports(2 * members)
-        self._clients, self._peers = ports[:members], ports[members:]
+        addresses = [f"{address}:{port}" for (address, _), port in zip([*self._hosts] * 2, ports, strict=True)]
+        self._clients, self._peers = addresses[:members], addresses[members:]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self.url = ("etcds://" if certificates else "etcd://") + ",".join(f"127.0.0.1:{port}" for port in self._clients)
+        self.url = ("etcds://" if certificates else "etcd://") + ",".join(self._clients)
 
     def start(self, member: int) -> None:
         """Starts a member; one that was killed goes on with its data."""
-        names = [f"m{number}=http://127.0.0.1:{port}" for number, port in enumerate(self._peers)]
-        client, peer = (f"http://127.0.0.1:{ports[member]}" for ports in (self._clients, self._peers))
+        names = [f"m{number}=http://{address}" for number, address in enumerate(self._peers)]
+        client, peer = (f"http://{addresses[member]}" for addresses in (self._clients, self._peers))
         if self._certificates is not None:
             client = client.replace("http", "https")
-        command = ["etcd", "--name", f"m{member}", "--data-dir", str(self._folder / f"m{member}")]
+        command = [
+            *self._hosts[member][1],
+            "etcd",
+            "--name",
+            f"m{member}",
+            "--data-dir",
+            str(self._folder / f"m{member}"),
+        ]
         command += ["--listen-client-urls", client, "--advertise-client-urls", client]
         command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
         command += ["--initial-cluster", ",".join(names), "--log-level", "error"]

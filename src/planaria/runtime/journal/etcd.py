@@ -119,7 +119,9 @@ class Etcd:
             ) from None
         self.url = url
         self._is_secure = url.startswith(ETCD_TLS_URL)
-        options = {"protocol": "https", "session": etcd_tls.session_of(Path(tls))} if self._is_secure else {}
+        options: dict[str, Any] = {}
+        if self._is_secure:
+            options = {"protocol": "https", "session": etcd_tls.session_of(Path(tls))}
         self._members = [
             Etcd3Client(host, int(port), timeout=ETCD_TIMEOUT_S, api_path="/v3/", **options)
             for host, _, port in (member.rpartition(":") for member in etcd_members(url))

@@ -41,7 +41,7 @@ def session_of(folder: Path) -> Session:
 
     class AnyAddress(HTTPAdapter):
         def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
-            super().init_poolmanager(*arguments, **options, assert_hostname=False)  # type: ignore[no-untyped-call]
+            super().init_poolmanager(*arguments, **options, assert_hostname=False)
 
     session = Session()
     session.trust_env = False  # a variable could put other CAs, or a proxy, in place of these
