@@ -14,6 +14,7 @@ from planaria.job.errors import UserError
 from planaria.job.settings import Job
 from planaria.runtime.journal.etcd import Distrusted, Etcd, OutOfReach
 from planaria.runtime.journal.lead import Lead
+from planaria.runtime.journal.plans import recorded_plans
 from planaria.runtime.wire.certificates import make_certificates
 from tests.e2e.agents import NUM_NODES, end_all
 from tests.e2e.commands import DEADLINE_S, wait_until
@@ -193,6 +194,7 @@ def test_the_host_of_the_coordinator_is_killed_whole_under_tls(led: Led, referen
     strike(leader.pid, signal.SIGKILL)
     led.wait_for("coordinator_restarted")
     led.wait_for_step(led.last_step + 5)
+    assert recorded_plans(led.run.journal, led.url, led.run.path.name, str(led.folder / "tls"))
     led.stop()
     assert standby.wait(DEADLINE_S) == 0, log.read_text()
     assert [agent.wait() for agent in led.agents] == [75] * NUM_NODES
