@@ -20,8 +20,8 @@ from planaria.job.errors import UserError as UserError
 from planaria.job.faults import Fault, check_faults, parse_fault
 from planaria.job.parse import job_from_table, load_job, sections, validated
 from planaria.job.registry import Launcher
+from planaria.job.sections.run import RunSection
 from planaria.job.settings import Job as Job
-from planaria.job.settings import RunSection
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import PlanError

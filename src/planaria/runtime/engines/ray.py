@@ -22,7 +22,8 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from planaria.job.errors import UserError
-from planaria.job.settings import RAY_AUTO, Device, Job, RaySection
+from planaria.job.sections.cluster import RAY_AUTO, Device, RaySection
+from planaria.job.settings import Job
 from planaria.job.values import TOKEN_VARIABLE, is_host_port
 from planaria.protocol.messages.agent import Farewell
 from planaria.runtime.engines.attendant import attend_here

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from planaria.data.job_data import reader_standing_by
+from planaria.data.opening import reader_standing_by
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
 from planaria.job.settings import Job

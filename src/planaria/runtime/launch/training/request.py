@@ -11,7 +11,8 @@ import msgspec
 
 from planaria.job.faults import Fault
 from planaria.job.registry import Launcher
-from planaria.job.settings import LOOPBACK, Job
+from planaria.job.sections.cluster import LOOPBACK
+from planaria.job.settings import Job
 from planaria.job.users_code import look_in
 from planaria.job.values import is_function, is_loopback
 from planaria.protocol.planning.failure_rate import Watched
