@@ -125,6 +125,14 @@ def test_zones_of_live_nodes_are_known() -> None:
     assert JournalState.of([*entries, node(3, Fate.LOST), node(1, Fate.RELEASED)]).zones == {0: "a"}
 
 
+def test_labels_of_live_nodes_are_known() -> None:
+    entries = [
+        JournalNode(node=NodeId(number), fate=Fate.JOINED, label=label) for number, label in enumerate(["7_0", "", "x"])
+    ]
+    assert JournalState.of(entries).labels == {0: "7_0", 2: "x"}
+    assert JournalState.of([*entries, node(2, Fate.LOST)]).labels == {0: "7_0"}
+
+
 def test_a_restore_in_the_journal_goes_back_to_its_checkpoint() -> None:
     past = JournalState.of([*ENTRIES, plan(3, 2, StateSource.CHECKPOINT)])
     assert (past.step, past.commit, past.skipped_steps) == (2, None, frozenset())

@@ -20,6 +20,7 @@ class Membership:
         gone: nodes that were lost or released; they never come back under the same number.
         leaving: live nodes that gave notice, and when (monotonic seconds).
         zones: of live nodes that said where they are.
+        labels: of live nodes that have one.
     """
 
     def __init__(self, num_nodes: int, devices_per_node: int) -> None:
@@ -29,6 +30,7 @@ class Membership:
         self.gone: set[NodeId] = set()
         self.leaving: dict[NodeId, float] = {}
         self.zones: dict[NodeId, str] = {}
+        self.labels: dict[NodeId, str] = {}
         self._faults: dict[NodeId, float] = {}
         self._joined: Counter[NodeId] = Counter()
         self._nodes: tuple[NodeId, ...] | None = ()
@@ -95,6 +97,7 @@ class Membership:
         self.gone.add(node)
         self.leaving.pop(node, None)
         self.zones.pop(node, None)
+        self.labels.pop(node, None)
         lost = tuple(worker for worker in self.workers_of(node) if worker in self.addresses)
         for worker in lost:
             del self.addresses[worker]

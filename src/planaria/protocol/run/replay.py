@@ -50,6 +50,7 @@ class JournalState:
         leaving: live nodes that gave notice.
         newcomers: nodes that came since the placement in force was made, or tried in vain.
         zones: of the nodes that joined, where they said so.
+        labels: likewise.
         checkpoint: the last whole one of this run; None: there is none.
         saved: steps of which there was one, and the job has not gone back before them.
         evaluated: the evaluations of this run, of which the same is true.
@@ -76,6 +77,7 @@ class JournalState:
     leaving: frozenset[NodeId] = frozenset()
     newcomers: frozenset[NodeId] = frozenset()
     zones: Mapping[NodeId, str] = field(default_factory=dict)
+    labels: Mapping[NodeId, str] = field(default_factory=dict)
     checkpoint: CheckpointRef | None = None
     saved: frozenset[int] = frozenset()
     evaluated: tuple[Evaluated, ...] = ()
@@ -198,7 +200,9 @@ class JournalState:
         match entry.fate:
             case Fate.JOINED:
                 zones = {**self.zones, entry.node: entry.zone} if entry.zone else self.zones
-                return replace(self, joined=self.joined | node, newcomers=self.newcomers | node, zones=zones)
+                labels = {**self.labels, entry.node: entry.label} if entry.label else self.labels
+                came = replace(self, joined=self.joined | node, newcomers=self.newcomers | node)
+                return replace(came, zones=zones, labels=labels)
             case Fate.LEAVING:
                 return replace(self, leaving=self.leaving | node, newcomers=self.newcomers - node)
             case Fate.RELEASED:
@@ -209,10 +213,12 @@ class JournalState:
 
     def _without(self, node: frozenset[NodeId]) -> JournalState:
         zones = {other: zone for other, zone in self.zones.items() if other not in node}
+        labels = {other: label for other, label in self.labels.items() if other not in node}
         return replace(
             self,
             joined=self.joined - node,
             leaving=self.leaving - node,
             newcomers=self.newcomers - node,
             zones=zones,
+            labels=labels,
         )

@@ -233,7 +233,7 @@ class Run:
         self.intent.is_stopping = past.is_stopping
         self.members.gone = set(past.gone)
         self.members.leaving = dict.fromkeys(past.leaving, 0.0)
-        self.members.zones = dict(past.zones)
+        self.members.zones, self.members.labels = dict(past.zones), dict(past.labels)
         self.plan_selector.locate(self.members.zones)
         self._recall(past)
         if past.plan is not None:

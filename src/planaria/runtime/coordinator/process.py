@@ -248,7 +248,7 @@ def journal_of(settings: CoordinatorSettings, lead: int) -> Journal:
     if not job.run.journal:
         return SqliteJournal(folder.journal, settings.run_id, job_fingerprint(job))
     patience_s = job.resilience.coordinator_timeout_s
-    return EtcdJournal(job.run.journal, folder.path.name, settings.run_id, lead, patience_s)
+    return EtcdJournal(job.run.journal, folder.path.name, settings.run_id, lead, patience_s, job.cluster.tls)
 
 
 def _planner(job: Job, profile: ModelProfile, most_bytes: int = 0) -> Planner:
