@@ -189,7 +189,9 @@ def enumerate_world(which: Schedule, tally: Tally, *, most: int = 2, stride: int
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--faults", type=click.IntRange(1, 2), default=2, show_default=True, help="Most faults of a run.")
-@click.option("--orders", type=click.IntRange(1), default=1, show_default=True, help="Orders of messages of each world.")
+@click.option(
+    "--orders", type=click.IntRange(1), default=1, show_default=True, help="Orders of messages of each world."
+)
 @click.option("--stride", type=click.IntRange(1), default=1, show_default=True, help="Of pairs, every n-th is tried.")
 def small_world(faults: int, orders: int, stride: int) -> None:
     """Enumerate small worlds: every placement of two faults on every delivery. Exit code 1 when a promise was broken."""

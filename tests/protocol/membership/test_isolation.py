@@ -38,7 +38,7 @@ def test_the_last_sign_of_anybody_counts() -> None:
     liveness.felt(WorkerId(1), Pulse(activity=Activity.IDLE, progress=1), 104.0)
     assert liveness.quiet_s(105.0) == 1.0
     assert [worker for worker, _ in liveness.silent(105.0)] == [0, 2]
-    liveness.excuse(105.0 + 4.0)
+    liveness.excuse(105.0 + 4.0, 2 * 4.0)
     assert list(liveness.silent(109.5)) == []
     assert [worker for worker, _ in liveness.silent(110.5)] == [0, 1, 2]
 

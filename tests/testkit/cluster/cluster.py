@@ -103,7 +103,7 @@ class Cluster:
             schedule.weather,
             Reference(self.algebra, setup.train),
             self.workers,
-            is_clear=are_clear(schedule.faults),
+            is_clear=are_clear([*schedule.faults, *(schedule.calm.broken if schedule.calm is not None else ())]),
             policies=frozenset(
                 {setup.policy, *(PolicyName(f.what) for f in schedule.faults if f.kind is FaultKind.SWITCH)}
             ),
@@ -156,7 +156,8 @@ class Cluster:
             return make_policy(name, Planner(profile, replace(setup.planner, memory_bytes=most_bytes)))
 
         shortages = Shortages(profile, partial(make, setup.policy))
-        return Server(Coordinator(self.settings, self._policy, past, shortages, make), self, past)
+        settings = replace(self.settings, clock=f"host of lead {self.lead}")
+        return Server(Coordinator(settings, self._policy, past, shortages, make), self, past)
 
     def _earlier_checkpoint(self) -> CheckpointRef | None:
         """Returns the checkpoint that an earlier run left."""

@@ -135,7 +135,9 @@ class Server(Reception[Connection]):
         self.machine = machine
         self._host_clock = host_clock = cluster.clock_of(COORDINATOR - cluster.lead)
         self.admission: Admission[Connection] = Admission(machine.settings.devices_per_node, mark=MARK)
-        super().__init__(machine, self.admission, Judge(self.admission, LIMITS, cluster.weather.patience_s, host_clock.now), past)
+        super().__init__(
+            machine, self.admission, Judge(self.admission, LIMITS, cluster.weather.patience_s, host_clock.now), past
+        )
         self.accepted: list[Connection] = []
         self.finished: Finish | None = None
         self.lead = cluster.lead

@@ -109,7 +109,7 @@ class Failures:
         for number, at in enumerate(reversed(self._recent), start=1):
             # The first of them began the storm: what came after it is what it says.
             span_s = max(0.0, now - at)
-            if number > 1 and (chance := _at_least(number - 1, span_s / usual_s)) < least:
+            if number > 1 and span_s and (chance := _at_least(number - 1, span_s / usual_s)) < least:
                 least, expected_s = chance, span_s / (number - 1)
         return min(expected_s, usual_s)
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import repeat
 
+import msgspec
+
 from planaria.estimate.step_remainder import PlanInterval
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.thresholds import USUAL_DECISION_S
@@ -44,6 +46,7 @@ from planaria.protocol.step.evaluation import Evaluations
 from planaria.protocol.step.halt_reports import Salvage
 from planaria.protocol.step.recovery import OpenRecovery
 from planaria.protocol.step.retained_replicas import RetainedReplicas
+from planaria.protocol.thresholds import LEARNT_AGAIN_S
 
 
 @dataclass(slots=True)
@@ -233,7 +236,6 @@ class Run:
         self.members.leaving = dict.fromkeys(past.leaving, 0.0)
         self.members.zones = dict(past.zones)
         self.plan_selector.locate(self.members.zones)
-        self._recall(past)
         if past.plan is not None:
             self.step_times.expect(past.plan.step_time_s, past.plan.longest_s)
             self.is_degraded = bool(lacking(past.plan.message.plan, self.settings.fault_tolerance))
@@ -241,8 +243,11 @@ class Run:
                 self.step_times.took_before(past.last_step_s)
             self.step_times.patience_s = float("inf")
 
-    def _recall(self, past: JournalState) -> None:
-        learnt = self._written = past.learnt
+    def recall(self) -> None:
+        """Takes over what earlier coordinators measured, as of now."""
+        past = self.past
+        self._written = past.learnt
+        learnt = past.learnt.on(self.settings.clock, self.now)
         self.failures.recall(learnt.losses)
         self.transition_times.recall(learnt.moves)
         self.loading.recall(learnt.read_bytes_per_s)
@@ -345,12 +350,13 @@ class Run:
         )
 
     def to_write(self) -> RunMeasurements | None:
-        """Returns what was learnt, once, if it is more than was written down; the caller writes it down."""
-        learnt = self.learnt
-        if learnt == self._written:
+        """Returns what was learnt, if it is more than was written down, or that was long ago; the caller writes it
+        down."""
+        learnt = msgspec.structs.replace(self.learnt, clock=self.settings.clock, at=self._written.at)
+        if learnt == self._written and self.now - (learnt.at or 0.0) < LEARNT_AGAIN_S:
             return None
-        self._written = learnt
-        return learnt
+        self._written = msgspec.structs.replace(learnt, at=self.now)
+        return self._written
 
     # Whether the plan in force goes on
 
