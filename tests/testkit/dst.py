@@ -141,7 +141,7 @@ def _search(seeds: range, jobs: int, folder: Path) -> int:
 
 
 def _told(marks: Counter[str]) -> list[str]:
-    """Returns lines on how many schedules reached each mark: the rarest first, with the reason of those that none did."""
+    """Returns lines on the marks that fewest schedules reached, and on those that none did, with their reasons."""
     never = [mark for mark in MARKS if not marks[mark.name]]
     rarest = ", ".join(f"{name} ({number})" for name, number in marks.most_common()[: -RAREST - 1 : -1])
     lines = [f"{len(MARKS) - len(never)} of {len(MARKS)} rare branches were reached; fewest: {rarest}"]

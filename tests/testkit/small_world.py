@@ -1,4 +1,4 @@
-"""Small worlds, enumerated: every placement of one or two faults on every delivery: `python -m tests.testkit.small_world`.
+"""Small worlds, enumerated: every placement of two faults on every delivery: `python -m tests.testkit.small_world`.
 
 A world is a job of 2 layers and 2 microbatches on 3 nodes, under one policy. A run of it without faults has so many
 deliveries: messages that arrive, at workers or the coordinator. At each of them one of these may happen: its receiver
@@ -194,7 +194,10 @@ def enumerate_world(which: Schedule, tally: Tally, *, most: int = 2, stride: int
 )
 @click.option("--stride", type=click.IntRange(1), default=1, show_default=True, help="Of pairs, every n-th is tried.")
 def small_world(faults: int, orders: int, stride: int) -> None:
-    """Enumerate small worlds: every placement of two faults on every delivery. Exit code 1 when a promise was broken."""
+    """Enumerate small worlds: every placement of two faults on every delivery.
+
+    Exit code 1 when a promise was broken.
+    """
     began, tally = time.monotonic(), Tally(0, set(), [])
     for policy in POLICIES:
         for order in range(orders):

@@ -1,5 +1,4 @@
-"""Virtual time: one heap ordered by (time, sequence), the one generator of chance, and the clocks of hosts, which differ
-from it."""
+"""Virtual time: one heap ordered by (time, sequence), the one generator of chance, and hosts' clocks, which differ."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ COORDINATOR = -1
 """The coordinator's place, beside the nodes' numbers."""
 
 RETRANSMITS_AFTER_S = 0.3
-"""Seconds for which a connection carries anything while nothing comes back: then TCP sends only the first of it again."""
+"""Seconds for which a connection carries anything while nothing comes back; then TCP only repeats the first of it."""
 
 INWARDS, OUTWARDS, PEERS = "inwards", "outwards", "peers"
 """What else a partition may stop: only what goes to its nodes, only what they send, or only what they and other nodes
@@ -92,9 +92,9 @@ class Way:
         source: place of the sender.
         target: place of the receiver.
         mean_s: of a message's delay.
-        broken: called with it once nothing that was sent has been acknowledged for so long that the connection is given up;
-            None: it never is.
-        lost_after_s: for how long.
+        broken: called with it when the connection is given up, as nothing that was sent is acknowledged; None: it never
+            is.
+        lost_after_s: for how long nothing is until then.
 
     Attributes:
         source: place of the sender.

@@ -113,8 +113,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for_s: how long it lasts; `FOR_GOOD`.
         factor: of a slow node.
         what: kind of message that is damaged ("state", "sum", "activation", "gradient"), "": any; name of a policy;
-            what a partition stops, as in `Island`; whether a worker whose code fails "holds" its state or "ends"; folder under which the user saves;
-            `DISCARD`; `APPLIED`.
+            what a partition stops, as in `Island`; whether a worker whose code fails "holds" its state or "ends";
+            folder under which the user saves; `DISCARD`; `APPLIED`.
         times: how many messages are; how many arrive twice; how many files decay.
         cut: entries that a journal loses.
         pause_s: for which a coordinator is stopped.
