@@ -7,11 +7,11 @@ once more, in memory, with a note before the statement, and puts the new code in
 from __future__ import annotations
 
 import ast
-import gc
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from operator import attrgetter
 from types import CodeType, FunctionType
 
 ROOT = "planaria."
@@ -337,10 +337,9 @@ def _watch(module: str, function: str, marks: list[Mark], reached: set[str]) -> 
     for mark in marks:
         _note(found, mark, lines)
     vars(loaded)["_reached"] = reached.add
-    code = _code_of(compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True), function)
-    for one in gc.get_objects():
-        if isinstance(one, FunctionType) and one.__module__ == module and one.__code__.co_qualname == function:
-            one.__code__ = code
+    place = attrgetter(function)(loaded)
+    assert isinstance(place, FunctionType), f"{function} is no plain function"
+    place.__code__ = _code_of(compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True), function)
 
 
 def _function(tree: ast.Module, names: list[str]) -> ast.FunctionDef:
