@@ -88,7 +88,7 @@ class Failures:
         """Takes over what the last coordinator saw. Time without a coordinator counts too, as nodes may die then."""
         self._began, self._losses, self._last_step = seen.began, seen.count, seen.last_step
         self._nodes = max(seen.nodes, seen.count)
-        self._recent.extend(seen.recent)
+        self._recent = deque(seen.recent, maxlen=LOSSES_EXAMINED)
 
     def fork(self) -> Failures:
         """Returns a copy for a run that was this one until now."""

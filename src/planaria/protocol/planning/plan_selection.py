@@ -122,7 +122,6 @@ class PlanSelector:
     def recall(self, learnt: RunMeasurements, live: Collection[NodeId]) -> None:
         """Takes over what the last coordinator knew of the nodes that live."""
         self.speeds.recall(learnt.speeds, live)
-        self.straggler_policy.recall(learnt.rests, live)
         self.stretch = learnt.stretch
         self.links.recall(learnt.links)
         self.policy = self._for_now(self.policy)

@@ -236,6 +236,8 @@ class Run:
         self.members.leaving = dict.fromkeys(past.leaving, 0.0)
         self.members.zones = dict(past.zones)
         self.plan_selector.locate(self.members.zones)
+        self._written = past.learnt
+        self._recall(past.learnt)
         if past.plan is not None:
             self.step_times.expect(past.plan.step_time_s, past.plan.longest_s)
             self.is_degraded = bool(lacking(past.plan.message.plan, self.settings.fault_tolerance))
@@ -243,20 +245,26 @@ class Run:
                 self.step_times.took_before(past.last_step_s)
             self.step_times.patience_s = float("inf")
 
-    def recall(self) -> None:
-        """Takes over what earlier coordinators measured, as of now."""
-        past = self.past
-        self._written = past.learnt
-        learnt = past.learnt.on(self.settings.clock, self.now)
-        self.failures.recall(learnt.losses)
+    def read_clock(self) -> None:
+        """Has moments of another host's clock count as they do on this one's, which is known from now on."""
+        learnt = self.past.learnt.on(self.settings.clock, self.now)
+        if learnt is not self.past.learnt:
+            self._recall_moments(learnt)
+
+    def _recall(self, learnt: RunMeasurements) -> None:
         self.transition_times.recall(learnt.moves)
         self.loading.recall(learnt.read_bytes_per_s)
         self.step_times.decision_s = learnt.decision_s
         self.replan_trigger.chosen_for_s = learnt.chosen_for_s
-        self.plan_selector.recall(learnt, past.joined)
+        self.plan_selector.recall(learnt, self.past.joined)
+        self.node_count.recall(learnt.given_back)
+        self._recall_moments(learnt)
+
+    def _recall_moments(self, learnt: RunMeasurements) -> None:
+        self.failures.recall(learnt.losses)
+        self.plan_selector.straggler_policy.recall(learnt.rests, self.past.joined)
         self.checkpoints.cadence.recall(learnt.saves)
         self.spending.recall(learnt.spent)
-        self.node_count.recall(learnt.given_back)
 
     @property
     def recent(self) -> str:
