@@ -125,7 +125,7 @@ def _lasts_s(draw: Random, kind: FaultKind) -> float:
         case FaultKind.NOTICE:
             return draw.choice([1e-3, 2e-2, 0.2, 1.0])
         case FaultKind.JUMP:
-            return draw.choice([0.3, 0.6, 5.0, 200.0])
+            return draw.choice([0.3, 0.6, 6.0])  # what steps are measured to take is believed, and is not far off
         case FaultKind.SLOW:
             return draw.choice([0.1, 1.0, 30.0])
         case _:
