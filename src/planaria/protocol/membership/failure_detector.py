@@ -110,6 +110,8 @@ class Isolation:
         Args:
             quiet_s: seconds since the last sign of anybody.
         """
+        if quiet_s > self._patience_s:
+            self._quiet_s = None  # nobody was heard of: whoever is silent is judged, or it would wait for ever
         if not self._suspicious_s < quiet_s <= self._patience_s:
             return False
         self._quiet_s = quiet_s
