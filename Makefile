@@ -58,7 +58,7 @@ proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, sim
 	PLANARIA_PROOF=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed=$(SEED) \
 	  -m "proof or hypothesis"
 	$(BIN)/python -m pytest tests/runtime/observers
-	$(MAKE) dst SEEDS=1000 FIRST=200000
+	$(MAKE) dst SEEDS=800 FIRST=200000
 	$(MAKE) chaos SECONDS=60
 
 test-engines: $(VENV)/.installed-dev ## real SLURM, Ray and etcd of this machine, installed where that can be

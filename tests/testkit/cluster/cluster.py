@@ -44,7 +44,8 @@ from tests.testkit.promises.liveness import Liveness
 from tests.testkit.promises.symbols import Algebra, Reference
 from tests.testkit.promises.witness import BrokenPromise, InvariantChecker
 from tests.testkit.schedules.faults import Fault, FaultKind, are_clear
-from tests.testkit.schedules.schedule import Calm, Schedule
+from tests.testkit.schedules.schedule import Schedule
+from tests.testkit.schedules.swarm import Calm
 from tests.testkit.server.server import MARK, Connection, Server
 from tests.testkit.server.wire import Wire
 from tests.testkit.worker.worker import Worker
