@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from planaria.job.registry import PolicyName
-from planaria.protocol.messages.records import RunStatus, Waiting
 from planaria.protocol.messages.from_worker import FromWorker, Vote
+from planaria.protocol.messages.records import RunStatus, Waiting
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.cluster.network import OUTWARDS
 from tests.testkit.promises.witness import BrokenPromise

@@ -95,7 +95,7 @@ def _wider(draw: Random, setup: Setup) -> Setup:
 def _worse(draw: Random, weather: Weather) -> Weather:
     return msgspec.structs.replace(
         weather,
-        control_s=draw.choice([weather.control_s, weather.control_s, 3e-2]),
+        control_s=draw.choice([weather.control_s, weather.control_s, 1e-2]),
         network_s=draw.choice([weather.network_s, weather.network_s, 2e-2]),
         spread=draw.choice([4.0, 4.0, 16.0]),
         drift=draw.choice([0.0, 1e-4, 1e-2, 5e-2]),
