@@ -159,4 +159,8 @@ def test_how_long_the_last_step_took_is_known() -> None:
     commit = Commit(generation=1, step=3, clip_factor=1.0, exponents=(4,), hold=False)
     assert JournalState.of(()).last_step_s is None
     assert JournalState.of([JournalCommit(commit=commit)]).last_step_s is None
-    assert JournalState.of([JournalCommit(commit=commit, records=(took,))]).last_step_s == 0.25
+    undisturbed = JournalCommit(commit=commit, records=(took,))
+    assert JournalState.of([undisturbed]).last_step_s == 0.25
+    lost = node(2, Fate.LOST, strikes=True)
+    assert JournalState.of([lost, undisturbed]).last_step_s is None, "finding the loss took time too"
+    assert JournalState.of([lost, undisturbed, JournalRecovery()]).last_step_s is None

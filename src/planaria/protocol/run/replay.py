@@ -66,6 +66,7 @@ class JournalState:
         steps_redone: by which the job went back because of them.
         has_resumed: a step was committed after the first of them.
         records: that the last entries made public: the last commit's and all since.
+        is_disturbed: nodes were lost in the last committed step, or since the one before it.
         restarts: how often a coordinator began on this journal.
     """
 
@@ -93,6 +94,7 @@ class JournalState:
     steps_redone: int = 0
     has_resumed: bool = False
     records: tuple[AnyRecord, ...] = ()
+    is_disturbed: bool = False
     restarts: int = 0
 
     @classmethod
@@ -110,8 +112,8 @@ class JournalState:
 
     @property
     def last_step_s(self) -> float | None:
-        """Seconds that the last committed step took; None if unknown."""
-        records = () if self.commit is None else self.commit.records
+        """Seconds that the last committed step took; None if unknown, or if they say nothing of the next."""
+        records = () if self.commit is None or self.is_disturbed else self.commit.records
         return next((record.duration_s for record in records if isinstance(record, StepCommitted | StepSkipped)), None)
 
     @property
@@ -125,7 +127,7 @@ class JournalState:
         """Returns the state after one more entry."""
         match entry:
             case JournalCommit():
-                past = self._committed(entry)
+                past = replace(self._committed(entry), is_disturbed=bool(self.losses))
             case JournalEvaluation():
                 told = (*self.evaluated, entry.evaluated)
                 past = replace(self, evaluated=told, has_resumed=bool(self.losses))
