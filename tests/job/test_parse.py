@@ -239,7 +239,8 @@ REFUSED = [
     ("budget.total=5", ["budget.total = 5", "budget.price_command"]),
     ("cluster.port=65536", ["cluster.port = 65536", "1 to 65535"]),
     ("cluster.port=-1", ["cluster.port = -1"]),
-    ("cluster.launcher=ray", ["cluster.launcher = 'ray'", '"local" or "agents"']),
+    ("cluster.launcher=pbs", ["cluster.launcher = 'pbs'", '"local" or "agents" or "ray"']),
+    ("cluster.ray={}", ["cluster.launcher = 'local' does not go with [cluster.ray]"]),
     ("cluster.host=0.0.0.0", ["cluster.host = '0.0.0.0'", 'cluster.launcher = "agents"']),
     ("cluster.host=::1", ["cluster.host = '::1'", "IPv4"]),
     ("cluster.zones=['a', ' ']", ["cluster.zones = ' '", "printable"]),
@@ -292,6 +293,20 @@ def test_morph_keeps_the_checkpoint_that_it_may_be_reading() -> None:
         parse(needed[0], "run.checkpoint_every=0")
     with pytest.raises(UserError, match=r"run\.keep_checkpoints = 1 is too few for"):
         parse(*needed, "run.keep_checkpoints=1")
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("cluster.ray.address=ray://a:1", r"cluster.ray.address = 'ray://a:1' is not HOST:PORT.*6379"),
+        ("cluster.ray.spares=-1", r"cluster.ray.spares = -1"),
+        ("cluster.ray.gpus=-0.5", r"cluster.ray.gpus = -0.5 is below 0"),
+        ("run.journal=etcds://a:1", r"run.journal = 'etcds://a:1' is under TLS, and cluster.tls is missing"),
+    ],
+)
+def test_what_does_not_go_with_ray_is_refused(override: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        parse("cluster.launcher=ray", override)
 
 
 @pytest.mark.parametrize(("override", "parts"), REFUSED, ids=[override for override, _ in REFUSED])

@@ -18,7 +18,7 @@ from planaria.job.sections.resilience import check_resilience
 from planaria.job.sections.run import check_run
 from planaria.job.sections.train import DType, check_train
 from planaria.job.settings import Job
-from planaria.job.values import is_dataset, is_hub_stream, refuse, shown
+from planaria.job.values import ETCD_TLS_URL, is_dataset, is_hub_stream, refuse, shown
 from planaria.plan.settings import Objective
 
 
@@ -105,6 +105,11 @@ def _check_launcher(job: Job) -> None:
         refuse(
             "run.journal", job.run.journal, 'is for nodes on other hosts (cluster.launcher = "agents")',
             "Leave it out: with this host all nodes are gone.",
+        )  # fmt: skip
+    if job.run.journal.startswith(ETCD_TLS_URL) and not job.cluster.tls:
+        refuse(
+            "run.journal", job.run.journal, "is under TLS, and cluster.tls is missing",
+            "Set that to the folder with the certificates.",
         )  # fmt: skip
     if job.observe.instructions and launcher is not Launcher.LOCAL:
         refuse(

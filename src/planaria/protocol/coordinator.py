@@ -141,6 +141,7 @@ class Coordinator:
             speeds={int(node): speed for node, speed in sorted(run.plan_selector.measured.speeds.known.items())},
             resting=tuple(sorted(run.plan_selector.straggler_policy.resting)),
             zones={int(node): run.members.zones[node] for node in run.members.nodes if node in run.members.zones},
+            labels={int(node): run.members.labels[node] for node in run.members.nodes if node in run.members.labels},
             links=run.plan_selector.measured.links.figures,
             policy=run.plan_selector.policy_switch.name,
             cost=run.spending.dollars if run.spending.is_counted else None,

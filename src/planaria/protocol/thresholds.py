@@ -112,6 +112,9 @@ STEPS_UNTIL_WANTED_AGAIN = 1000
 
 # What a run learns of itself
 
+LEARNT_AGAIN_S = 600.0
+"""Seconds after which what was learnt is written down again: on another host it counts as of then. Not measured."""
+
 MEASURED_STEPS = 64
 """How many of a plan's last steps are compared with its estimate. Not measured."""
 

@@ -111,6 +111,7 @@ def node_settings(
     import_path: Path | None,
     host: str = LOOPBACK,
     zone: str = "",
+    label: str = "",
     mark: str = "",
     tls: str = "",
     metadata_url: str = "",
@@ -128,6 +129,7 @@ def node_settings(
         import_path: where a model given as "module:function" is looked for.
         host: address on which peers reach the node.
         zone: where it is; "": not known.
+        label: what whoever started its agent calls it; "": not known.
         mark: tells this run from others with the same token.
         tls: the node's folder with the run's certificates; "": connections are plain.
         metadata_url: of the cloud's metadata server; "": where it always is.
@@ -149,6 +151,7 @@ def node_settings(
             log=str(folder.worker_log(worker)),
             host=host,
             zone=zone,
+            label=label,
             mark=mark,
             tls=tls,
             trace=str(folder.logs / f"trace-{worker}.jsonl") if traces else None,

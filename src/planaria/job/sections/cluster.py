@@ -7,7 +7,7 @@ import re
 
 from planaria.job.registry import Launcher
 from planaria.job.sections.section import Section
-from planaria.job.values import at_least, path, positive, refuse
+from planaria.job.values import at_least, is_host_port, path, positive, refuse
 from planaria.plan.schedule_kind import ScheduleKind
 from planaria.plan.settings import Objective
 
@@ -38,6 +38,28 @@ class NodeRange(Section, frozen=True):
     most: int
 
 
+RAY_AUTO = "auto"
+"""`cluster.ray.address` of the cluster to which this machine belongs."""
+
+
+class RaySection(Section, frozen=True):
+    """[cluster.ray]
+
+    Attributes:
+        address: HOST:PORT of the Ray cluster; auto: the one of which this machine is a node, or RAY_ADDRESS.
+        spares: nodes beyond those that train, which take over at once.
+        cpus: processors that Ray sets aside on each node.
+        gpus: GPUs likewise; left out: devices_per_node where device is cuda, else none.
+        wait_s: seconds that Ray may take to find the nodes.
+    """
+
+    address: str = RAY_AUTO
+    spares: int = 0
+    cpus: float = 1.0
+    gpus: float | None = None
+    wait_s: float = 60.0
+
+
 class ClusterSection(Section, frozen=True):
     """[cluster]
 
@@ -60,7 +82,10 @@ class ClusterSection(Section, frozen=True):
             "templates".
         port: TCP port of the coordinator; 0: any free one.
         launcher: local: nodes are processes of this machine. agents: nodes are hosts on which `planaria agent` runs.
+            ray: nodes of a Ray cluster, on which Ray runs the agents; see docs/howto/ray.md.
+        ray: with launcher = "ray": where Ray is, and what each agent takes of its node.
         host: IPv4 address, or name, at which the coordinator listens; loopback unless told otherwise. Goes with agents.
+            Of a job on Ray that leaves it out, every interface.
         tls: folder with ca.pem, cert.pem and key.pem (planaria certificates makes one): every connection is under TLS,
             and both ends show a certificate that ca.pem has signed. Goes with agents, which name theirs by --tls.
         data_encryption: false: with cluster.tls, tensors between workers travel plain nevertheless.
@@ -81,6 +106,7 @@ class ClusterSection(Section, frozen=True):
     objective: Objective = Objective.STEP_TIME
     port: int = 0
     launcher: Launcher = Launcher.LOCAL
+    ray: RaySection | None = None
     host: str = LOOPBACK
     tls: str = ""
     data_encryption: bool = True
@@ -127,6 +153,8 @@ def check_cluster(cluster: ClusterSection) -> None:
     if not 0 <= cluster.port <= 65535:
         refuse("cluster.port", cluster.port, "is not a TCP port", "Set 1 to 65535, or 0 for any free one.")
     _check_host(cluster)
+    if cluster.ray is not None:
+        _check_ray(cluster.launcher, cluster.ray)
     for zone in cluster.zones:
         check_zone("cluster.zones", zone)
     if cluster.zones and cluster.launcher is not Launcher.LOCAL:
@@ -153,6 +181,20 @@ def _check_host(cluster: ClusterSection) -> None:
         )  # fmt: skip
 
 
+def _check_ray(launcher: Launcher, ray: RaySection) -> None:
+    if launcher is not Launcher.RAY:
+        refuse(
+            "cluster.launcher", launcher.value, "does not go with [cluster.ray]", 'Set it to "ray", or leave that out.'
+        )
+    if ray.address != RAY_AUTO and ("://" in ray.address or not is_host_port(ray.address)):
+        refuse(
+            "cluster.ray.address", ray.address, "is not HOST:PORT",
+            "`ray start --head` prints it; its port is 6379.",
+        )  # fmt: skip
+    for name in ("spares", "cpus", "gpus", "wait_s"):
+        at_least(f"cluster.ray.{name}", getattr(ray, name) or 0, 0)
+
+
 def check_dealing(cluster: ClusterSection) -> None:
     """Checks that nodes can be dealt out to zones in turn. (A drill's zones are its script's, also of nodes to come.)
 
@@ -175,5 +217,14 @@ def check_dealing(cluster: ClusterSection) -> None:
 
 def check_zone(field: str, zone: str) -> None:
     """Raises UserError for what is no name of a zone."""
-    if not (zone.strip() and zone.isprintable() and len(zone) <= MAX_ZONE_LENGTH):
-        refuse(field, zone, "is not the name of a zone", f"Use 1 to {MAX_ZONE_LENGTH} printable characters.")
+    _check_printable(field, zone, "is not the name of a zone")
+
+
+def check_label(field: str, label: str) -> None:
+    """Raises UserError for what is no label of a node."""
+    _check_printable(field, label, "is not a label")
+
+
+def _check_printable(field: str, value: str, problem: str) -> None:
+    if not (value.strip() and value.isprintable() and len(value) <= MAX_ZONE_LENGTH):
+        refuse(field, value, problem, f"Use 1 to {MAX_ZONE_LENGTH} printable characters.")

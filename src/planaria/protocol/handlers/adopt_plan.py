@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import msgspec
+
 from planaria.plan.plan import WorkerId
 from planaria.policy.interface import Candidate
 from planaria.protocol.handlers import end
@@ -75,10 +77,13 @@ def take(
 
 
 def _evaluating(run: Run, proposal: Candidate) -> Candidate:
-    """Returns the proposal with an evaluation before its step, if one is due."""
+    """Returns the proposal with an evaluation before its step, if one is due. After it, the step's messages get names
+    that none of the evaluation's had, which were of the same step."""
     plan = proposal.plan.of_step
     if run.evaluations.is_due(run.step - 1):
         plan = plan.evaluating(run.evaluations.num_microbatches)
+    elif run.current is not None and run.current.evaluation is not None:
+        plan = plan.renewed(routes=tuple(msgspec.structs.replace(r, born=plan.generation) for r in plan.routes))
     return proposal if plan is proposal.plan else dataclasses.replace(proposal, plan=plan)
 
 

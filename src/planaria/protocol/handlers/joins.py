@@ -45,13 +45,15 @@ def join(run: Run, event: WorkerJoined) -> list[Command]:
     if event.zone and run.members.zones.get(node) != event.zone:
         run.members.zones[node] = event.zone
         run.plan_selector.locate(run.members.zones)
+    if event.label:
+        run.members.labels[node] = event.label
     if not is_complete or node in run.past.joined:
         return []
     run.count_cost()
-    zone = run.members.zones.get(node, "")
-    record = NodeJoined(node=node, live_nodes=len(run.members.nodes), zone=zone)
+    zone, label = run.members.zones.get(node, ""), run.members.labels.get(node, "")
+    record = NodeJoined(node=node, live_nodes=len(run.members.nodes), zone=zone, label=label)
     learnt = run.to_write_of_join()
-    entry = JournalNode(node=node, fate=Fate.JOINED, zone=zone, records=(record,), learnt=learnt)
+    entry = JournalNode(node=node, fate=Fate.JOINED, zone=zone, label=label, records=(record,), learnt=learnt)
     return [entry, Publish(record)]
 
 

@@ -124,10 +124,16 @@ class Liveness:
         """Workers that were started and have not joined."""
         return tuple(sorted(map(int, self._awaited)))
 
-    def excuse(self, now: float) -> None:
-        """Restarts all workers' time after the failure detector itself was away (process stopped, host overloaded)."""
+    def excuse(self, now: float, lost_s: float) -> None:
+        """Excuses all workers after the failure detector heard nobody for so long.
+
+        Their silence counts from now on. What they did, and whether they joined, was not seen for `lost_s`, which does
+        not count: all of their time would be too much, as whoever hangs would never be found by a detector that is
+        away again and again.
+        """
         for seen in self._seen.values():
-            seen.heard = seen.since = now
+            seen.heard, seen.since = now, min(now, seen.since + lost_s)
+        self._awaited = {worker: min(now, since + lost_s) for worker, since in self._awaited.items()}
 
     def quiet_s(self, now: float) -> float:
         """Returns seconds since the last sign of any worker; 0 where there is none."""

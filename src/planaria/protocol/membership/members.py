@@ -21,6 +21,7 @@ class Membership:
         leaving: live nodes that gave notice, and when (monotonic seconds).
         zones: of live nodes that said where they are.
         wrong_hosts: how many nodes of a host computed wrong.
+        labels: of live nodes that have one.
     """
 
     def __init__(self, num_nodes: int, devices_per_node: int) -> None:
@@ -31,6 +32,7 @@ class Membership:
         self.leaving: dict[NodeId, float] = {}
         self.zones: dict[NodeId, str] = {}
         self.wrong_hosts: Counter[str] = Counter()
+        self.labels: dict[NodeId, str] = {}
         self._faults: dict[NodeId, float] = {}
         self._joined: Counter[NodeId] = Counter()
         self._nodes: tuple[NodeId, ...] | None = ()
@@ -102,6 +104,7 @@ class Membership:
         self.gone.add(node)
         self.leaving.pop(node, None)
         self.zones.pop(node, None)
+        self.labels.pop(node, None)
         lost = tuple(worker for worker in self.workers_of(node) if worker in self.addresses)
         for worker in lost:
             del self.addresses[worker]

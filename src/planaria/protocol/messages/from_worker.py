@@ -9,7 +9,7 @@ import msgspec
 
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.message import Message, Seconds, ZoneName, decoded
+from planaria.protocol.messages.message import Message, NodeLabel, Seconds, ZoneName, decoded
 from planaria.protocol.messages.to_worker import Commit, PlanMessage, Save
 
 
@@ -82,6 +82,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
         mark: of the run for which it was started: who is left of an earlier run with the same token has no part here.
         data_address: where peers reach it ("host:port").
         zone: where its node is.
+        label: of its node.
         data: hash of the tokens that it trains on; "": it has none, or cannot read them.
     """
 
@@ -91,6 +92,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     pid: int
     data_address: str
     zone: ZoneName = ""
+    label: NodeLabel = ""
     data: str = ""
     mark: str = ""
 

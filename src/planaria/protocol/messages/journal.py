@@ -98,6 +98,7 @@ class JournalNode(JournalEntry, frozen=True, kw_only=True, tag="node"):
         cause: the cause of a loss.
         strikes: it was lost while the plan in force needed it, so that there is something to recover from.
         zone: of a node that joined.
+        label: likewise.
     """
 
     node: NodeId
@@ -105,6 +106,7 @@ class JournalNode(JournalEntry, frozen=True, kw_only=True, tag="node"):
     cause: str = ""
     strikes: bool = False
     zone: str = ""
+    label: str = ""
 
 
 class JournalRecovery(JournalEntry, frozen=True, kw_only=True, tag="recovery"):

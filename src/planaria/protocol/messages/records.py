@@ -24,11 +24,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class NodeJoined(Record, frozen=True, kw_only=True, tag="node_joined"):
-    """A node joined. `zone`: where the node is; "": not known."""
+    """A node joined. `zone`: where the node is; `label`: what whoever started it calls it; "": not known."""
 
     node: int
     live_nodes: int
     zone: str = ""
+    label: str = ""
 
 
 class NodeLost(Record, frozen=True, kw_only=True, tag="node_lost"):

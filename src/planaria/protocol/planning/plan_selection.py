@@ -116,7 +116,6 @@ class PlanSelector:
     def recall(self, learnt: RunMeasurements, live: Collection[NodeId]) -> None:
         """Takes over what the last coordinator knew of the nodes that live."""
         self.measured.recall(learnt, live)
-        self.straggler_policy.recall(learnt.rests, live)
         self.policy = self._for_now(self.policy)
 
     def next_generation(self) -> int:

@@ -60,6 +60,7 @@ class JournalState:
         leaving: live nodes that gave notice.
         newcomers: nodes that came since the placement in force was made, or tried in vain.
         zones: of the nodes that joined, where they said so.
+        labels: likewise.
         checkpoint: the last whole one of this run; None: there is none.
         earlier: the whole one before it.
         wrong_hosts: how many nodes of a host computed wrong.
@@ -77,6 +78,7 @@ class JournalState:
         steps_redone: by which the job went back because of them.
         has_resumed: a step was committed after the first of them.
         records: that the last entries made public: the last commit's and all since.
+        is_disturbed: nodes were lost in the last committed step, or since the one before it.
         restarts: how often a coordinator began on this journal.
     """
 
@@ -88,6 +90,7 @@ class JournalState:
     leaving: frozenset[NodeId] = frozenset()
     newcomers: frozenset[NodeId] = frozenset()
     zones: Mapping[NodeId, str] = field(default_factory=dict)
+    labels: Mapping[NodeId, str] = field(default_factory=dict)
     checkpoint: CheckpointRef | None = None
     earlier: CheckpointRef | None = None
     wrong_hosts: Mapping[str, int] = field(default_factory=dict)
@@ -105,6 +108,7 @@ class JournalState:
     steps_redone: int = 0
     has_resumed: bool = False
     records: tuple[AnyRecord, ...] = ()
+    is_disturbed: bool = False
     restarts: int = 0
 
     @classmethod
@@ -122,8 +126,8 @@ class JournalState:
 
     @property
     def last_step_s(self) -> float | None:
-        """Seconds that the last committed step took; None if unknown."""
-        records = () if self.commit is None else self.commit.records
+        """Seconds that the last committed step took; None if unknown, or if they say nothing of the next."""
+        records = () if self.commit is None or self.is_disturbed else self.commit.records
         return next((record.duration_s for record in records if isinstance(record, StepCommitted | StepSkipped)), None)
 
     @property
@@ -146,7 +150,7 @@ class JournalState:
         """Returns the state after one more entry."""
         match entry:
             case JournalCommit():
-                past = self._committed(entry)
+                past = replace(self._committed(entry), is_disturbed=bool(self.losses))
             case JournalEvaluation():
                 told = (*self.evaluated, entry.evaluated)
                 past = replace(self, evaluated=told, has_resumed=bool(self.losses))
@@ -224,7 +228,9 @@ class JournalState:
         match entry.fate:
             case Fate.JOINED:
                 zones = {**self.zones, entry.node: entry.zone} if entry.zone else self.zones
-                return replace(self, joined=self.joined | node, newcomers=self.newcomers | node, zones=zones)
+                labels = {**self.labels, entry.node: entry.label} if entry.label else self.labels
+                came = replace(self, joined=self.joined | node, newcomers=self.newcomers | node)
+                return replace(came, zones=zones, labels=labels)
             case Fate.LEAVING:
                 return replace(self, leaving=self.leaving | node, newcomers=self.newcomers - node)
             case Fate.RELEASED:
@@ -237,10 +243,12 @@ class JournalState:
 
     def _without(self, node: frozenset[NodeId]) -> JournalState:
         zones = {other: zone for other, zone in self.zones.items() if other not in node}
+        labels = {other: label for other, label in self.labels.items() if other not in node}
         return replace(
             self,
             joined=self.joined - node,
             leaving=self.leaving - node,
             newcomers=self.newcomers - node,
             zones=zones,
+            labels=labels,
         )

@@ -37,7 +37,8 @@ def sentence(record: AnyRecord) -> str | None:
     match record:
         case NodeJoined():
             where = f" in zone {record.zone}" if record.zone else ""
-            return f"node {record.node} joined{where}, {count(record.live_nodes, 'node')} live"
+            label = f" ({record.label})" if record.label else ""
+            return f"node {record.node}{label} joined{where}, {count(record.live_nodes, 'node')} live"
         case NodeLost():
             seen = _cause(record.cause, record.detect_ms)
             return f"step {record.step}: node {record.node} lost ({seen}), {count(record.live_nodes, 'node')} live"
