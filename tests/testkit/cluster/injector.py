@@ -246,7 +246,7 @@ class Injector:
             self._cluster.server.handle(notice)
 
     def _crash(self, fault: Fault) -> None:
-        """Kills the coordinator; its supervisor starts it again."""
+        """Kills the coordinator; its supervisor starts it again, if it leads still."""
         if self._cluster.server.is_dead or self._cluster.server.finished is not None:
             return
         self._cluster.server.die()
@@ -258,7 +258,7 @@ class Injector:
             lost = [decode_entry(entry) for entry in journal[kept:]]
             self._cluster.note(f"* the journal loses {[type(entry).__name__ for entry in lost]}")
             del journal[kept:]
-        self._clock.after(fault.for_s, partial(self._cluster.begin_again, lost, self._cluster.lead))
+        self._clock.after(fault.for_s, partial(self._cluster.begin_again, lost, self._cluster.server.lead))
 
     def _depose(self, fault: Fault) -> None:
         """Lets another coordinator lead. The one before is ended when its supervisor finds out."""
