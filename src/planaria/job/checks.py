@@ -236,6 +236,13 @@ def _check_cluster(cluster: ClusterSection) -> None:
     else:
         at_least("cluster.nodes", cluster.nodes, 1)
     at_least("cluster.devices_per_node", cluster.devices_per_node, 1)
+    at_least("cluster.devices_per_stage", cluster.devices_per_stage, 1)
+    if cluster.devices_per_node % cluster.devices_per_stage:
+        refuse(
+            "cluster.devices_per_stage", cluster.devices_per_stage,
+            f"does not divide cluster.devices_per_node = {cluster.devices_per_node}",
+            f"Set a divisor of {cluster.devices_per_node}.",
+        )  # fmt: skip
     at_least("cluster.most_workers", cluster.most_workers, 0)
     at_least("cluster.memory_gb", cluster.memory_gb, 0)
     positive("cluster.storage_gb_per_s", cluster.storage_gb_per_s)

@@ -37,7 +37,7 @@ _EXAMPLE = "Write for instance kill:node=2,step=20,at=backward."
 class FaultKind(enum.StrEnum):
     """What happens to the node.
 
-    `kill`: SIGKILL of every process. `hang`: SIGSTOP of every process, as on a machine that froze. `freeze`: its main
+    `kill`: SIGKILL of every process, or of that of one `device` alone, which takes the node with it. `hang`: SIGSTOP of every process, as on a machine that froze. `freeze`: its main
     threads go no further, while its processes still answer. `notice`: it is told that it will be killed in `grace`
     seconds, as a spot instance is, and then it is. `memory`: it gets no more memory. `slow`: it computes `factor` times
     longer, from the step on, to the step `until` or for good. `coordinator`: no node, but the coordinator's process is
@@ -54,11 +54,14 @@ class FaultKind(enum.StrEnum):
 
 
 _KEYS = {
+    FaultKind.KILL: ("node", "step", "at", "device"),
     FaultKind.NOTICE: ("node", "step", "at", "grace"),
     FaultKind.SLOW: ("node", "step", "factor", "until"),
     FaultKind.COORDINATOR: ("step", "at"),
 }
 """What is said of a fault, where that is not its node, step and place alone."""
+
+_OPTIONAL = ("until", "device")
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +75,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         grace_s: of a notice, seconds until the node is killed.
         factor: of a slow node, how many times longer it computes.
         until: of a slow node, the first step in which it is fast again; 0: none.
+        device: of the node, whose process alone is killed; -1: all are.
     """
 
     node: int
@@ -81,6 +85,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 0.0
     factor: float = 1.0
     until: int = 0
+    device: int = -1
 
     def slows(self, step: int) -> bool:
         return self.step <= step and (not self.until or step < self.until)
@@ -91,13 +96,14 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         if self.kind is FaultKind.SLOW:
             until = f",until={self.until}" if self.until else ""
             return f"{self.kind.value}:node={self.node},step={self.step},factor={self.factor:g}{until}"
-        grace = f",grace={self.grace_s:g}" if self.kind is FaultKind.NOTICE else ""
-        return f"{self.kind.value}:node={self.node},step={self.step},at={self.at}{grace}"
+        more = f",grace={self.grace_s:g}" if self.kind is FaultKind.NOTICE else ""
+        more += f",device={self.device}" if self.device >= 0 else ""
+        return f"{self.kind.value}:node={self.node},step={self.step},at={self.at}{more}"
 
 
 def parse_fault(spec: str) -> Fault:
-    """Reads "kill:node=2,step=20,at=backward", or another kind in place of kill (with grace=SECONDS for a notice);
-    "slow:node=2,step=20,factor=2", with until=STEP or for good; or "coordinator:step=20,at=commit".
+    """Reads "kill:node=2,step=20,at=backward", with device=NUMBER for that of the node alone, or another kind in place
+    of kill (with grace=SECONDS for a notice); "slow:node=2,step=20,factor=2", with until=STEP or for good; or "coordinator:step=20,at=commit".
 
     Raises:
         UserError: one line with what is wrong, and an example.
@@ -118,7 +124,7 @@ def parse_fault(spec: str) -> Fault:
             raise UserError(f"--fail {shown(spec)}: {key} is given twice. {_EXAMPLE}")
         given[key] = value
     for key in keys:
-        if key not in given and key != "until":
+        if key not in given and key not in _OPTIONAL:
             raise UserError(f"--fail {shown(spec)}: {key} is missing. {_EXAMPLE}")
     return Fault(
         node=_number(spec, "node", given["node"], least=0) if "node" in keys else -1,
@@ -128,6 +134,7 @@ def parse_fault(spec: str) -> Fault:
         grace_s=_number(spec, "grace", given.get("grace", "0"), least=0),
         factor=_factor(spec, given.get("factor", "1")),
         until=_number(spec, "until", given.get("until", "0"), least=0),
+        device=_number(spec, "device", given["device"], least=0) if "device" in given else -1,
     )
 
 
@@ -145,6 +152,11 @@ def check_faults(faults: Sequence[Fault], job: Job) -> None:
             raise UserError(
                 f"--fail {spec}: the job has no node {fault.node}. "
                 f"Its {job.cluster.least_nodes} nodes are numbered 0 to {job.cluster.least_nodes - 1}."
+            )
+        if fault.device >= job.cluster.devices_per_node:
+            raise UserError(
+                f"--fail {spec}: a node has no device {fault.device}. "
+                f"Its {job.cluster.devices_per_node} devices are numbered from 0."
             )
         if not 1 <= fault.step <= job.train.steps:
             raise UserError(

@@ -30,6 +30,7 @@ class PlannerSettings:
         num_nodes: nodes at job start; templates are made for it and serve any smaller number.
         most_nodes: nodes that may come to be there, for which templates are made too; 0: num_nodes.
         devices_per_node: M: the devices, and so workers, of each node.
+        devices_per_stage: of a node that each stage is on; microbatches are dealt to them in turn.
         memory_bytes: of one device; 0: unlimited.
         min_nodes: n0, the nodes of the smallest pipeline; 0: the fewest that the memory allows.
         schedule: order of forwards and backwards.
@@ -53,6 +54,7 @@ class PlannerSettings:
     fault_tolerance: int
     num_nodes: int
     devices_per_node: int
+    devices_per_stage: int = 1
     memory_bytes: int = 0
     min_nodes: int = 0
     most_nodes: int = 0
@@ -74,6 +76,7 @@ class PlannerSettings:
             ("fault_tolerance", 0),
             ("num_nodes", 1),
             ("devices_per_node", 1),
+            ("devices_per_stage", 1),
             ("memory_bytes", 0),
             ("min_nodes", 0),
         ):
@@ -84,6 +87,11 @@ class PlannerSettings:
             raise PlanError(
                 f"{self.largest} nodes of {self.devices_per_node} devices are more than the {MOST_DEVICES} devices "
                 f"that plans are made for. Plan for {max(1, MOST_DEVICES // self.devices_per_node)} nodes or fewer."
+            )
+        if self.devices_per_node % self.devices_per_stage:
+            raise PlanError(
+                f"{self.devices_per_node} devices of a node are not shared by stages of {self.devices_per_stage}. "
+                "Set a divisor of devices_per_node."
             )
         if self.microbatch_range is not None and not 1 <= self.microbatch_range[0] <= self.microbatch_range[1]:
             raise PlanError(
