@@ -174,6 +174,4 @@ def test_d_devices_take_about_a_dth_of_the_time_of_one() -> None:
 
 def test_a_stage_is_on_a_divisor_of_a_nodes_devices() -> None:
     with pytest.raises(PlanError, match=r"4 devices of a node are not shared by stages of 3"):
-        PlannerSettings(
-            num_microbatches=8, fault_tolerance=1, num_nodes=4, devices_per_node=4, devices_per_stage=3
-        )
+        PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=4, devices_per_node=4, devices_per_stage=3)

@@ -156,7 +156,7 @@ def check_faults(faults: Sequence[Fault], job: Job) -> None:
         if fault.device >= job.cluster.devices_per_node:
             raise UserError(
                 f"--fail {spec}: a node has no device {fault.device}. "
-                f"Its {job.cluster.devices_per_node} devices are numbered from 0."
+                f"Its devices are numbered 0 to {job.cluster.devices_per_node - 1}."
             )
         if not 1 <= fault.step <= job.train.steps:
             raise UserError(

@@ -206,6 +206,7 @@ _PLACEMENT = (
     "num_owners",
     "is_apart",
     "examples",
+    "stage_mates",
 )
 """Names of the properties that depend only on who owns and shadows which layers."""
 

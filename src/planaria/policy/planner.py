@@ -395,9 +395,7 @@ def _places(profile: ModelProfile, settings: PlannerSettings) -> tuple[ModelProf
             f"Stages of {devices} devices that take microbatches in turn need times of one device, and the profile "
             f"has those of {', '.join(map(str, profile.device_counts))}. Give another profile."
         )
-    layers = tuple(
-        msgspec.structs.replace(layer, times=(_shared(layer.on(1), devices),)) for layer in profile.layers
-    )
+    layers = tuple(msgspec.structs.replace(layer, times=(_shared(layer.on(1), devices),)) for layer in profile.layers)
     return msgspec.structs.replace(profile, layers=layers), dataclasses.replace(
         settings,
         devices_per_node=settings.devices_per_node // devices,
