@@ -37,11 +37,11 @@ _EXAMPLE = "Write for instance kill:node=2,step=20,at=backward."
 class FaultKind(enum.StrEnum):
     """What happens to the node.
 
-    `kill`: SIGKILL of every process, or of that of one `device` alone, which takes the node with it. `hang`: SIGSTOP of every process, as on a machine that froze. `freeze`: its main
-    threads go no further, while its processes still answer. `notice`: it is told that it will be killed in `grace`
-    seconds, as a spot instance is, and then it is. `memory`: it gets no more memory. `slow`: it computes `factor` times
-    longer, from the step on, to the step `until` or for good. `coordinator`: no node, but the coordinator's process is
-    killed.
+    `kill`: SIGKILL of every process, or of that of one `device` alone, which takes the node with it. `hang`: SIGSTOP of
+    every process, as on a machine that froze. `freeze`: its main threads go no further, while its processes still
+    answer. `notice`: it is told that it will be killed in `grace` seconds, as a spot instance is, and then it is.
+    `memory`: it gets no more memory. `slow`: it computes `factor` times longer, from the step on, to the step `until`
+    or for good. `coordinator`: no node, but the coordinator's process is killed.
     """
 
     KILL = "kill"
@@ -102,8 +102,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_fault(spec: str) -> Fault:
-    """Reads "kill:node=2,step=20,at=backward", with device=NUMBER for that of the node alone, or another kind in place
-    of kill (with grace=SECONDS for a notice); "slow:node=2,step=20,factor=2", with until=STEP or for good; or "coordinator:step=20,at=commit".
+    """Reads "kill:node=2,step=20,at=backward", with device=NUMBER for one device of the node; another kind in place of
+    kill (with grace=SECONDS for a notice); "slow:node=2,step=20,factor=2", with until=STEP or for good; or
+    "coordinator:step=20,at=commit".
 
     Raises:
         UserError: one line with what is wrong, and an example.

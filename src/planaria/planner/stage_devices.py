@@ -1,4 +1,4 @@
-"""Stages on several devices: a plan whose stages are places of d devices, and the same plan as its devices carry it out.
+"""Stages on several devices: a plan whose workers are places of d devices, and the same plan by device.
 
 Policies place stages. Where a stage is on d devices of a node, a policy counts those as one place: its plan has
 devices_per_node / d places on a node. Every device of a stage is a worker that owns all of its layers, and the

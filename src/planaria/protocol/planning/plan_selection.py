@@ -15,7 +15,6 @@ import msgspec
 
 from planaria.estimate.step_remainder import PlanInterval
 from planaria.job.registry import PolicyName
-from planaria.plan.errors import NoReplica
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.validate import validate
@@ -185,27 +184,27 @@ class PlanSelector:
         """Returns a plan for what a loss left undone of the step in progress, or of the evaluation before it; None
         where it cannot be finished.
 
-        Some device has no room for it; or of a layer with two groups each is with another worker, or some devices of a
-        stage lack it, because state was on its way.
+        Some device has no room for it; or, because state was on its way, of a layer with two groups each is with
+        another worker, or a stage's devices do not all hold the same.
         """
         layers = {id(groups): plan.layers_held(groups) for groups in distinct(holders.values())}
         if len(set().union(*layers.values())) < plan.num_layers:
             return None
+        if any(len({holders[worker] for worker in mates if worker in holders}) > 1 for mates in plan.stage_mates):
+            return None
         policy = self.policy.with_forecast(forecast)
         finish = policy.finish_step if plan.evaluation is None else policy.finish_evaluation
-        request = FinishRequest(
-            plan=plan,
-            live=live,
-            halted=tuple(sorted(halted)),
-            counted=counted,
-            holders={worker: layers[id(groups)] for worker, groups in holders.items()},
-            generation=self.next_generation(),
-            so_far=so_far,
+        proposal = finish(
+            FinishRequest(
+                plan=plan,
+                live=live,
+                halted=tuple(sorted(halted)),
+                counted=counted,
+                holders={worker: layers[id(groups)] for worker, groups in holders.items()},
+                generation=self.next_generation(),
+                so_far=so_far,
+            )
         )
-        try:
-            proposal = finish(request)
-        except NoReplica:
-            return None  # not all devices of any stage hold the layer
         validate(proposal.plan, already=counted, dropped=proposal.dropped)
         return proposal if self.shortages.allows(proposal.plan) else None
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _WIDTH_WITHOUT_TERMINAL = 100
 _SEVERAL_DEVICES = (
-    "Training cannot run this plan, but on emulated devices: there the devices of a stage share no microbatch, they take "
-    "them in turn (cluster.devices_per_stage). Make the profile without --devices-per-node."
+    "Training cannot run this plan, but on emulated devices: elsewhere the devices of a stage take microbatches in "
+    "turn (cluster.devices_per_stage). Make the profile without --devices-per-node."
 )
 _BACKGROUND = {
     CellKind.FORWARD: 117,
