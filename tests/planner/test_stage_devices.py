@@ -128,7 +128,15 @@ def check_state(plan: Plan, holders: Mapping[WorkerId, tuple[int, ...]]) -> None
     for worker, groups in plan.groups_of.items():
         for group in groups:
             assert group in holders.get(worker, ()) or (worker, group) in coming
-    assert all(move.group in holders[move.source] for move in plan.transfers)
+    devices = plan.devices_per_stage
+    between: set[tuple[int, int]] = set()
+    for move in plan.transfers:
+        if move.source // devices == move.target // devices:
+            assert move.group in holders[move.source] or (move.source, move.group) in coming
+        else:
+            assert move.group in holders[move.source]
+            assert move.part is not None or (move.target // devices, move.group) not in between
+            between.add((move.target // devices, move.group))
 
 
 def test_a_device_that_lacks_what_another_of_its_stage_has_gets_that() -> None:

@@ -41,7 +41,7 @@ def by_stage(plan: Plan) -> Plan:
         transfers=tuple(
             msgspec.structs.replace(move, source=_place(move.source, devices), target=_place(move.target, devices))
             for move in plan.transfers
-            if move.target % devices == 0 and _place(move.source, devices) != _place(move.target, devices)
+            if _place(move.source, devices) != _place(move.target, devices)
         ),
         evaluation=evaluation
         and Evaluation(num_microbatches=evaluation.num_microbatches, routes=_joined(evaluation.routes, devices)),
@@ -150,8 +150,8 @@ def _dealt(routes: Sequence[Route], devices: int, before: Sequence[Route]) -> tu
 
 
 def _transfers(plan: Plan, whole: Plan, holders: Held) -> tuple[Transfer, ...]:
-    """Returns what each device of the whole plan gets: as its place does, in its lane where the sender's device there
-    holds it; or from another device of its own stage."""
+    """Returns what each device of the whole plan gets. What comes to its place comes to one of the devices, another for
+    each group, and the others get it from that one, so that it passes between nodes once."""
     devices = whole.devices_per_stage
     coming: dict[tuple[WorkerId, int], list[Transfer]] = {}
     for move in plan.transfers:
@@ -162,10 +162,14 @@ def _transfers(plan: Plan, whole: Plan, holders: Held) -> tuple[Transfer, ...]:
         for group in groups:
             if group in holders.get(worker, ()):
                 continue
-            for move in coming.get((WorkerId(place), group), ()):
-                source = _sender(move.source, lane, group, devices, holders)
-                moves.append(msgspec.structs.replace(move, source=source, target=worker))
-            if (WorkerId(place), group) not in coming and holders:
+            first, given = group % devices, coming.get((WorkerId(place), group), [])
+            if given and lane == first:
+                for move in given:
+                    source = _sender(move.source, first, group, devices, holders)
+                    moves.append(msgspec.structs.replace(move, source=source, target=worker))
+            elif given:
+                moves.append(Transfer(group=group, source=WorkerId(place * devices + first), target=worker))
+            elif holders:
                 source = _sender(WorkerId(place), lane, group, devices, holders)
                 if group in holders.get(source, ()):
                     moves.append(Transfer(group=group, source=source, target=worker))

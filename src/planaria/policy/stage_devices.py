@@ -56,8 +56,9 @@ class StageDevicesPolicy(Policy):
         return self._by_device(self.places.finish_evaluation(self._struck(request)), request.plan)
 
     def warm_up(self, plan: Plan, target: Candidate, generation: int, *, in_parts: bool = False) -> Candidate | None:
-        devices = target.plan.devices_per_stage
-        if any(move.source // devices == move.target // devices for move in target.plan.transfers):
+        devices, moves = target.plan.devices_per_stage, target.plan.transfers
+        come = {(move.target, move.group) for move in moves}
+        if any(m.source // devices == m.target // devices and (m.source, m.group) not in come for m in moves):
             return None  # devices of a stage that lack what others of it have get that at once
         by_place = dataclasses.replace(target, plan=by_stage(target.plan))
         found = self.places.warm_up(by_stage(plan), by_place, generation, in_parts=in_parts)

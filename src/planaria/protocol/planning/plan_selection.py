@@ -190,7 +190,7 @@ class PlanSelector:
         layers = {id(groups): plan.layers_held(groups) for groups in distinct(holders.values())}
         if len(set().union(*layers.values())) < plan.num_layers:
             return None
-        if any(len({holders[worker] for worker in mates if worker in holders}) > 1 for mates in plan.stage_mates):
+        if any(len({frozenset(holders[w]) for w in mates if w in holders}) > 1 for mates in plan.stage_mates):
             return None
         policy = self.policy.with_forecast(forecast)
         finish = policy.finish_step if plan.evaluation is None else policy.finish_evaluation
