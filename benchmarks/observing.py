@@ -1,10 +1,11 @@
 """What it costs to watch a run: processor seconds a step of the demo, with everything of [observe] and without.
 
-Pairs of runs, in turns, of all processes of each: launcher, coordinator, forkserver, workers and the page. Between two
-steps in the middle, so that neither starts nor ends are counted. The bound is of the mean of the logarithms of the
-ratios, by Student's t (Abramowitz and Stegun, 26.7.5).
+Pairs of runs at the same time, so that what slows the machine slows both: runs in turns differed by 4% with nothing
+changed. All processes of each are counted: launcher, coordinator, forkserver, workers and the page. Between two steps
+in the middle, so that neither starts nor ends are counted. The bound is of the mean of the logarithms of the ratios, by
+Student's t (Abramowitz and Stegun, 26.7.5).
 
-    python benchmarks/observing.py [--pairs 20] [--steps 150]
+    python benchmarks/observing.py [--pairs 20] [--steps 100]
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from figures import note, report
@@ -95,16 +97,16 @@ def student(freedom: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=100)
     arguments = parser.parse_args()
     logarithms, plain = [], []
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(2) as both:
         for pair in range(arguments.pairs):
             order = (False, True) if pair % 2 else (True, False)
-            found = {one: seconds_a_step(Path(scratch), arguments.steps, is_watched=one) for one in order}
-            plain.append(found[False])
-            logarithms.append(math.log(found[True] / found[False]))
-            note(f"pair {pair + 1}: {found[False] * 1e3:.1f} ms a step, watched {math.exp(logarithms[-1]):.4f} of it")
+            runs = {one: both.submit(seconds_a_step, Path(scratch), arguments.steps, is_watched=one) for one in order}
+            plain.append(runs[False].result())
+            logarithms.append(math.log(runs[True].result() / plain[-1]))
+            note(f"pair {pair + 1}: {plain[-1] * 1e3:.1f} ms a step, watched {math.exp(logarithms[-1]):.4f} of it")
     mean = statistics.fmean(logarithms)
     error = statistics.stdev(logarithms) / math.sqrt(len(logarithms))
     bound = math.exp(mean + student(len(logarithms) - 1) * error)

@@ -25,6 +25,7 @@ from planaria.runtime.journal.etcd import NEVER, Etcd, OutOfReach
 from planaria.runtime.journal.etcd_journal import EtcdJournal, NotLeader
 from planaria.runtime.journal.lead import Lead, LeadTaken, leader_of
 from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.ui.dashboard.runs import RunReader
 from tests.e2e.agents import NUM_NODES, Hosts, end_all, family
 from tests.e2e.commands import DEADLINE_S, wait_until
 from tests.e2e.conftest import reference
@@ -278,6 +279,9 @@ def test_the_host_of_the_coordinator_is_killed_whole(led: Led, reference: Callab
     led.wait_for_step(led.last_step + 5)
     assert led.last_step > before
     assert not led.events("restored")
+    shown = RunReader(led.run).schedules.of_step(None)
+    assert shown.generation is not None
+    assert shown.planned is not None
     led.stop()
     assert standby.wait(DEADLINE_S) == 0, log.read_text()
     assert [agent.wait() for agent in led.agents[1:]] == [75] * (NUM_NODES - 1)

@@ -68,7 +68,9 @@ def test_traces_of_before_and_workers_without_a_plan_are_drawn(folder: RunFolder
     (folder.logs / "trace-6.jsonl").write_bytes(old)
     found = RunReader(folder).schedules.of_step(None)
     assert found.planned is None
-    assert found.notes == ("The plan of step 5 is not in the journal: nothing can be said of what was planned.",)
+    assert found.notes == (
+        "The plan of step 5 is not in the journal, or that cannot be read: nothing can be said of what was planned.",
+    )
     assert found.measured is not None
     (others,) = found.measured.pipelines
     assert (others.number, [row.name for row in others.rows]) == (None, ["worker 6"])

@@ -1,9 +1,8 @@
-"""The schedule of a step: as the plan has it, and as the workers ran it, a row a stage. It reads files alone."""
+"""The schedule of a step: as the plan has it, and as the workers ran it, a row a stage. It reads the run folder, and a
+journal in etcd."""
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -16,9 +15,10 @@ from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
 from planaria.planner.reroute.plans import shares
-from planaria.protocol.messages.journal import JournalPlan, decode_entry
+from planaria.protocol.messages.journal import JournalPlan
 from planaria.protocol.messages.records import PlanTaken
 from planaria.runtime.component_settings import job_profile
+from planaria.runtime.journal.plans import recorded_plans
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.worker.instruction_trace import Entry
 from planaria.ui.dashboard.recorded_steps import RecordedSteps
@@ -116,7 +116,8 @@ class Schedules:
             planned = None if found is None else self._planned(found)
             if planned is None:
                 of_which = "of now" if shown is None else f"of step {shown}"
-                notes += (f"The plan {of_which} is not in the journal: nothing can be said of what was planned.",)
+                where = "is not in the journal, or that cannot be read"
+                notes += (f"The plan {of_which} {where}: nothing can be said of what was planned.",)
             entries = {} if shown is None else recorded.entries(shown)
             if not recorded.has_any:
                 remedy = _SET if self._job.cluster.launcher is Launcher.LOCAL else _ELSEWHERE
@@ -135,23 +136,9 @@ class Schedules:
 
     def _plan_of(self, step: int | None) -> JournalPlan | None:
         """Returns the last placement in force in a step, from the journal; None: of the last one."""
-        found = None
-        for body in self._bodies():
-            with contextlib.suppress(ValueError):  # of another version
-                entry = decode_entry(body)
-                if isinstance(entry, JournalPlan) and _places(entry) and (step is None or entry.message.step <= step):
-                    found = entry
-        return found
-
-    def _bodies(self) -> Sequence[bytes]:
-        """Returns the journal's entries that are plans; nothing is written, and no writer waits."""
-        plans = "SELECT entry FROM entries WHERE instr(substr(entry, 1, 16), x'706c616e') ORDER BY number"
-        try:
-            where = f"{self._folder.journal.resolve().as_uri()}?mode=ro"
-            with contextlib.closing(sqlite3.connect(where, uri=True)) as journal:
-                return [body for (body,) in journal.execute(plans)]
-        except sqlite3.Error:
-            return ()
+        plans = recorded_plans(self._folder.journal, self._job.run.journal, self._folder.path.name)
+        of_step = [plan for plan in plans if _places(plan) and (step is None or plan.message.step <= step)]
+        return of_step[-1] if of_step else None
 
     def _planned(self, entry: JournalPlan) -> Picture | None:
         """Returns the schedule of a plan's step, drawn as long as the step was estimated when the plan was made."""

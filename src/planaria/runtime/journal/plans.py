@@ -1,0 +1,47 @@
+"""Plans that a run's journal has, for those who look at the run: nothing is written, and no writer waits."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+from planaria.protocol.messages.journal import JournalPlan, decode_entry
+from planaria.runtime.journal.etcd import Etcd, OutOfReach
+from planaria.runtime.journal.lead import entries_prefix
+
+_PLANS = "SELECT entry FROM entries WHERE instr(substr(entry, 1, 16), x'706c616e') ORDER BY number"
+"""Entries whose first bytes have the tag "plan"."""
+
+
+def recorded_plans(path: Path, url: str = "", run: str = "") -> list[JournalPlan]:
+    """Returns the plans of a run in order, those left out that another version wrote; none, where it cannot be read.
+
+    Args:
+        path: of the journal, where it is a file.
+        url: of etcd, where it is kept there.
+        run: its name there.
+    """
+    plans = []
+    for body in _of_etcd(url, run) if url else _of_file(path):
+        with contextlib.suppress(ValueError):
+            entry = decode_entry(body)
+            if isinstance(entry, JournalPlan):
+                plans.append(entry)
+    return plans
+
+
+def _of_file(path: Path) -> Sequence[bytes]:
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as journal:
+            return [body for (body,) in journal.execute(_PLANS)]
+    except sqlite3.Error:
+        return ()
+
+
+def _of_etcd(url: str, run: str) -> Sequence[bytes]:
+    try:
+        return [found.value for found in Etcd(url).find_all(entries_prefix(run))]
+    except OutOfReach:
+        return ()
