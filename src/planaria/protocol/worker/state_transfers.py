@@ -2,7 +2,8 @@
 names, and when all of it is in place.
 
 One piece is taken after the other, in the order of groups, so that the parts of one come together. What a worker gets
-and is to give to others it passes on when it is whole. A piece that came damaged is awaited again, from wherever the coordinator's order says. How bytes are read and moved is a subclass's.
+and is to give to others it passes on when it is whole. A piece that came damaged is awaited again, from wherever the
+coordinator's order says. How bytes are read and moved is a subclass's.
 """
 
 from __future__ import annotations
