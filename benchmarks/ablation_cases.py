@@ -22,7 +22,7 @@ from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes,
 from planaria.plan.costs.pipeline_time import Template, TemplateStage
 from planaria.plan.costs.stage_costs import PipelineCost
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Stage, Transfer, WorkerId
-from planaria.plan.sync_rounds import colour
+from planaria.plan.sums.rounds import colour
 from planaria.planner.placement.placement import assign
 from planaria.planner.placement.transfers import transfers
 

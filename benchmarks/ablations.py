@@ -35,10 +35,10 @@ from ablation_cases import NUM_DEVICES, ROUNDS, Load, Loss, Moves, Ranks, turns
 from figures import Figures, note
 from torch import nn
 
-from planaria.job.settings import Numerics, TrainSection
+from planaria.job.sections.train import Numerics, TrainSection
 from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.plan.plan import Plan, WorkerId
-from planaria.protocol.messages.worker import PlanMessage, StateSource
+from planaria.protocol.messages.to_worker import PlanMessage, StateSource
 from planaria.protocol.worker.machine import WorkerMachine
 from planaria.runtime.worker.compute.device_clock import DeviceClock, OwnPace
 from planaria.runtime.worker.compute.holdings import Holdings

@@ -45,26 +45,11 @@ from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
 from planaria.protocol.membership.liveness import Limits
 from planaria.protocol.messages.events import Event, NodeGone, Received
+from planaria.protocol.messages.from_worker import BEAT_S, Activity, Alive, Hello, NotSaved, Pulse, Ready, Report, Vote
+from planaria.protocol.messages.message import PROTOCOL_VERSION, encode
 from planaria.protocol.messages.plan_delta import UpdateError, decode_order
 from planaria.protocol.messages.records import AnyRecord, NodeLost, StepCommitted
-from planaria.protocol.messages.worker import (
-    BEAT_S,
-    PROTOCOL_VERSION,
-    Activity,
-    Alive,
-    Commit,
-    Halt,
-    Hello,
-    NotSaved,
-    PlanMessage,
-    Pulse,
-    Ready,
-    Report,
-    Save,
-    StateSource,
-    Vote,
-    encode,
-)
+from planaria.protocol.messages.to_worker import Commit, Halt, PlanMessage, Save, StateSource
 from planaria.runtime.component_settings import planner_settings
 from planaria.runtime.coordinator.server import Server
 from planaria.runtime.journal.sqlite_journal import SqliteJournal

@@ -25,7 +25,9 @@ from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
-from planaria.protocol.messages.worker import PROTOCOL_VERSION, Commit, Hello, PlanMessage, Returned, Vote, WorkerPhase
+from planaria.protocol.messages.from_worker import Hello, Returned, Vote, WorkerPhase
+from planaria.protocol.messages.message import PROTOCOL_VERSION
+from planaria.protocol.messages.to_worker import Commit, PlanMessage
 from planaria.runtime.component_settings import planner_settings
 from planaria.runtime.coordinator.server import Server
 from planaria.runtime.journal.journal import Journal

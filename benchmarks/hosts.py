@@ -20,7 +20,7 @@ from figures import SCRATCH
 from interleave import Side, process_tree
 from sides import BASELINES
 
-from planaria.data.job_data import prepare
+from planaria.data.opening import prepare
 from planaria.job.parse import job_json
 from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile

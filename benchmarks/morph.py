@@ -23,7 +23,8 @@ from fidelity import ENVIRONMENT, EVEN, Case, f_n0, measure_vote_s, profile_of
 from figures import SCRATCH, note, report
 from sides import make_job, planaria_side
 
-from planaria.job.settings import Device, Job
+from planaria.job.sections.cluster import Device
+from planaria.job.settings import Job
 from planaria.plan.thresholds import CHANGE_S
 from planaria.protocol.messages.records import AnyRecord, NodeLost, PlanTaken, Recovered, Restored, StepCommitted
 from planaria.protocol.step.time_accounting import Split, TimeAccount

@@ -25,7 +25,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers.utils.logging import disable_progress_bar
 
 import planaria
-from planaria.data.job_data import open_data
+from planaria.data.opening import open_data
 from planaria.job.settings import Job
 from planaria.runtime.run_folder.run_folder import RunFolder
 

@@ -27,6 +27,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from figures import note, report
+from papers.oobleck_data import TABLE_3_S
 from planner_instantiation import measure_instantiation
 from planner_transfers import measure_transfers
 
@@ -44,18 +45,6 @@ from planaria.profile.presets.presets import MODELS, preset
 COMPILED = Work(compiled=True)
 PARTS = ("start", "instantiation", "transfers", "estimate", "presets", "templates")
 NODES, DEVICES, LAYERS = (8, 16, 24), (1, 4, 8), (24, 32, 64, 96)
-PAPER_S = {
-    (8, 1): (0.28, 0.71, 9.65, 68.50),
-    (8, 4): (0.41, 1.15, 11.58, 74.56),
-    (8, 8): (0.54, 1.50, 20.98, 109.76),
-    (16, 1): (3.37, 7.45, 66.35, 540.36),
-    (16, 4): (4.56, 10.41, 108.10, 649.67),
-    (16, 8): (4.90, 11.78, 176.04, 1213.63),
-    (24, 1): (11.35, 30.11, 262.47, 1477.54),
-    (24, 4): (14.78, 45.80, 472.53, 2153.84),
-    (24, 8): (15.59, 49.25, 520.08, 3297.92),
-}
-"""Oobleck, Table 3: seconds for one template, by nodes and GPUs a node, for each number of layers."""
 
 
 def transformer(num_layers: int, devices: int) -> ModelProfile:
@@ -141,13 +130,13 @@ def templates_part(*, every: bool) -> None:
     goal = 0.1
     for objective in Objective:
         worst = {"one": 0.0, "gap": 0.0}
-        for nodes, devices in PAPER_S:
+        for nodes, devices in TABLE_3_S:
             cells = []
             for place, layers in enumerate(LAYERS):
                 seconds = measured(partial(template, nodes, devices, layers, objective))
                 gap = template(nodes, devices, layers, objective)
                 worst = {"one": max(worst["one"], seconds), "gap": max(worst["gap"], gap)}
-                paper = PAPER_S[nodes, devices][place]
+                paper = TABLE_3_S[nodes, devices][place]
                 cells.append(f"{layers} layers {1e3 * seconds:.1f} ms, gap {gap:.2%} (paper {paper:.2f} s)")
             note(f"{objective}: {nodes} nodes x {devices}: " + "; ".join(cells))
         name = f"planner.templates.{objective}"

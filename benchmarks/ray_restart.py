@@ -21,6 +21,10 @@ from figures import SCRATCH, Figures, note
 from ray.cluster_utils import Cluster
 from sides import BASELINES
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.engines.watched_run import small_job
+
 NODES = 3
 STEPS_BEFORE = 40
 EVERY = 25
@@ -33,26 +37,6 @@ HEALTH_CHECKS = {
 }
 """Ray sees a dead raylet after less than two seconds, in place of 14."""
 DEADLINE_S = 180.0
-JOB = f"""
-[model]
-type = "gpt2"
-config = {{ n_layer = 4, n_embd = 64, n_head = 4, n_positions = 64 }}
-[data]
-source = "python-stdlib"
-tokenizer = "bytes"
-[train]
-steps = 100000
-global_batch = 12
-microbatch = 2
-sequence_length = 32
-lr_schedule = "constant"
-[cluster]
-nodes = {NODES}
-[resilience]
-min_nodes_per_pipeline = 1
-[run]
-checkpoint_every = {EVERY}
-"""
 
 
 def main(attempts: int) -> None:
@@ -85,7 +69,7 @@ def main(attempts: int) -> None:
 
 def planaria_once(cluster: Cluster, folder: Path) -> dict[str, float]:
     """Seconds until a step was committed after the loss, and until as many nodes as before train again."""
-    (folder / "job.toml").write_text(JOB)
+    (folder / "job.toml").write_text(small_job(run=f"checkpoint_every = {EVERY}"))
     options = ["--nodes", str(NODES), "--spares", "1", "--address", cluster.address]
     command = [sys.executable, "-m", "planaria.ui.cli.main", "launch", "ray", "job.toml", *options]
     events = folder / "runs" / "job" / "events.jsonl"

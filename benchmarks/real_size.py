@@ -27,7 +27,7 @@ from sides import make_job, planaria_side
 from token_ids import train_tokenizer
 
 import planaria
-from planaria.data.job_data import prepare
+from planaria.data.opening import prepare
 from planaria.estimate.memory import memory_use
 from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile

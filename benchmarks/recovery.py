@@ -40,7 +40,8 @@ from pauses import Traces
 from watched import STILL_STEPS, Run
 
 from planaria.job.parse import load_job, parse_job
-from planaria.job.settings import Job, WhenExhausted
+from planaria.job.sections.resilience import WhenExhausted
+from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.stage_costs import pipeline_cost
 from planaria.protocol.messages.records import NodeJoined, NodeLost, NodeReleased, PlanTaken, StepCommitted

@@ -11,7 +11,7 @@ from pathlib import Path
 from figures import SCRATCH
 from interleave import Side
 
-from planaria.data.job_data import prepare
+from planaria.data.opening import prepare
 from planaria.job.parse import job_json, parse_job
 from planaria.job.settings import Job
 from planaria.protocol.messages.records import PlanTaken

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.e2e.agents import family
 from tests.engines.etcd_cluster import EtcdCluster, etcd_cluster
+from tests.engines.watched_run import small_job
 
 from planaria.runtime.journal.etcd_journal import EtcdJournal
 from planaria.runtime.journal.lead import Lead
@@ -36,30 +37,6 @@ from planaria.runtime.thresholds import LEASE_S
 
 PLANARIA = [sys.executable, "-m", "planaria.ui.cli.main"]
 DEADLINE_S = 120.0
-JOB = """
-[model]
-type = "gpt2"
-config = {{ n_layer = 4, n_embd = 64, n_head = 4, n_positions = 64 }}
-[data]
-source = "python-stdlib"
-tokenizer = "bytes"
-[train]
-steps = 1000000
-global_batch = 12
-microbatch = 2
-sequence_length = 32
-learning_rate = 1e-3
-lr_schedule = "constant"
-[cluster]
-nodes = 3
-launcher = "agents"
-port = 0
-[resilience]
-min_nodes_per_pipeline = 1
-[run]
-checkpoint_every = 0
-journal = "{journal}"
-"""
 
 
 def commit(etcd: EtcdCluster, steps: int) -> None:
@@ -81,7 +58,9 @@ def commit(etcd: EtcdCluster, steps: int) -> None:
 
 def kill(etcd: EtcdCluster, kills: int, folder: Path) -> None:
     """Leaders are killed one after the other."""
-    (folder / "job.toml").write_text(JOB.format(journal=etcd.url))
+    (folder / "job.toml").write_text(
+        small_job(cluster='launcher = "agents"', run=f'checkpoint_every = 0\njournal = "{etcd.url}"')
+    )
     (folder / "token").write_text("0123456789abcdef")
     (folder / "token").chmod(0o600)
     metrics = folder / "runs" / "job" / "metrics.jsonl"

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from figures import SCRATCH
 
-from planaria.data.tokens import prepare_tokens
-from planaria.job.data_settings import DataSection
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.job.sections.data import DataSection
 
 PROCESSES = 2
 VOCABULARY = 8000

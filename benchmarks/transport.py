@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from figures import report
 
-from planaria.job.settings import Numerics, TrainSection
+from planaria.job.sections.train import Numerics, TrainSection
 from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.plan.plan import Group, Pipeline, Plan, Route, Stage, WorkerId
 from planaria.runtime.worker.compute.accumulator import grid_step

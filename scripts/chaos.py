@@ -37,7 +37,8 @@ from planaria.job.errors import UserError
 from planaria.job.faults import FAULT_POINTS, Fault, parse_fault
 from planaria.job.parse import job_json
 from planaria.job.registry import PolicyName
-from planaria.job.settings import RedundancyMode, WhenExhausted
+from planaria.job.sections.resilience import WhenExhausted
+from planaria.plan.plan import Redundancy
 from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,
@@ -501,7 +502,7 @@ def drawn_job(draw: random.Random) -> planaria.Job:
     resilience = msgspec.structs.replace(
         job.resilience,
         policy=draw.choice(list(PolicyName)),
-        redundancy=draw.choice(list(RedundancyMode)),
+        redundancy=draw.choice(list(Redundancy)),
         allow_drop=draw.random() < 0.5,
     )
     zones = draw.choice([(), (), ("left", "right"), ("a", "b", "c")])

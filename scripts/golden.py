@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from planaria.api import PlanReport, load_job, plan_for
 from planaria.estimate.step_remainder import PlanInterval
 from planaria.job.registry import PolicyName
-from planaria.job.settings import Device
+from planaria.job.sections.cluster import Device
 from planaria.plan.costs.model_profile import LayerCost, ModelProfile
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId

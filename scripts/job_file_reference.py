@@ -12,8 +12,9 @@ import typing
 import msgspec
 from generated import ROOT, wrapped, write
 
-from planaria.job.section import Section
-from planaria.job.settings import OPTIMIZER_FIELDS, Job, TrainSection
+from planaria.job.sections.section import Section
+from planaria.job.sections.train import OPTIMIZER_FIELDS, TrainSection
+from planaria.job.settings import Job
 
 SCRIPT = "scripts/job_file_reference.py"
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}

@@ -10,10 +10,11 @@ from typing import IO
 import torch
 from torch import nn
 
-from planaria.data.job_data import open_data
+from planaria.data.opening import open_data
 from planaria.data.sampler import Sampler
 from planaria.job.parse import job_from_json
-from planaria.job.settings import Job, TrainSection
+from planaria.job.sections.train import TrainSection
+from planaria.job.settings import Job
 from planaria.model.load import load_model
 from planaria.model.model import Batch, Model
 

@@ -20,7 +20,8 @@ from planaria.job.errors import UserError as UserError
 from planaria.job.faults import Fault, check_faults, parse_fault
 from planaria.job.parse import job_from_table, load_job, sections, validated
 from planaria.job.registry import Launcher
-from planaria.job.settings import LOOPBACK, Device, RunSection
+from planaria.job.sections.cluster import LOOPBACK, Device
+from planaria.job.sections.run import RunSection
 from planaria.job.settings import Job as Job
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.profile_check import decode_profile

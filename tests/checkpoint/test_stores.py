@@ -33,7 +33,7 @@ from planaria.checkpoint.manifest import (
 from planaria.checkpoint.remote_store import StoreError
 from planaria.checkpoint.store import check_writable, has_checkpoints, store_at
 from planaria.job.errors import UserError
-from planaria.protocol.messages.worker import SavedGroup
+from planaria.protocol.messages.from_worker import SavedGroup
 
 ROOT = "s3://bucket/runs"
 

@@ -16,7 +16,7 @@ from planaria.checkpoint.manifest import MANIFEST, newest, read_manifest, weight
 from planaria.checkpoint.state import read_parameters
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json, load_job
-from planaria.job.settings import WhenExhausted
+from planaria.job.sections.resilience import WhenExhausted
 from planaria.protocol.messages import journal as entries
 from planaria.protocol.messages.records import RunEnded
 from planaria.protocol.run.replay import JournalState

@@ -11,9 +11,10 @@ import pytest
 from rows_files import json_lines, parquet
 
 from planaria.data.reading.sources import DataError
-from planaria.data.tokenizer import SEPARATOR_ID
-from planaria.data.tokens import TokenSet, prepare_tokens
-from planaria.job.data_settings import DataSection, OnBadRow, Packing
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.data.tokens.token_set import TokenSet
+from planaria.data.tokens.tokenizer import SEPARATOR_ID
+from planaria.job.sections.data import DataSection, OnBadRow, Packing
 
 CHATS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "Is 虫 a worm?"}, {"role": "assistant", "content": "Yes – 虫."}]},

@@ -13,13 +13,16 @@ import pytest
 import torch
 from token_files import train_of
 
-from planaria.data.job_data import open_data, prepare
+from planaria.data.opening import open_data, prepare
 from planaria.data.reading.sources import DataError, DataRaised
 from planaria.data.sampler import Sampler
 from planaria.data.samples.dataset import Items, load_items
-from planaria.job.data_settings import DataSection, EvalSection
 from planaria.job.errors import UserError
-from planaria.job.settings import ClusterSection, Job, ModelSection
+from planaria.job.sections.cluster import ClusterSection
+from planaria.job.sections.data import DataSection
+from planaria.job.sections.eval import EvalSection
+from planaria.job.sections.model import ModelSection
+from planaria.job.settings import Job
 
 HERE = __name__
 

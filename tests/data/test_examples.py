@@ -12,9 +12,9 @@ from rows_files import json_lines
 from planaria.data.reading.sources import DataError
 from planaria.data.samples import examples
 from planaria.data.samples.examples import Examples
-from planaria.data.tokenizer import PAD_ID, SEPARATOR_ID
-from planaria.data.tokens import prepare_tokens
-from planaria.job.data_settings import DOCUMENT_POSITIONS, DataSection, Packing, TooLong
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.data.tokens.tokenizer import PAD_ID, SEPARATOR_ID
+from planaria.job.sections.data import DOCUMENT_POSITIONS, DataSection, Packing, TooLong
 
 PAIRS = [("ab", "cd"), ("a", "bcdefghij"), ("abcdefghij", "k"), ("", "xy")]
 CHANCE = np.random.default_rng(0)

@@ -11,9 +11,9 @@ import pytest
 
 from planaria.data.reading.hub import is_hub_name
 from planaria.data.reading.sources import DataError
-from planaria.data.tokenizer import SEPARATOR_ID
-from planaria.data.tokens import prepare_tokens
-from planaria.job.data_settings import DataSection
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.data.tokens.tokenizer import SEPARATOR_ID
+from planaria.job.sections.data import DataSection
 
 
 def read(source: str, tmp_path: Path) -> str:

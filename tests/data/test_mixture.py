@@ -12,14 +12,18 @@ import pytest
 import torch
 from token_files import train_of
 
-from planaria.data.job_data import open_data, prepare
 from planaria.data.mixture import dealt_by_weight
+from planaria.data.opening import open_data, prepare
 from planaria.data.reading.sources import DataError
-from planaria.job.data_settings import DataSection, EvalSection, SourceSection
 from planaria.job.errors import UserError
 from planaria.job.history import DataIdentity
 from planaria.job.parse import job_from_table
-from planaria.job.settings import ClusterSection, Job, ModelSection, RunSection
+from planaria.job.sections.cluster import ClusterSection
+from planaria.job.sections.data import DataSection, SourceSection
+from planaria.job.sections.eval import EvalSection
+from planaria.job.sections.model import ModelSection
+from planaria.job.sections.run import RunSection
+from planaria.job.settings import Job
 
 
 @pytest.mark.parametrize("parts", [(1, 1), (700, 200, 100), (1, 999_999), (5, 1, 1, 1, 1000)])

@@ -10,9 +10,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from planaria.data.reading.sources import DataError
-from planaria.data.tokenizer import SEPARATOR_ID
-from planaria.data.tokens import prepare_tokens
-from planaria.job.data_settings import DataSection
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.data.tokens.tokenizer import SEPARATOR_ID
+from planaria.job.sections.data import DataSection
 
 
 @pytest.fixture

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 from rows_files import arrow, compressed, json_lines, parquet
 
-from planaria.data import encoding, tokens
 from planaria.data.reading.rows import PIECE_BYTES
 from planaria.data.reading.sources import DataError
-from planaria.data.tokenizer import SEPARATOR_ID
-from planaria.data.tokens import TokenSet, prepare_tokens
-from planaria.job.data_settings import DataSection, OnBadRow, TokenDType
+from planaria.data.tokens import encoding, preparation
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.data.tokens.token_set import TokenSet
+from planaria.data.tokens.tokenizer import SEPARATOR_ID
+from planaria.job.sections.data import DataSection, OnBadRow, TokenDType
 
 ROWS = [{"text": f"worm {n} – 虫", "n": n, "deep": {"de": f"Wurm {n}"}} for n in range(10)]
 SAME = [*"".join(f"worm {n} – 虫|" for n in range(10)).encode()]
@@ -209,7 +210,7 @@ def test_a_long_document_has_the_ids_of_the_whole(
 @pytest.mark.parametrize("text", ["虫" * 700_000, "x" * 2_500_000, " " * 2_500_000, "é\n" * 900_000])
 def test_what_has_no_words_is_cut_between_characters(text: str, tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text(text)
-    pieces = list(encoding.text_pieces(tokens.find_files(str(tmp_path / "long.txt"))[0]))
+    pieces = list(encoding.text_pieces(preparation.find_files(str(tmp_path / "long.txt"))[0]))
     assert all(len(piece.text) <= 2 * PIECE_BYTES for piece in pieces)
     assert "".join(piece.text.decode() for piece in pieces) == text
     assert [piece.is_last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
@@ -218,10 +219,10 @@ def test_what_has_no_words_is_cut_between_characters(text: str, tmp_path: Path) 
 INTERRUPTED = """
 import os, signal, sys
 from pathlib import Path
-from planaria.data import encoding, tokens
-from planaria.job.data_settings import DataSection
+from planaria.data.tokens import encoding, preparation
+from planaria.job.sections.data import DataSection
 encoding._NOTED_BYTES = encoding._BATCH_BYTES = 1000
-tokens.DATA_CACHE_BYTES = 0
+preparation.DATA_CACHE_BYTES = 0
 write = encoding._write_note
 def write_and_die(note, done):
     write(note, done)
@@ -229,7 +230,7 @@ def write_and_die(note, done):
         os.kill(os.getpid(), signal.SIGKILL)
 encoding._write_note = write_and_die
 source, folder, cache = sys.argv[1:]
-tokens.prepare_tokens(DataSection(source=source), Path(folder), cache=Path(cache))
+preparation.prepare_tokens(DataSection(source=source), Path(folder), cache=Path(cache))
 """
 
 
@@ -247,11 +248,12 @@ def test_what_was_interrupted_goes_on_where_it_stopped(tmp_path: Path, monkeypat
     half = (place / "tokens.bin.new").stat().st_size
     assert half > 0
     encoded = []
-    encode = tokens.load_tokenizer("bytes").__class__.encode
+    encode = preparation.load_tokenizer("bytes").__class__.encode
     monkeypatch.setattr(
-        "planaria.data.tokenizer.ByteTokenizer.encode", lambda self, texts: encoded.extend(texts) or encode(self, texts)
+        "planaria.data.tokens.tokenizer.ByteTokenizer.encode",
+        lambda self, texts: encoded.extend(texts) or encode(self, texts),
     )
-    monkeypatch.setattr(tokens, "DATA_CACHE_BYTES", 0)
+    monkeypatch.setattr(preparation, "DATA_CACHE_BYTES", 0)
     section = DataSection(source=str(folder))
     found = prepare_tokens(section, tmp_path / "second", cache=cache)
     alone = prepare_tokens(section, tmp_path / "alone")

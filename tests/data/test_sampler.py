@@ -13,14 +13,18 @@ import pytest
 import torch
 from token_files import tokens_of, train_of
 
-from planaria.data.job_data import open_data, prepare
+from planaria.data.opening import open_data, prepare
 from planaria.data.reading.sources import DataError
 from planaria.data.sampler import Sampler
 from planaria.data.samples.windows import Windows
-from planaria.data.tokenizer import MASK_ID
-from planaria.data.tokens import TokenSet
-from planaria.job.data_settings import DataSection, EvalSection
-from planaria.job.settings import ClusterSection, Job, ModelSection, TrainSection
+from planaria.data.tokens.token_set import TokenSet
+from planaria.data.tokens.tokenizer import MASK_ID
+from planaria.job.sections.cluster import ClusterSection
+from planaria.job.sections.data import DataSection
+from planaria.job.sections.eval import EvalSection
+from planaria.job.sections.model import ModelSection
+from planaria.job.sections.train import TrainSection
+from planaria.job.settings import Job
 
 TEXT = bytes(random.Random(0).randrange(32, 127) for _ in range(1000))
 
@@ -75,8 +79,8 @@ import hashlib
 from pathlib import Path
 from planaria.data.sampler import Sampler
 from planaria.data.samples.windows import Windows
-from planaria.data.tokens import open_tokens
-from planaria.job.settings import TrainSection
+from planaria.data.tokens.token_set import open_tokens
+from planaria.job.sections.train import TrainSection
 train = TrainSection(steps=4, global_batch=8, microbatch=2, sequence_length=16, seed=3)
 windows = Windows(open_tokens(Path({str(tmp_path / "tokens")!r})), train, 0.15, True)
 batch = Sampler(windows, train).microbatch(9, 2)

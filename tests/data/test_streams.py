@@ -19,14 +19,18 @@ import pytest
 import torch
 from token_files import train_of
 
-from planaria.data.job_data import JobData, open_data, prepare, reader_standing_by
+from planaria.data.job_data import JobData
+from planaria.data.opening import open_data, prepare, reader_standing_by
 from planaria.data.reading.sources import DataError, DataRaised
 from planaria.data.streams.blocks import Blocks, stream_folder
 from planaria.data.streams.openers import Opener
 from planaria.data.streams.preparation import opener_of, prepare_stream
 from planaria.data.streams.reader import Reader
-from planaria.job.data_settings import DataSection, EvalSection
-from planaria.job.settings import ClusterSection, Job, ModelSection
+from planaria.job.sections.cluster import ClusterSection
+from planaria.job.sections.data import DataSection
+from planaria.job.sections.eval import EvalSection
+from planaria.job.sections.model import ModelSection
+from planaria.job.settings import Job
 
 HERE = __name__
 STEPS = 20

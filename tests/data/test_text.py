@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from planaria.data.reading.sources import DataError
-from planaria.data.tokens import prepare_tokens
-from planaria.job.data_settings import DataSection
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.job.sections.data import DataSection
 
 NOISE = random.Random(7).randbytes(5000)
 LINES = "".join(json.dumps({"text": f"worm {n}"}) + "\n" for n in range(50)).encode()

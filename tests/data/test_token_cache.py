@@ -13,18 +13,19 @@ import numpy as np
 import pytest
 from rows_files import json_lines
 
-from planaria.data import encoding, tokens
 from planaria.data.reading.sources import DataError
-from planaria.data.tokenizer import ByteTokenizer
-from planaria.data.tokens import prepare_tokens
-from planaria.job.data_settings import DataSection
+from planaria.data.tokens import encoding, preparation
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.data.tokens.token_set import open_tokens
+from planaria.data.tokens.tokenizer import ByteTokenizer
+from planaria.job.sections.data import DataSection
 
 PAIRS = {"prompt": "p", "completion": "c"}
 
 
 @pytest.fixture
 def section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSection:
-    monkeypatch.setattr(tokens, "DATA_CACHE_BYTES", 0)
+    monkeypatch.setattr(preparation, "DATA_CACHE_BYTES", 0)
     source = json_lines(tmp_path / "rows.jsonl", [{"p": f"{n}?", "c": f"{n * n}"} for n in range(200)])
     return DataSection(source=str(source), **PAIRS)
 
@@ -97,7 +98,7 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(
         patched.setattr(encoding._Output, "add", full)
         with pytest.raises(DataError, match=r"cannot be written to .* \(No space left on device\). Make room there"):
             prepare_tokens(section, tmp_path / "run", cache=cache)
-    assert np.array_equal(tokens.open_tokens(tmp_path / "run").ids, before.ids)
+    assert np.array_equal(open_tokens(tmp_path / "run").ids, before.ids)
     assert len(prepare_tokens(section, tmp_path / "run", cache=cache).documents) == 200
 
 

@@ -12,9 +12,10 @@ import pytest
 from token_files import tokens_of
 
 from planaria.data.reading.sources import DataError, find_files
-from planaria.data.tokenizer import MASK_ID, PAD_ID, SEPARATOR_ID
-from planaria.data.tokens import open_tokens, prepare_tokens
-from planaria.job.data_settings import DataSection
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.data.tokens.token_set import open_tokens
+from planaria.data.tokens.tokenizer import MASK_ID, PAD_ID, SEPARATOR_ID
+from planaria.job.sections.data import DataSection
 
 
 def test_a_text_files_bytes_are_its_tokens(tmp_path: Path) -> None:
@@ -140,5 +141,5 @@ def test_refusals_name_the_value_and_the_remedy(tmp_path: Path) -> None:
 
 
 def test_preparing_does_without_torch() -> None:
-    script = "import sys; import planaria.data.tokens; sys.exit(int('torch' in sys.modules))"
+    script = "import sys; import planaria.data.tokens.preparation; sys.exit(int('torch' in sys.modules))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

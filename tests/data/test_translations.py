@@ -9,9 +9,9 @@ import numpy as np
 from rows_files import json_lines
 
 from planaria.data.samples.translations import Translations
-from planaria.data.tokenizer import PAD_ID, SEPARATOR_ID
-from planaria.data.tokens import prepare_tokens
-from planaria.job.data_settings import SOURCE_MASK, DataSection, Packing, TooLong
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.data.tokens.tokenizer import PAD_ID, SEPARATOR_ID
+from planaria.job.sections.data import SOURCE_MASK, DataSection, Packing, TooLong
 
 ROWS = [{"de": "ab", "en": "xyz"}, {"de": "", "en": "w"}, {"de": "abcdef", "en": "s"}, {"de": "c", "en": "tuvwx"}]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.data.tokens import TokenSet, prepare_tokens
-from planaria.job.data_settings import DataSection
-from planaria.job.settings import TrainSection
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.data.tokens.token_set import TokenSet
+from planaria.job.sections.data import DataSection
+from planaria.job.sections.train import TrainSection
 
 
 def tokens_of(folder: Path, text: bytes) -> TokenSet:

@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 
 from planaria.checkpoint.manifest import newest
 from planaria.checkpoint.state import read_parameters
-from planaria.data.job_data import open_data
-from planaria.job.settings import DataSection, Job, ModelSection
+from planaria.data.opening import open_data
+from planaria.job.sections.data import DataSection
+from planaria.job.sections.model import ModelSection
+from planaria.job.settings import Job
 from planaria.model.tensors.batch_norms import statistics
 from planaria.runtime.launch.export import export_run
 from planaria.runtime.launch.reference import Drops, train_reference

@@ -19,7 +19,7 @@ import pytest
 from planaria.plan.costs.byte_counts import NUMERICS, held_bytes, message_bytes, part_bytes, read_from_hosts
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.profile_check import decode_profile
-from planaria.plan.sum_slices import slices_of
+from planaria.plan.sums.slices import slices_of
 from tests.e2e.incubator import ROOT, Incubator
 from tests.e2e.network import Farm, NoNamespaces, farm
 from tests.e2e.test_partition import Cluster

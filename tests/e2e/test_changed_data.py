@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from planaria.checkpoint.manifest import newest
-from planaria.data.tokens import prepare_tokens
-from planaria.job.data_settings import DataSection
+from planaria.data.tokens.preparation import prepare_tokens
 from planaria.job.errors import UserError
+from planaria.job.sections.data import DataSection
 from planaria.job.settings import Job
 from planaria.plan.plan import NodeId
 from planaria.runtime.component_settings import node_settings

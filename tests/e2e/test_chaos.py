@@ -10,7 +10,8 @@ import pytest
 from scripts.chaos import ORDERED, Blow, Chaos, Told, drawn_job, ordered_faults, switches_of
 
 from planaria.job.registry import PolicyName
-from planaria.job.settings import Job, RedundancyMode
+from planaria.job.settings import Job
+from planaria.plan.plan import Redundancy
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 
@@ -54,7 +55,7 @@ def test_every_kind_is_ordered_sometimes() -> None:
 def test_every_policy_mode_and_zone_is_drawn_sometimes() -> None:
     jobs = [drawn_job(random.Random(seed)) for seed in range(80)]
     assert {job.resilience.policy for job in jobs} == set(PolicyName)
-    assert {job.resilience.redundancy for job in jobs} == set(RedundancyMode)
+    assert {job.resilience.redundancy for job in jobs} == set(Redundancy)
     assert {len(job.cluster.zones) for job in jobs} == {0, 2, 3}
     for job in jobs:
         assert (PolicyName.DROP in switches_of(job)) == job.resilience.may_drop

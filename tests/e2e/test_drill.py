@@ -16,7 +16,8 @@ from planaria.api import read_profile
 from planaria.job.errors import UserError
 from planaria.job.parse import load_job
 from planaria.job.registry import PolicyName
-from planaria.job.settings import Device, Job
+from planaria.job.sections.cluster import Device
+from planaria.job.settings import Job
 from planaria.protocol.messages.records import NodeJoined, Restored, RunStatus
 from planaria.runtime.launch.rehearsal.comparison import ComparisonFolder, run_policy
 from planaria.runtime.launch.rehearsal.rehearsal import (

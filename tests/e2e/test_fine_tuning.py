@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 
 from planaria.checkpoint.manifest import newest
 from planaria.checkpoint.state import read_parameters
-from planaria.job.settings import Job, LoraSection, ModelSection, ParameterRule
+from planaria.job.sections.model import LoraSection, ModelSection
+from planaria.job.sections.train import ParameterRule
+from planaria.job.settings import Job
 from planaria.model.huggingface import HuggingFaceModel
 from planaria.model.load import load_huggingface_model
 from planaria.plan.costs.profile_check import decode_profile

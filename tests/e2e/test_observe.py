@@ -12,7 +12,8 @@ import pytest
 
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
-from planaria.job.settings import Job, ObserveSection
+from planaria.job.sections.observe import ObserveSection
+from planaria.job.settings import Job
 from planaria.runtime.launch.training.folder import job_folder
 from planaria.runtime.observers import views, webhook
 from tests.e2e.conftest import Run

@@ -12,7 +12,8 @@ import pytest
 from planaria.checkpoint.manifest import newest
 from planaria.checkpoint.state import read_group
 from planaria.job.errors import UserError
-from planaria.job.settings import Job, ParameterRule
+from planaria.job.sections.train import ParameterRule
+from planaria.job.settings import Job
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.proof import rest_in_proof

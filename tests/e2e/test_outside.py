@@ -19,8 +19,9 @@ import torch
 from planaria.checkpoint.manifest import MANIFEST
 from planaria.job.settings import Job
 from planaria.plan.plan import WorkerId
+from planaria.protocol.messages.from_worker import Hello
+from planaria.protocol.messages.message import PROTOCOL_VERSION, encode
 from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, NodeLost, PlanTaken, StepCommitted
-from planaria.protocol.messages.worker import PROTOCOL_VERSION, Hello, encode
 from planaria.runtime.launch.session import train_job
 from planaria.runtime.launch.training.request import TrainRequest
 from planaria.runtime.nodes.local_nodes import LauncherError, LocalNodes

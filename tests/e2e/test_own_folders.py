@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from planaria.job.parse import load_job
-from planaria.job.settings import Job, RunSection
+from planaria.job.sections.run import RunSection
+from planaria.job.settings import Job
 from tests.e2e.agents import Agent, Hosts, end_all, family
 from tests.e2e.commands import DEADLINE_S, Command, summary, wait_until
 from tests.e2e.incubator import Incubator

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from planaria.data.job_data import open_data
+from planaria.data.opening import open_data
 from planaria.job.parse import load_job, parse_job
 from planaria.job.settings import Job
 from planaria.model.initial import derive_seed, seeded

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from examples import pictures
 
-from planaria.job.data_settings import DataSection
-from planaria.job.settings import Job, ModelSection
+from planaria.job.sections.data import DataSection
+from planaria.job.sections.model import ModelSection
+from planaria.job.settings import Job
 from planaria.plan.costs.profile_check import decode_profile
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job

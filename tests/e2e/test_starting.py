@@ -15,7 +15,8 @@ from planaria.checkpoint.manifest import newest
 from planaria.checkpoint.start import start_of
 from planaria.checkpoint.state import read_parameters
 from planaria.job.errors import UserError
-from planaria.job.settings import Job, ParameterRule
+from planaria.job.sections.train import ParameterRule
+from planaria.job.settings import Job
 from planaria.runtime.launch.export import export_for_torch
 from planaria.runtime.launch.training.folder import job_folder
 from tests.e2e.conftest import Run

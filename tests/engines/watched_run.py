@@ -13,27 +13,33 @@ from typing import Any
 from planaria.runtime.run_folder.run_folder import RunFolder
 
 DEADLINE_S = 120.0
-JOB = """
+_SMALL_JOB = """
 [model]
 type = "gpt2"
-config = { n_layer = 4, n_embd = 64, n_head = 4, n_positions = 64 }
+config = {{ n_layer = 4, n_embd = 64, n_head = 4, n_positions = 64 }}
 [data]
 source = "python-stdlib"
 tokenizer = "bytes"
 [train]
-steps = 100000
+steps = 1000000
 global_batch = 12
 microbatch = 2
 sequence_length = 32
 learning_rate = 1e-3
 lr_schedule = "constant"
-[cluster]
-nodes = 3
 [resilience]
 min_nodes_per_pipeline = 1
+[cluster]
+nodes = 3
+{cluster}
 [run]
-checkpoint_every = 25
+{run}
 """
+
+
+def small_job(*, cluster: str = "", run: str) -> str:
+    """Returns the job file of a small GPT-2 on three nodes, with more lines of [cluster] and [run]."""
+    return _SMALL_JOB.format(cluster=cluster, run=run)
 
 
 class WatchedRun:
@@ -48,7 +54,7 @@ class WatchedRun:
         self.folder = folder
         self.run = RunFolder(folder / "runs" / "job")
         self._environment = environment
-        (folder / "job.toml").write_text(JOB)
+        (folder / "job.toml").write_text(small_job(run="checkpoint_every = 25"))
 
     def planaria(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "planaria.ui.cli.main", *arguments]

@@ -16,7 +16,7 @@ from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
 from planaria.plan.program.programs import program
-from planaria.plan.sum_slices import Slices, slices_of
+from planaria.plan.sums.slices import Slices, slices_of
 
 VECTOR = 16 * 27720
 """Floats of a vector that all numbers of owners up to 12 divide into slices."""

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planaria.job.data_settings import Packing
 from planaria.job.errors import UserError
 from planaria.job.parse import (
     changed_numbers,
@@ -23,7 +22,10 @@ from planaria.job.parse import (
     validated,
 )
 from planaria.job.registry import PolicyName
-from planaria.job.settings import Device, Job, LrSchedule, Numerics
+from planaria.job.sections.cluster import Device
+from planaria.job.sections.data import Packing
+from planaria.job.sections.train import LrSchedule, Numerics
+from planaria.job.settings import Job
 from planaria.job.suggestions import OTHER_NAMES
 from tests.proof import examples
 

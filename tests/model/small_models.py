@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from planaria.job.settings import ModelSection, TrainSection
+from planaria.job.sections.model import ModelSection
+from planaria.job.sections.train import TrainSection
 from planaria.model.load import load_huggingface_model
 from planaria.model.model import Model, Tensors
 from planaria.model.tensors.batch_norms import COUNT

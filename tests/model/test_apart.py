@@ -7,8 +7,8 @@ import torch
 from small_models import TRAIN, VOCAB_SIZE, filled_layers, random_ids, run_layers, shaken, small_section
 from torch import nn
 
-from planaria.job.data_settings import DOCUMENT_POSITIONS, SOURCE_MASK
-from planaria.job.settings import ModelSection
+from planaria.job.sections.data import DOCUMENT_POSITIONS, SOURCE_MASK
+from planaria.job.sections.model import ModelSection
 from planaria.model.comparison import compare
 from planaria.model.config import TOKEN_MASK
 from planaria.model.huggingface import logits

@@ -21,7 +21,9 @@ from small_models import (
     whole_state,
 )
 
-from planaria.job.settings import ClusterSection, Job, ModelSection
+from planaria.job.sections.cluster import ClusterSection
+from planaria.job.sections.model import ModelSection
+from planaria.job.settings import Job
 from planaria.model.export import export
 from planaria.model.huggingface import logits
 from planaria.model.load import load_huggingface_model

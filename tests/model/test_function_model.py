@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from planaria.job.errors import UserCodeError, UserError
-from planaria.job.settings import ModelSection, ParameterRule, TrainSection
+from planaria.job.sections.model import ModelSection
+from planaria.job.sections.train import ParameterRule, TrainSection
 from planaria.model.function import ModelRaised
 from planaria.model.load import load_model
 from planaria.model.model import ModelError, Tensors

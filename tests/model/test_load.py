@@ -12,7 +12,8 @@ import pytest
 import torch
 from small_models import CONFIGS, TRAIN, VOCAB_SIZE, load_small, small_section, whole_state
 
-from planaria.job.settings import ModelSection, TrainSection
+from planaria.job.sections.model import ModelSection
+from planaria.job.sections.train import TrainSection
 from planaria.model.load import load_model, preload_model
 from planaria.model.model import ModelError
 

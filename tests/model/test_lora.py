@@ -10,7 +10,9 @@ import pytest
 import torch
 from small_models import TRAIN, VOCAB_SIZE, filled_layers, load_small, run_layers, shaken, small_section, whole_state
 
-from planaria.job.settings import ClusterSection, Job, LoraSection, ModelSection
+from planaria.job.sections.cluster import ClusterSection
+from planaria.job.sections.model import LoraSection, ModelSection
+from planaria.job.settings import Job
 from planaria.model.export import export_adapters
 from planaria.model.huggingface import HuggingFaceModel
 from planaria.model.load import load_huggingface_model, load_model

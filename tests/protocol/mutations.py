@@ -22,7 +22,8 @@ from planaria.protocol.handlers import adopt_plan, boundary, step
 from planaria.protocol.handlers import salvage as course_salvage
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.events import Command, Received
-from planaria.protocol.messages.worker import Commit, Vote
+from planaria.protocol.messages.from_worker import Vote
+from planaria.protocol.messages.to_worker import Commit
 from planaria.protocol.phases import Phase
 from planaria.protocol.planning import plan_selection
 from planaria.protocol.planning.plan_selection import PlanSelector, Situation

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from planaria.job.registry import PolicyName
-from planaria.job.settings import TrainSection, WhenNotFinite
+from planaria.job.sections.train import TrainSection, WhenNotFinite
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings
@@ -32,9 +32,10 @@ from planaria.protocol.messages.events import (
     StopRequested,
     WorkerJoined,
 )
+from planaria.protocol.messages.from_worker import Notice, Ready, Report, Vote
 from planaria.protocol.messages.journal import JournalCommit, JournalNode, JournalStop
 from planaria.protocol.messages.records import PlanTaken, Recovered, RunStatus, StepCommitted, StepSkipped, Waiting
-from planaria.protocol.messages.worker import Commit, Notice, PlanMessage, Ready, Report, Save, Stop, Vote
+from planaria.protocol.messages.to_worker import Commit, PlanMessage, Save, Stop
 from planaria.protocol.phases import Phase, ProtocolError
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings

@@ -23,9 +23,10 @@ from planaria.protocol.membership.liveness import Liveness
 from planaria.protocol.membership.members import Membership
 from planaria.protocol.messages import plan_delta
 from planaria.protocol.messages.events import Command, Evict
+from planaria.protocol.messages.from_worker import Returned
 from planaria.protocol.messages.journal import JournalCommit, JournalEntry
 from planaria.protocol.messages.records import AnyRecord
-from planaria.protocol.messages.worker import Commit, PlanMessage, Returned
+from planaria.protocol.messages.to_worker import Commit, PlanMessage
 from planaria.protocol.planning import plan_selection
 from planaria.protocol.planning.straggler_detection import NodeSpeeds
 from planaria.protocol.run.returning import ReturningWorkers

@@ -18,7 +18,7 @@ from planaria.checkpoint.store import Place, below, store_at
 from planaria.job.errors import UserError
 from planaria.job.history import History
 from planaria.job.values import is_url
-from planaria.protocol.messages.worker import SavedGroup
+from planaria.protocol.messages.from_worker import SavedGroup
 
 MANIFEST = "manifest.json"
 ELSEWHERE = "url"

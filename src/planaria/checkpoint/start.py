@@ -19,7 +19,7 @@ from planaria.checkpoint.manifest import MANIFEST, PARAMETER, newest_in_store, p
 from planaria.checkpoint.state import GroupState
 from planaria.checkpoint.store import GroupTensors, Place, store_at
 from planaria.job.errors import UserError
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.job.values import is_url
 from planaria.model.model import Model
 from planaria.model.training.optimizer import optimizer_of

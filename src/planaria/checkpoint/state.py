@@ -11,7 +11,7 @@ from safetensors.torch import load
 
 from planaria.checkpoint.manifest import PARAMETER, Manifest, read_verified
 from planaria.checkpoint.store import Place, store_at
-from planaria.protocol.messages.worker import SavedGroup
+from planaria.protocol.messages.from_worker import SavedGroup
 
 GroupState = Mapping[str, Mapping[str, torch.Tensor]]
 """Values by kind (`PARAMETER`, or a name of `planaria.model.training.optimizer.Optimizer.states`) and parameter."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from planaria.data.tokenizer import MASK_ID, MASKS, PAD_ID, PADS, SEPARATOR_ID, SEPARATORS
+from planaria.data.tokens.tokenizer import MASK_ID, MASKS, PAD_ID, PADS, SEPARATOR_ID, SEPARATORS
 
 _BYTES_SPECIAL = {SEPARATOR_ID: SEPARATORS[0], MASK_ID: MASKS[0], PAD_ID: PADS[0]}
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from planaria.data.reading.sources import DataError
-from planaria.job.data_settings import OnBadRow
+from planaria.job.sections.data import OnBadRow
 
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 _LOOKED_AT_ONCE = 1024

@@ -13,7 +13,7 @@ import torch
 from planaria.data.order import CHANCE, Numbers, generator
 from planaria.data.sampler import Sampler, of_microbatch
 from planaria.data.samples.samples import Batch
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 
 _PARTS = 1 << 20
 """Parts that the samples are dealt in; each source has a whole number of them, by its weight."""

@@ -10,7 +10,7 @@ from planaria.data.order import CHANCE, SPLIT, VALIDATION, Numbers, dealt, gener
 from planaria.data.reading.sources import DataError
 from planaria.data.samples.samples import Batch, Samples
 from planaria.data.streams.shuffled import StreamSamples
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 
 _EVERY_RUN = 0
 """Seed of what is the same whatever train.seed is: which samples are held out, and their chance."""

@@ -11,7 +11,7 @@ from planaria.plan.costs.byte_counts import held_bytes, message_bytes, part_byte
 from planaria.plan.costs.model_profile import LinkCost, ModelProfile
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
-from planaria.plan.sum_slices import slices_of
+from planaria.plan.sums.slices import slices_of
 
 MOST_COMPUTED = 1 << 16
 """Forwards and backwards whose durations are remembered; then all are forgotten."""

@@ -1,6 +1,6 @@
 """One worker's gradient sums in a step: what it reads of other owners, how long that takes, and when all is added up.
 
-Each owner adds up one slice of a group and hands it back (`planaria.plan.sum_slices`). Messages of sums are read one
+Each owner adds up one slice of a group and hands it back (`planaria.plan.sums.slices`). Messages of sums are read one
 after another, whoever sent them, while their latencies pass side by side.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from planaria.plan.costs.byte_counts import read_from_hosts, read_in_memory, read_spread
 from planaria.plan.costs.model_profile import LinkCost
 from planaria.plan.plan import WorkerId
-from planaria.plan.sum_slices import Slices
+from planaria.plan.sums.slices import Slices
 
 
 class SumTimes(NamedTuple):

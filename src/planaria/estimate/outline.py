@@ -21,7 +21,7 @@ from planaria.estimate.simulation.simulation import PipelineRun, is_whole, run_o
 from planaria.estimate.simulation.times import JointTimes
 from planaria.plan.plan import Form, Pipeline, Plan, Route, ScheduleKind, WorkerId
 from planaria.plan.program.routes import travellers
-from planaria.plan.sync_rounds import colour
+from planaria.plan.sums.rounds import colour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

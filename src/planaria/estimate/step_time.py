@@ -22,17 +22,26 @@ from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.cores import least_step_s, on_shared_cores
 from planaria.estimate.durations import Durations
 from planaria.estimate.gradient_sums import summed
-from planaria.estimate.outline import EstimateCache as EstimateCache
-from planaria.estimate.outline import Shape as Shape
-from planaria.estimate.outline import StepEstimate as StepEstimate
-from planaria.estimate.outline import outline_of_pipelines, remember
+from planaria.estimate.outline import (
+    EstimateCache as EstimateCache,
+)
+from planaria.estimate.outline import (
+    Shape as Shape,
+)
+from planaria.estimate.outline import (
+    StepEstimate as StepEstimate,
+)
+from planaria.estimate.outline import (
+    outline_of_pipelines,
+    remember,
+)
 from planaria.estimate.simulation.simulation import PipelineRun, ProgramTimes, is_whole, run_orders, run_programs
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op, Program
 from planaria.plan.program.programs import programs
 from planaria.plan.program.routes import PipelineRoutes, sorted_routes
-from planaria.plan.sync_rounds import colour
+from planaria.plan.sums.rounds import colour
 
 Span = tuple[Instruction, float, float]
 """An instruction, and the seconds from the step's beginning at which it starts and ends."""

@@ -19,10 +19,13 @@ from typing import Any
 
 import msgspec
 
-from planaria.job.checks import check_dealing, check_job
+from planaria.job.checks import check_job
 from planaria.job.errors import UserError
-from planaria.job.section import Section
-from planaria.job.settings import Device, Job, ModelSection, TrainSection
+from planaria.job.sections.cluster import Device, check_dealing
+from planaria.job.sections.model import ModelSection
+from planaria.job.sections.section import Section
+from planaria.job.sections.train import TrainSection
+from planaria.job.settings import Job
 from planaria.job.suggestions import did_you_mean
 from planaria.job.values import shown
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+from collections.abc import Mapping
 from typing import NoReturn
 
 from planaria.job.errors import UserError
@@ -118,3 +119,24 @@ def function(field: str, value: str) -> None:
     """Refuses what is not of the form "module:function"."""
     if not is_reference(value):
         refuse(field, value, "is not module:function", 'Write for instance "layers:transformer".')
+
+
+def check_config(section: str, config: Mapping[str, object], source: str) -> None:
+    """Refuses arguments where nobody is called with them, as if somebody were."""
+    if config:
+        refuse(
+            f"{section}.config", dict(config), f"goes with a function, and {section}.source = {shown(source)} is none",
+            'Leave it out, or name one, as in "images:train".',
+        )  # fmt: skip
+
+
+def check_name(field: str, name: str) -> None:
+    """Checks that a run's name can be the name of its folder.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not name.strip() or name in (".", "..") or any(c in "/\\" or not c.isprintable() for c in name):
+        refuse(field, name, "cannot be a folder's name", "Use letters, digits, '-' and '_'.")
+    if len(name.encode("utf-8", "surrogatepass")) > 200:
+        refuse(field, name, "is too long for a folder's name", "Use at most 200 characters.")

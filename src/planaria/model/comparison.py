@@ -14,8 +14,9 @@ import msgspec
 import torch
 from torch import nn
 
-from planaria.job.data_settings import DOCUMENT_POSITIONS, SOURCE_MASK
-from planaria.job.settings import ModelSection, TrainSection
+from planaria.job.sections.data import DOCUMENT_POSITIONS, SOURCE_MASK
+from planaria.job.sections.model import ModelSection
+from planaria.job.sections.train import TrainSection
 from planaria.model.config import TOKEN_MASK, example_batch
 from planaria.model.huggingface import HuggingFaceModel, logits
 from planaria.model.initial import seeded

@@ -11,8 +11,8 @@ import torch
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-from planaria.job.data_settings import DOCUMENT_POSITIONS, SOURCE_MASK
-from planaria.job.settings import TrainSection
+from planaria.job.sections.data import DOCUMENT_POSITIONS, SOURCE_MASK
+from planaria.job.sections.train import TrainSection
 from planaria.model.model import Batch, ModelError
 from planaria.model.weights.folder import WeightsFolder
 

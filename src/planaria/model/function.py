@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from planaria.job.errors import UserCodeError
-from planaria.job.settings import ModelSection, TrainSection
+from planaria.job.sections.model import ModelSection
+from planaria.job.sections.train import TrainSection
 from planaria.job.users_code import import_function, users_trace
 from planaria.model.cutting import Piece, cut_module
 from planaria.model.initial import derive_seed, seeded

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from planaria.job.data_settings import DOCUMENT_POSITIONS, SOURCE_MASK
-from planaria.job.settings import LoraSection
+from planaria.job.sections.data import DOCUMENT_POSITIONS, SOURCE_MASK
+from planaria.job.sections.model import LoraSection
 from planaria.model.config import TOKEN_MASK, predicts_next
 from planaria.model.cutting import Layer, Piece, cut, find_blocks
 from planaria.model.initial import SkipRandomFill, derive_seed, seeded

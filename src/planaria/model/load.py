@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from planaria.job.data_settings import DOCUMENT_POSITIONS, SOURCE_MASK
-from planaria.job.settings import AUTO_MODEL, ModelSection, TrainSection
+from planaria.job.sections.data import DOCUMENT_POSITIONS, SOURCE_MASK
+from planaria.job.sections.model import AUTO_MODEL, ModelSection
+from planaria.job.sections.train import TrainSection
 from planaria.model.function import load_function_model
 from planaria.model.model import Batch, Model, ModelError
 from planaria.model.training.treatment import check_rules, is_frozen

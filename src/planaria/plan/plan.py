@@ -11,11 +11,13 @@ import enum
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, TypeVar, cast
 
 import msgspec
 
+from planaria.plan.groups import Group as Group
+from planaria.plan.groups import groups_by_layers, layers_held
 from planaria.plan.ledger import mask_of
 from planaria.plan.pipeline import Form as Form
 from planaria.plan.pipeline import NodeId as NodeId
@@ -46,28 +48,6 @@ class Redundancy(enum.StrEnum):
     @property
     def runs_backwards(self) -> bool:
         return self is Redundancy.EAGER_EAGER
-
-
-class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True, gc=False):
-    """A parameter group: what is summed, owned and moved as one.
-
-    A layer's own parameters form one group; parameters tied between layers form one group that belongs to all
-    of them.
-
-    Attributes:
-        layers: the layers that use the group, ascending.
-        size_bytes: bytes of its parameters. What travels of a sum has as many.
-        optimizer_bytes: of the optimizer's state; None: twice the parameters' (AdamW, all in one precision).
-    """
-
-    layers: tuple[int, ...]
-    size_bytes: int
-    optimizer_bytes: int | None = None
-
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes that move with a replica: parameters and optimizer state."""
-        return self.size_bytes + (2 * self.size_bytes if self.optimizer_bytes is None else self.optimizer_bytes)
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
@@ -130,37 +110,6 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if self.part is None:
             return group.moved_bytes
         return group.moved_bytes * (self.part[1] - self.part[0]) // group.size_bytes
-
-
-_Held = dict[tuple[int, ...], tuple[int, ...]]
-
-
-class _GroupsOf(_Held):
-    """Cache from layers to the groups that they use; both ascending."""
-
-    def __init__(self, groups: tuple[Group, ...], num_layers: int) -> None:
-        self._by_layer: list[list[int]] = [[] for _ in range(num_layers)]
-        for number, group in enumerate(groups):
-            for layer in group.layers:
-                self._by_layer[layer].append(number)
-
-    def __missing__(self, layers: tuple[int, ...]) -> tuple[int, ...]:
-        if len(self) >= 1 << 12:  # what survivors hold may be any layers
-            self.clear()
-        found = self[layers] = tuple(sorted({g for layer in layers for g in self._by_layer[layer]}))
-        return found
-
-
-@lru_cache(maxsize=64)
-def _groups_of(groups: tuple[Group, ...], num_layers: int) -> _GroupsOf:
-    return _GroupsOf(groups, num_layers)
-
-
-@lru_cache(maxsize=1 << 12)
-def _layers_held(groups: tuple[Group, ...], num_layers: int, held: tuple[int, ...]) -> tuple[int, ...]:
-    own = frozenset(held)
-    lacking = {layer for number, group in enumerate(groups) if number not in own for layer in group.layers}
-    return tuple(layer for layer in range(num_layers) if layer not in lacking)
 
 
 _T = TypeVar("_T")
@@ -343,7 +292,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
     @cached_property
     def groups_of(self) -> dict[WorkerId, tuple[int, ...]]:
         """The groups that each worker holds a replica of, as owner or shadow, ascending."""
-        groups_of = _groups_of(self.groups, self.num_layers)
+        groups_of = groups_by_layers(self.groups, self.num_layers)
         if not self.shadows:
             return dict(zip(self.layers_of, map(groups_of.__getitem__, self.layers_of.values()), strict=True))
         held = dict(self.layers_of)
@@ -366,7 +315,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         counts = [0] * len(self.groups)
         alike: Iterable[tuple[tuple[int, ...], int]]
         if self.is_apart and not self.shadows:
-            groups_of = _groups_of(self.groups, self.num_layers)
+            groups_of = groups_by_layers(self.groups, self.num_layers)
             alike = ((groups_of[layers], count) for one, count in self.examples for layers in one.owned.values())
         else:
             alike = Counter(self.groups_of.values()).items()
@@ -439,7 +388,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         there, here = set(map(id, before.pipelines)), set(map(id, self.pipelines))
         old = [pipeline for pipeline in before.pipelines if id(pipeline) not in here]
         new = [pipeline for pipeline in self.pipelines if id(pipeline) not in there]
-        groups_of = _groups_of(self.groups, self.num_layers)
+        groups_of = groups_by_layers(self.groups, self.num_layers)
         found: dict[str, dict[WorkerId, Any]] = {
             "layers_of": _changed(owned, old, [pipeline.owned for pipeline in new]),
             "groups_of": _changed(
@@ -467,7 +416,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
 
     def layers_held(self, groups: Collection[int]) -> tuple[int, ...]:
         """Returns the layers whose every parameter group is among `groups`."""
-        return _layers_held(self.groups, self.num_layers, tuple(groups))
+        return layers_held(self.groups, self.num_layers, tuple(groups))
 
     def stages(self) -> Iterator[Stage]:
         for pipeline in self.pipelines:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from planaria.job.errors import UserError
-from planaria.job.settings import Device, DType, Job
+from planaria.job.sections.cluster import Device
+from planaria.job.sections.train import DType
+from planaria.job.settings import Job
 from planaria.job.values import is_function
 from planaria.model.training.optimizer import value_bytes
 from planaria.plan.costs.byte_counts import ValueBytes
@@ -61,7 +63,7 @@ def profile_of_job(job: Job, device: str) -> ModelProfile:
             f"data.source = {job.data.source!r} is a dataset, and costs are computed for sequences of tokens only. "
             "Set train.sequence_length, plan on a machine with the job's device, or give the costs by --profile FILE."
         )
-    from planaria.data.tokenizer import BYTES, load_tokenizer
+    from planaria.data.tokens.tokenizer import BYTES, load_tokenizer
     from planaria.model.load import load_huggingface_model
 
     tokenizer = job.data.tokenizer

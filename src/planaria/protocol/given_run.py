@@ -11,7 +11,7 @@ from planaria.planner.placement.zones import Zones
 from planaria.policy.interface import Candidate, Policy
 from planaria.protocol.handlers.adopt_plan import put_in_force
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
-from planaria.protocol.messages.worker import StateSource
+from planaria.protocol.messages.to_worker import StateSource
 from planaria.protocol.phases import Purpose
 from planaria.protocol.planning.failure_rate import Failures
 from planaria.protocol.run.run import Run

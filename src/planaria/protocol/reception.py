@@ -28,7 +28,8 @@ from planaria.protocol.messages.events import (
     Send,
     WorkerJoined,
 )
-from planaria.protocol.messages.worker import Alive, Challenge, CutOff, FromWorker, Hello, PlanMessage, Proof, Stop
+from planaria.protocol.messages.from_worker import Alive, CutOff, FromWorker, Hello, Proof
+from planaria.protocol.messages.to_worker import Challenge, PlanMessage, Stop
 from planaria.protocol.run.replay import JournalState
 
 

@@ -24,8 +24,8 @@ from planaria.protocol.handlers import (
     step,
 )
 from planaria.protocol.messages.events import Command, Event, NodeGone, Publish, RanOut, Received, Send
+from planaria.protocol.messages.from_worker import Damaged, Failed, OutOfMemory, Returned
 from planaria.protocol.messages.records import Note, RunStatus
-from planaria.protocol.messages.worker import Damaged, Failed, OutOfMemory, Returned
 from planaria.protocol.phases import ALIVE, AT_WORK, Phase, ProtocolError
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.damage import what

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from planaria.job.errors import UserError
 from planaria.job.faults import Fault
-from planaria.job.settings import LOOPBACK, Device, Job, RunSection
+from planaria.job.sections.cluster import LOOPBACK, Device
+from planaria.job.sections.run import RunSection
+from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.profile_check import decode_profile
-from planaria.plan.plan import NodeId, PlanError, Redundancy, WorkerId
+from planaria.plan.plan import NodeId, PlanError, WorkerId
 from planaria.plan.settings import MOST_DEVICES, PlannerSettings
 from planaria.protocol.step.cadence import Cadence
 from planaria.runtime.run_folder.run_folder import RunFolder
@@ -48,7 +50,7 @@ def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
         schedule=job.cluster.schedule,
         may_drop=job.resilience.may_drop,
         may_restore=job.run.writes_checkpoints and job.run.keep_checkpoints > 1,
-        redundancy=Redundancy(job.resilience.redundancy.value),
+        redundancy=job.resilience.redundancy,
     )
 
 

@@ -15,7 +15,7 @@ import msgspec
 from planaria.job.errors import UserError
 from planaria.job.parse import read_toml, sections
 from planaria.job.registry import PolicyName
-from planaria.job.section import Section
+from planaria.job.sections.section import Section
 from planaria.plan.costs.model_profile import LinkCost, Links, ModelProfile
 from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.settings import PlannerSettings

@@ -19,7 +19,7 @@ from planaria.plan.costs.byte_counts import (
     read_spread,
 )
 from planaria.plan.plan import Group, WorkerId
-from planaria.plan.sum_slices import slices_of
+from planaria.plan.sums.slices import slices_of
 from tests.plan.profiles import uniform_profile
 
 SENT, COUNTED = 4.0, 8.0

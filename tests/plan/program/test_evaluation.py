@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planaria.estimate.conditions import AS_PROFILED
 from planaria.estimate.evaluation_time import evaluation_time
-from planaria.job.data_settings import EvalSection
+from planaria.job.sections.eval import EvalSection
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.errors import NoReplica
 from planaria.plan.ledger import Ledger

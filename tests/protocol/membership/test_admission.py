@@ -8,7 +8,8 @@ import pytest
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.membership.admission import Admission
-from planaria.protocol.messages.worker import PROTOCOL_VERSION, Hello
+from planaria.protocol.messages.from_worker import Hello
+from planaria.protocol.messages.message import PROTOCOL_VERSION
 from planaria.protocol.thresholds import MAX_NODES
 
 WIRES = [object() for _ in range(6)]

@@ -6,7 +6,8 @@ import pytest
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.membership.challenge import ReconnectChallenge, Unproven
-from planaria.protocol.messages.worker import PROTOCOL_VERSION, Activity, Alive, Hello, Pulse, Ready
+from planaria.protocol.messages.from_worker import Activity, Alive, Hello, Pulse, Ready
+from planaria.protocol.messages.message import PROTOCOL_VERSION
 from planaria.protocol.thresholds import MOST_HELD
 
 HELLO = Hello(version=PROTOCOL_VERSION, token="token", worker=WorkerId(3), pid=1, data_address="nowhere:3")

@@ -8,7 +8,7 @@ from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.membership.admission import Admission
 from planaria.protocol.membership.failure_detector import Judge
 from planaria.protocol.membership.liveness import Limits
-from planaria.protocol.messages.worker import Activity, Pulse
+from planaria.protocol.messages.from_worker import Activity, Pulse
 from planaria.protocol.planning.step_times import Expectation
 from planaria.protocol.thresholds import DETECTOR_AWAY_S, DETECTOR_TICK_S
 

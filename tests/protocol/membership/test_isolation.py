@@ -5,7 +5,7 @@ from __future__ import annotations
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.membership.failure_detector import Accusations, Isolation
 from planaria.protocol.membership.liveness import Limits, Liveness
-from planaria.protocol.messages.worker import Activity, Pulse
+from planaria.protocol.messages.from_worker import Activity, Pulse
 
 
 def test_while_somebody_is_heard_of_everybody_may_be_judged() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.membership.liveness import Limits, Liveness
-from planaria.protocol.messages.worker import Activity, Pulse
+from planaria.protocol.messages.from_worker import Activity, Pulse
 
 LIMITS = Limits(silence_s=1.0, oversubscribed_silence_s=10.0, least_s=1.0, factor=3.0, busy_s=60.0)
 

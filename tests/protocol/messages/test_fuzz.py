@@ -29,21 +29,12 @@ from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json, job_from_table, job_json, parse_job
 from planaria.job.settings import Job
 from planaria.plan.ledger import Mask
+from planaria.protocol.messages.from_worker import Doing, FromWorker, HeldBytes, SavedGroup, decode_from_worker
 from planaria.protocol.messages.journal import AnyEntry, decode_entry
+from planaria.protocol.messages.message import Seconds, ZoneName, encode
 from planaria.protocol.messages.plan_delta import decode_order
+from planaria.protocol.messages.to_worker import Challenge, ToWorker
 from planaria.protocol.messages.user import Answer, Request, RequestRefused, decode_answer, decode_request
-from planaria.protocol.messages.worker import (
-    Challenge,
-    Doing,
-    FromWorker,
-    HeldBytes,
-    SavedGroup,
-    Seconds,
-    ToWorker,
-    ZoneName,
-    decode_from_worker,
-    encode,
-)
 from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError, control_frame, read_control

@@ -20,8 +20,9 @@ from planaria.planner.finish_step.shadow_takeover import resume
 from planaria.policy.interface import FinishRequest, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
+from planaria.protocol.messages.message import encode
 from planaria.protocol.messages.plan_delta import Orders, UpdateError, decode_order, difference, updated
-from planaria.protocol.messages.worker import Halt, PlanMessage, StateSource, ToWorker, encode
+from planaria.protocol.messages.to_worker import Halt, PlanMessage, StateSource, ToWorker
 from tests.plan.shadowed import ring_plan
 from tests.proof import examples
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planaria.plan.costs.network import HostPair
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import Flow
+from planaria.protocol.messages.from_worker import Flow
 from planaria.protocol.planning.link_flows import LinkFlows
 
 MB = 1_000_000

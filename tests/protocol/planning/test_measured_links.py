@@ -8,15 +8,15 @@ from itertools import combinations
 import msgspec
 import pytest
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.costs.model_profile import LinkCost
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import Event, LinksMeasured, Publish, Received, WorkerJoined
+from planaria.protocol.messages.from_worker import Flow, Vote
 from planaria.protocol.messages.journal import JournalEntry, decode_entry, encode_entry
 from planaria.protocol.messages.records import EstimateCorrected, LinkChanged
 from planaria.protocol.messages.run_measurements import HostLink
-from planaria.protocol.messages.worker import Flow, Vote
 from planaria.protocol.planning.measured_links import MeasuredLinks
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.thresholds import CALIBRATED_AFTER, FLOWS_EVERY

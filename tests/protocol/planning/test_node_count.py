@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from planaria.job.settings import BudgetSection, TrainSection
+from planaria.job.sections.budget import BudgetSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.templates.templates import make_templates
@@ -14,10 +15,10 @@ from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import Command, NodeGone, PriceChanged, Publish, Received, Release, WorkerJoined
+from planaria.protocol.messages.from_worker import Ready
 from planaria.protocol.messages.journal import JournalCommit
 from planaria.protocol.messages.records import NodeLeaving, Note
 from planaria.protocol.messages.run_measurements import GivenBack
-from planaria.protocol.messages.worker import Ready
 from planaria.protocol.phases import Phase
 from planaria.protocol.planning.node_count import NodeCount, least_useful, too_little
 from planaria.protocol.run.replay import JournalState

@@ -26,7 +26,7 @@ from planaria.protocol.messages.journal import (
     encode_entry,
 )
 from planaria.protocol.messages.records import AnyRecord, Note
-from planaria.protocol.messages.worker import Commit, PlanMessage, StateSource
+from planaria.protocol.messages.to_worker import Commit, PlanMessage, StateSource
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.step.commit import NOT_APPLIED
 from tests.plan.profiles import uniform_profile

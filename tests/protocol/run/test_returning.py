@@ -26,6 +26,7 @@ from planaria.protocol.messages.events import (
     StopRequested,
     WorkerJoined,
 )
+from planaria.protocol.messages.from_worker import Report, Returned, WorkerPhase
 from planaria.protocol.messages.journal import (
     AnyEntry,
     Fate,
@@ -43,18 +44,7 @@ from planaria.protocol.messages.records import (
     RunStatus,
     StepCommitted,
 )
-from planaria.protocol.messages.worker import (
-    Commit,
-    Halt,
-    PlanMessage,
-    Recall,
-    Report,
-    Returned,
-    Save,
-    StateSource,
-    Stop,
-    WorkerPhase,
-)
+from planaria.protocol.messages.to_worker import Commit, Halt, PlanMessage, Recall, Save, StateSource, Stop
 from planaria.protocol.phases import Phase
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.returning import without_routes

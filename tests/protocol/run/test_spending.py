@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from planaria.job.settings import BudgetSection
+from planaria.job.sections.budget import BudgetSection
 from planaria.protocol.run.spending import Spending
 
 

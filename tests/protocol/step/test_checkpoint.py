@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.plan import WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import ManifestFailed, ManifestWritten
-from planaria.protocol.messages.worker import NotSaved, Saved, SavedGroup
+from planaria.protocol.messages.from_worker import NotSaved, Saved, SavedGroup
 from planaria.protocol.phases import Phase
 from planaria.protocol.run.settings import RunSettings
 from planaria.protocol.step.cadence import Cadence

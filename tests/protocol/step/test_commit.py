@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from planaria.job.settings import DType
+from planaria.job.sections.train import DType
 from planaria.protocol.step.commit import (
     FIRST_EXPONENT,
     FIRST_LOSS_EXPONENT,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from planaria.job.data_settings import EvalMetric, EvalSection, EvalTarget
+from planaria.job.sections.eval import EvalMetric, EvalSection, EvalTarget
+from planaria.protocol.messages.from_worker import Score
 from planaria.protocol.messages.records import Evaluated
-from planaria.protocol.messages.worker import Score
 from planaria.protocol.step.evaluation import Evaluations, evaluated
 
 

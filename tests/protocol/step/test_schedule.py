@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from planaria.job.settings import LrSchedule, TrainSection
+from planaria.job.sections.train import LrSchedule, TrainSection
 from planaria.protocol.step.schedule import learning_rate
 
 

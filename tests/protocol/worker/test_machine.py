@@ -9,7 +9,8 @@ from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
-from planaria.protocol.messages.worker import Commit, Halt, PlanMessage, Recall, Save, StateSource, Stop, WorkerPhase
+from planaria.protocol.messages.from_worker import WorkerPhase
+from planaria.protocol.messages.to_worker import Commit, Halt, PlanMessage, Recall, Save, StateSource, Stop
 from planaria.protocol.worker.machine import (
     Adopt,
     Apply,

@@ -12,7 +12,7 @@ import pytest
 
 from planaria.job.faults import Fault
 from planaria.job.parse import parse_job
-from planaria.job.settings import BudgetSection
+from planaria.job.sections.budget import BudgetSection
 from planaria.plan.plan import NodeId
 from planaria.protocol.membership.liveness import Limits
 from planaria.protocol.messages.agent import (
@@ -31,9 +31,11 @@ from planaria.protocol.messages.agent import (
     Welcome,
     decode_to_agent,
 )
+from planaria.protocol.messages.from_worker import Activity, Alive, Pulse, Ready
+from planaria.protocol.messages.message import PROTOCOL_VERSION, encode
 from planaria.protocol.messages.records import NodeLost, NodeReleased, Note, PlanTaken
+from planaria.protocol.messages.to_worker import PlanMessage
 from planaria.protocol.messages.user import Request, Wish
-from planaria.protocol.messages.worker import PROTOCOL_VERSION, Activity, Alive, PlanMessage, Pulse, Ready, encode
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import HELLO_LIMIT_BYTES

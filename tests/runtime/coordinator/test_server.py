@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from planaria.job.errors import UserError
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.planner import Planner
@@ -23,24 +23,12 @@ from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.membership.liveness import Limits
 from planaria.protocol.messages.events import Finish
+from planaria.protocol.messages.from_worker import CutOff, Failed, Hello, Proof, Ready
+from planaria.protocol.messages.message import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message, encode
 from planaria.protocol.messages.plan_delta import decode_order
 from planaria.protocol.messages.records import AnyRecord, NodeJoined, NodeLost, Note, PlanTaken, RunEnded, RunStatus
+from planaria.protocol.messages.to_worker import Challenge, PlanMessage, Stop, ToWorker
 from planaria.protocol.messages.user import Answer, Request, RequestRefused, Wish, decode_answer
-from planaria.protocol.messages.worker import (
-    MAX_FRAME_BYTES,
-    PROTOCOL_VERSION,
-    Challenge,
-    CutOff,
-    Failed,
-    Hello,
-    Message,
-    PlanMessage,
-    Proof,
-    Ready,
-    Stop,
-    ToWorker,
-    encode,
-)
 from planaria.protocol.reception import Unwanted
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings

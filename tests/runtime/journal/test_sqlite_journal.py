@@ -17,7 +17,7 @@ from planaria.plan.plan import NodeId
 from planaria.protocol.messages.journal import AnyEntry, Fate, JournalCommit, JournalNode, JournalRestart, JournalStop
 from planaria.protocol.messages.records import NodeJoined, Note
 from planaria.protocol.messages.run_measurements import RunMeasurements
-from planaria.protocol.messages.worker import Commit
+from planaria.protocol.messages.to_worker import Commit
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.runtime.journal.sqlite_journal import SqliteJournal

@@ -11,7 +11,7 @@ import pytest
 
 from planaria.job.errors import UserError
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import Failed
+from planaria.protocol.messages.from_worker import Failed
 from planaria.runtime.machine import limits as machine_limits
 from planaria.runtime.worker.fatal_errors import last_words
 from tests.runtime.run_folder.happenings import JOB

@@ -11,9 +11,12 @@ import msgspec
 import pytest
 import torch
 
-from planaria.data.tokens import prepare_tokens
+from planaria.data.tokens.preparation import prepare_tokens
 from planaria.job.parse import parse_job
-from planaria.job.settings import Device, DType, Job, ModelSection
+from planaria.job.sections.cluster import Device
+from planaria.job.sections.model import ModelSection
+from planaria.job.sections.train import DType
+from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import LayerTimes
 from planaria.plan.costs.profile_check import check_profile, decode_profile
 from planaria.runtime.measure import ERROR_SUFFIX

@@ -30,7 +30,8 @@ from planaria.protocol.messages.agent import (
     Welcome,
     decode_from_agent,
 )
-from planaria.protocol.messages.worker import Message, encode
+from planaria.protocol.messages.message import Message, encode
+from planaria.runtime.nodes import coordinator_link
 from planaria.runtime.nodes import node_agent as agent_module
 from planaria.runtime.nodes.agent_settings import AgentSettings
 from planaria.runtime.nodes.node_agent import CoordinatorLost, NodeAgent
@@ -288,7 +289,7 @@ def test_workers_do_not_outlive_patience_and_the_agent_gives_up_in_the_end(
     coordinator: CoordinatorStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packets vanish: the connection stands, and nothing is answered on it any more."""
-    monkeypatch.setattr(agent_module, "AGENT_SILENCE_S", 0.2)
+    monkeypatch.setattr(coordinator_link, "AGENT_SILENCE_S", 0.2)
     agent = Running(coordinator.address, give_up_s=1.2)
     coordinator.accept()
     coordinator.welcome(patience_s=0.6)

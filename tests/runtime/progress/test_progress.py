@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from planaria.job.settings import Device
+from planaria.job.sections.cluster import Device
 from planaria.plan.quantities import count, size
 from planaria.protocol.messages.records import (
     AnyRecord,

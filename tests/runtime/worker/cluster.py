@@ -24,10 +24,11 @@ from unittest import mock
 import torch
 
 from planaria.checkpoint.manifest import read_manifest, weights_sha256, write_manifest
-from planaria.data.job_data import open_data
+from planaria.data.opening import open_data
 from planaria.job.parse import job_fingerprint
 from planaria.job.registry import PolicyName
-from planaria.job.settings import Job, WhenExhausted
+from planaria.job.sections.resilience import WhenExhausted
+from planaria.job.settings import Job
 from planaria.model.load import load_model
 from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.plan import Group, NodeId, WorkerId
@@ -58,6 +59,15 @@ from planaria.protocol.messages.events import (
     WorkerJoined,
     WriteManifest,
 )
+from planaria.protocol.messages.from_worker import (
+    Failed,
+    FaultInjected,
+    Flow,
+    FromWorker,
+    Notice,
+    Returned,
+    decode_from_worker,
+)
 from planaria.protocol.messages.journal import (
     AnyEntry,
     JournalCommit,
@@ -66,24 +76,10 @@ from planaria.protocol.messages.journal import (
     decode_entry,
     encode_entry,
 )
+from planaria.protocol.messages.message import Message, encode
 from planaria.protocol.messages.plan_delta import decode_order
 from planaria.protocol.messages.records import AnyRecord, Restored, RunEnded, StepCommitted, StepSkipped
-from planaria.protocol.messages.worker import (
-    Challenge,
-    Failed,
-    FaultInjected,
-    Flow,
-    FromWorker,
-    Message,
-    Notice,
-    PlanMessage,
-    Returned,
-    Save,
-    Stop,
-    ToWorker,
-    decode_from_worker,
-    encode,
-)
+from planaria.protocol.messages.to_worker import Challenge, PlanMessage, Save, Stop, ToWorker
 from planaria.protocol.phases import Phase
 from planaria.protocol.planning.memory_limits import Shortages
 from planaria.protocol.run.replay import JournalState

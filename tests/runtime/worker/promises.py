@@ -23,7 +23,7 @@ from planaria.protocol.messages.records import (
     StepSkipped,
     Waiting,
 )
-from planaria.protocol.messages.worker import Commit
+from planaria.protocol.messages.to_worker import Commit
 from planaria.runtime.component_settings import planner_settings
 from tests.plan.profiles import uniform_profile
 from tests.runtime.worker.cluster import Outcome

@@ -11,7 +11,10 @@ import msgspec
 
 from planaria.job.parse import job_from_table, validated
 from planaria.job.registry import PolicyName
-from planaria.job.settings import Job, RedundancyMode, RunSection, WhenExhausted
+from planaria.job.sections.resilience import WhenExhausted
+from planaria.job.sections.run import RunSection
+from planaria.job.settings import Job
+from planaria.plan.plan import Redundancy
 from tests.runtime.worker.cluster import Crash, Kill, Switch, Visit, Weather
 
 INSTRUCTIONS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "transfer")
@@ -266,7 +269,7 @@ def switching(seed: int, source: str) -> Schedule:
 def shadowed(draw: random.Random, plain: Schedule) -> Schedule:
     """The schedule under the policy of redundancy, in one of its modes; some nodes die in what they shadow."""
     resilience = msgspec.structs.replace(
-        plain.job.resilience, policy=PolicyName.REDUNDANCY, redundancy=draw.choice([*RedundancyMode])
+        plain.job.resilience, policy=PolicyName.REDUNDANCY, redundancy=draw.choice([*Redundancy])
     )
     kills = tuple(replace(k, at="shadow") if k.at in INSTRUCTIONS and draw.random() < 0.3 else k for k in plain.kills)
     return replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience), kills=kills)

@@ -19,9 +19,11 @@ import numpy as np
 import pytest
 import torch
 
-from planaria.data.tokens import TokenSet, prepare_tokens
-from planaria.job.data_settings import DataSection
-from planaria.job.settings import Job, WhenNotFinite
+from planaria.data.tokens.preparation import prepare_tokens
+from planaria.data.tokens.token_set import TokenSet
+from planaria.job.sections.data import DataSection
+from planaria.job.sections.train import WhenNotFinite
+from planaria.job.settings import Job
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.plan.program.instructions import Instruction, Op, Program
 from planaria.plan.program.programs import program

@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from planaria.job.settings import WhenExhausted
+from planaria.job.sections.resilience import WhenExhausted
 from planaria.protocol.messages.records import (
     CheckpointSaved,
     CoordinatorRestarted,

@@ -18,7 +18,7 @@ from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.protocol.handlers import boundary, losses, restart
 from planaria.protocol.messages.events import Command, Send
 from planaria.protocol.messages.journal import JournalNode
-from planaria.protocol.messages.worker import Commit
+from planaria.protocol.messages.to_worker import Commit
 from planaria.protocol.run.returning import Position, ReturningWorkers
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.commit import FIRST_EXPONENT

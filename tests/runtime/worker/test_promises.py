@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from planaria.protocol.messages.records import Restored
-from planaria.protocol.messages.worker import Commit
+from planaria.protocol.messages.to_worker import Commit
 from tests.runtime.worker.promises import check_that_commits_agree
 
 Told = tuple[int, float, tuple[int, ...]]

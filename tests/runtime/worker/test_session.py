@@ -12,14 +12,11 @@ import pytest
 
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import (
-    PROTOCOL_VERSION,
+from planaria.protocol.messages.from_worker import (
     Activity,
     Alive,
-    Challenge,
     Failed,
     FromWorker,
-    Halt,
     Hello,
     Notice,
     OutOfMemory,
@@ -27,12 +24,12 @@ from planaria.protocol.messages.worker import (
     Pulse,
     Ready,
     Returned,
-    Stop,
     Vote,
     WorkerPhase,
     decode_from_worker,
-    encode,
 )
+from planaria.protocol.messages.message import PROTOCOL_VERSION, encode
+from planaria.protocol.messages.to_worker import Challenge, Halt, Stop
 from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
 from planaria.runtime.wire.control_frames import control_frame, read_control
 from planaria.runtime.worker.session import Control

@@ -19,6 +19,7 @@ from planaria.policy.registry import make_policy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.events import Finish, Restarted, WriteManifest
+from planaria.protocol.messages.from_worker import Alive, FromWorker, Hello
 from planaria.protocol.messages.journal import (
     Fate,
     JournalCommit,
@@ -29,8 +30,8 @@ from planaria.protocol.messages.journal import (
     decode_entry,
     encode_entry,
 )
+from planaria.protocol.messages.message import PROTOCOL_VERSION
 from planaria.protocol.messages.records import AnyRecord
-from planaria.protocol.messages.worker import PROTOCOL_VERSION, Alive, FromWorker, Hello
 from planaria.protocol.phases import Phase
 from planaria.protocol.planning.memory_limits import Shortages
 from planaria.protocol.run.replay import JournalState

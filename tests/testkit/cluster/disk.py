@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planaria.protocol.messages.events import WriteManifest
-from planaria.protocol.messages.worker import SavedGroup
+from planaria.protocol.messages.from_worker import SavedGroup
 from tests.testkit.promises.symbols import Symbol
 
 

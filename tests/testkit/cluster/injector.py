@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.events import NodeNotice, PolicyRequested, SaveRequested, StopRequested
+from planaria.protocol.messages.from_worker import Notice
 from planaria.protocol.messages.journal import LASTING, AnyEntry, JournalStop, decode_entry
-from planaria.protocol.messages.worker import Notice
 from tests.testkit.schedules.faults import DISCARD, Fault, FaultKind
 
 if TYPE_CHECKING:

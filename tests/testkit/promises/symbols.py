@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.plan import Group
-from planaria.protocol.messages.worker import Score
+from planaria.protocol.messages.from_worker import Score
 from planaria.protocol.step.commit import (
     FIRST_EXPONENT,
     NOT_APPLIED,

@@ -31,7 +31,7 @@ from planaria.protocol.messages.records import (
     StepSkipped,
     Waiting,
 )
-from planaria.protocol.messages.worker import Commit, PlanMessage, StateSource, ToWorker
+from planaria.protocol.messages.to_worker import Commit, PlanMessage, StateSource, ToWorker
 from planaria.protocol.phases import Phase, Purpose
 from planaria.protocol.run.told_records import ToldRecords
 from planaria.protocol.step.evaluation import Evaluations, evaluated

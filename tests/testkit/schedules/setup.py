@@ -6,9 +6,10 @@ from random import Random
 
 import msgspec
 
-from planaria.job.data_settings import EvalMetric, EvalSection, EvalTarget
 from planaria.job.registry import PolicyName
-from planaria.job.settings import BudgetSection, TrainSection, WhenNotFinite
+from planaria.job.sections.budget import BudgetSection
+from planaria.job.sections.eval import EvalMetric, EvalSection, EvalTarget
+from planaria.job.sections.train import TrainSection, WhenNotFinite
 from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.plan import Group, Redundancy, ScheduleKind
 from planaria.plan.settings import PlannerSettings

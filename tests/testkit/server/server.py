@@ -30,8 +30,9 @@ from planaria.protocol.messages.events import (
     TimerDue,
     WriteManifest,
 )
+from planaria.protocol.messages.from_worker import FromWorker, Hello
 from planaria.protocol.messages.journal import JournalEntry
-from planaria.protocol.messages.worker import Challenge, FromWorker, Hello, Stop, ToWorker
+from planaria.protocol.messages.to_worker import Challenge, Stop, ToWorker
 from planaria.protocol.reception import Nonsense, Reception, Unwanted
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.thresholds import DETECTOR_TICK_S

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from planaria.protocol.messages.from_worker import FromWorker, decode_from_worker
+from planaria.protocol.messages.message import encode
 from planaria.protocol.messages.plan_delta import Orders, encoded
-from planaria.protocol.messages.worker import Challenge, FromWorker, PlanMessage, ToWorker, decode_from_worker, encode
+from planaria.protocol.messages.to_worker import Challenge, PlanMessage, ToWorker
 
 
 class ChangedOnTheWire(AssertionError):

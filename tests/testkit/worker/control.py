@@ -8,7 +8,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from planaria.protocol.messages.worker import BEAT_S, Alive, Challenge, FromWorker, Notice, Proof, Pulse, Returned
+from planaria.protocol.messages.from_worker import BEAT_S, Alive, FromWorker, Notice, Proof, Pulse, Returned
+from planaria.protocol.messages.to_worker import Challenge
 from planaria.protocol.thresholds import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
 from planaria.protocol.worker.session import WorkerSession

@@ -8,7 +8,7 @@ from planaria.estimate.memory import worker_memory_bytes
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import WorkerId
 from planaria.plan.program.instructions import Instruction, Op
-from planaria.protocol.messages.worker import OutOfMemory
+from planaria.protocol.messages.from_worker import OutOfMemory
 from planaria.protocol.worker.sums import Piece
 from tests.testkit.cluster.clock import Clock
 from tests.testkit.schedules.weather import Weather

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from planaria.plan.plan import Group
-from planaria.protocol.messages.worker import Score
+from planaria.protocol.messages.from_worker import Score
 from planaria.protocol.worker.holdings import HeldState
 from planaria.protocol.worker.progress import Work
 from tests.testkit.promises.symbols import Algebra, Symbol

@@ -11,8 +11,8 @@ from typing import Any
 
 from planaria.plan.plan import WorkerId
 from planaria.plan.program.instructions import Instruction, Op
-from planaria.plan.sum_slices import Slices
-from planaria.protocol.messages.worker import Commit
+from planaria.plan.sums.slices import Slices
+from planaria.protocol.messages.to_worker import Commit
 from planaria.protocol.worker.mail import Key, Kind, Mail, MailStore, Ways
 from planaria.protocol.worker.step_work import StepWork
 from planaria.protocol.worker.sums import Sum, Sums

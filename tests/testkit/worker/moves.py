@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from planaria.plan.plan import Transfer
-from planaria.protocol.messages.worker import PlanMessage, StateSource
+from planaria.protocol.messages.to_worker import PlanMessage, StateSource
 from planaria.protocol.worker.mail import Key
 from planaria.protocol.worker.state_transfers import StateTransfers
 from tests.testkit.promises.symbols import Symbol

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from planaria.plan.costs.model_profile import LinkCost
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import CutOff
+from planaria.protocol.messages.from_worker import CutOff
 from planaria.protocol.thresholds import CUT_OFF_S
 from planaria.protocol.worker.mail import Key, Kind
 from planaria.protocol.worker.sums import read_share

@@ -13,16 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op
-from planaria.protocol.messages.worker import (
-    Activity,
-    Challenge,
-    Commit,
-    Failed,
-    Save,
-    Stop,
-    ToWorker,
-    WorkerPhase,
-)
+from planaria.protocol.messages.from_worker import Activity, Failed, WorkerPhase
+from planaria.protocol.messages.to_worker import Challenge, Commit, Save, Stop, ToWorker
 from planaria.protocol.worker.executor import WorkerExecutor
 from planaria.protocol.worker.machine import (
     Adopt,

@@ -6,7 +6,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from planaria.protocol.messages.worker import NotSaved, Save, Saved
+from planaria.protocol.messages.from_worker import NotSaved, Saved
+from planaria.protocol.messages.to_worker import Save
 from tests.testkit.cluster.disk import DiskFull, SavedState
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from planaria.job.registry import PolicyName
-from planaria.job.settings import BudgetSection
+from planaria.job.sections.budget import BudgetSection
 from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -16,7 +16,7 @@ import msgspec
 
 from planaria.data.reading.rows import BadRow, Piece, Record, column_pieces, encoded, value_of
 from planaria.data.reading.sources import DataError
-from planaria.job.data_settings import DataSection
+from planaria.job.sections.data import DataSection
 
 CHATML: Final = "chatml"
 _CHATML = (
@@ -27,8 +27,6 @@ _TEMPLATE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 _ANSWERS: Final = "assistant"
 """The role whose messages are learned."""
-
-Render = Callable[..., tuple[list[str], list[list[tuple[int, int]]]]]
 
 
 class RowFormat(Protocol):

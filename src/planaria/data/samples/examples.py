@@ -13,8 +13,8 @@ import torch
 from planaria.data.order import Numbers
 from planaria.data.reading.sources import DataError
 from planaria.data.samples.samples import IGNORED_LABEL, Batch, LeftOut
-from planaria.data.tokens import TokenSet
-from planaria.job.data_settings import DOCUMENT_POSITIONS, DataSection, Packing, TooLong
+from planaria.data.tokens.token_set import TokenSet
+from planaria.job.sections.data import DOCUMENT_POSITIONS, DataSection, Packing, TooLong
 
 _COUNTED_TOKENS = 1 << 24
 

@@ -9,9 +9,9 @@ import torch
 from planaria.data.order import Numbers
 from planaria.data.reading.sources import DataError
 from planaria.data.samples.samples import IGNORED_LABEL, Batch
-from planaria.data.tokens import TokenSet
-from planaria.job.data_settings import DOCUMENT_POSITIONS
-from planaria.job.settings import TrainSection
+from planaria.data.tokens.token_set import TokenSet
+from planaria.job.sections.data import DOCUMENT_POSITIONS
+from planaria.job.sections.train import TrainSection
 
 _MASKED_SHARE, _REPLACED_SHARE = 0.8, 0.1
 """Shares of the tokens to predict; the rest stay as they are (BERT, Devlin et al. 2019, section 3.1)."""

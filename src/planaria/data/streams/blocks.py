@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from planaria.data.encoding import Tell
 from planaria.data.order import Numbers
 from planaria.data.reading.sources import DataError, DataRaised
+from planaria.data.tokens.encoding import Tell
 from planaria.job.errors import UserCodeError, UserError
 
 if TYPE_CHECKING:

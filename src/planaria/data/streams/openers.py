@@ -16,8 +16,8 @@ from planaria.data.reading.rows import BadRow
 from planaria.data.reading.sources import DataError
 from planaria.data.reading.stream import Stream
 from planaria.data.samples.items import Item, called, item_of, raised, seed_all
-from planaria.data.tokenizer import Tokenizer
-from planaria.job.data_settings import DataSection, OnBadRow
+from planaria.data.tokens.tokenizer import Tokenizer
+from planaria.job.sections.data import DataSection, OnBadRow
 from planaria.job.settings import Job
 
 WINDOW = "window"

@@ -22,7 +22,7 @@ from planaria.data.streams.blocks import (
     stream_folder,
 )
 from planaria.data.streams.openers import FunctionStream, Opener, hub_rows
-from planaria.data.tokenizer import load_tokenizer
+from planaria.data.tokens.tokenizer import load_tokenizer
 from planaria.job.settings import Job
 from planaria.job.values import is_dataset
 

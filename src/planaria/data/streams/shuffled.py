@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from planaria.data.encoding import Tell
 from planaria.data.order import SHUFFLE, Numbers, permuted
 from planaria.data.reading.sources import DataError
 from planaria.data.samples.samples import Batch
 from planaria.data.samples.windows import Labelling
 from planaria.data.streams.blocks import AHEAD_BLOCKS, Blocks
 from planaria.data.streams.openers import WINDOW
-from planaria.job.data_settings import DataSection
+from planaria.data.tokens.encoding import Tell
 from planaria.job.history import KEYED
-from planaria.job.settings import TrainSection
+from planaria.job.sections.data import DataSection
+from planaria.job.sections.train import TrainSection
 
 
 class StreamSamples:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planaria.job.settings import ALL_LINEAR, LoraSection
+from planaria.job.sections.model import ALL_LINEAR, LoraSection
 from planaria.model.initial import derive_seed, seeded
 from planaria.model.model import ModelError, ParameterSpec
 

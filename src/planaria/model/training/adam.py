@@ -1,18 +1,26 @@
-"""Adam (Kingma and Ba, 2015), by torch's fused kernel."""
+"""Adam (Kingma and Ba, 2015), by torch's fused kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.model.training.optimizer import Update
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Adam:
-    """Two moments. Weight decay is added to the gradient (L2)."""
+    """Two moments.
 
-    fields: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+    Attributes:
+        fields: of [train], with their defaults.
+        kernel: torch's name of the fused update; it says what weight decay is added to.
+    """
+
+    fields: Mapping[str, Any]
+    kernel: str
 
     def states(self, train: TrainSection) -> tuple[str, ...]:
         return "exp_avg", "exp_avg_sq"
@@ -21,7 +29,7 @@ class Adam:
         import torch
 
         device = update.parameters[0].device
-        torch._fused_adam_(
+        getattr(torch, self.kernel)(
             update.parameters,
             update.gradients,
             update.states[0],
@@ -39,4 +47,5 @@ class Adam:
         )
 
 
-OPTIMIZER = Adam()
+OPTIMIZER = Adam(fields={"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}, kernel="_fused_adam_")
+"""Weight decay is added to the gradient (L2)."""

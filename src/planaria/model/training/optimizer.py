@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.costs.byte_counts import NUMERICS, ValueBytes
 
 if TYPE_CHECKING:
@@ -53,9 +53,12 @@ class Update:
 
 
 class Optimizer(Protocol):
-    """An optimizer. `fields`: those of [train] that it heeds, and what each is where the job does not say."""
+    """An optimizer."""
 
-    fields: ClassVar[Mapping[str, Any]]
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The fields of [train] that it heeds, and what each is where the job does not say."""
+        ...
 
     def states(self, train: TrainSection) -> tuple[str, ...]:
         """Returns the names of the values that are kept for each parameter, as checkpoints have them."""

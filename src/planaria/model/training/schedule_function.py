@@ -6,7 +6,7 @@ import math
 from numbers import Real
 
 from planaria.job.errors import UserCodeError, UserError
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.job.users_code import import_function, users_trace
 from planaria.job.values import is_function
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Group, WorkerId
-from planaria.plan.sum_slices import Slices
+from planaria.plan.sums.slices import Slices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from planaria.plan.program.routes import SortedRoutes, sorted_routes
 from planaria.plan.program.tail import with_tail
 from planaria.plan.program.units import Unit
 from planaria.plan.schedule_kind import ScheduleKind
-from planaria.plan.sync_rounds import colour
+from planaria.plan.sums.rounds import colour
 
 
 def program(plan: Plan, worker: WorkerId) -> Program:

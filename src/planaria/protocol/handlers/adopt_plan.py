@@ -12,7 +12,7 @@ from planaria.protocol.handlers import end
 from planaria.protocol.messages.events import Command, Publish, Release, Send
 from planaria.protocol.messages.journal import Fate, JournalNode, JournalPlan
 from planaria.protocol.messages.records import AnyRecord, NodeReleased
-from planaria.protocol.messages.worker import PlanMessage, StateSource, Stop
+from planaria.protocol.messages.to_worker import PlanMessage, StateSource, Stop
 from planaria.protocol.phases import PLACING, Phase, Purpose
 from planaria.protocol.run.announcements import plan_taken, replicas_note
 from planaria.protocol.run.replay import decision_of
@@ -144,7 +144,7 @@ def _expect(run: Run, proposal: Candidate, purpose: Purpose) -> None:
         run.replan_trigger.chosen(run.failures.time_to_next_s(run.now))
     elif purpose in PLACING:
         run.replan_trigger.forget()
-    run.plan_selector.speeds.expect(proposal.plan, proposal.compute_s)
+    run.plan_selector.measured.speeds.expect(proposal.plan, proposal.compute_s)
 
 
 def _told(run: Run, proposal: Candidate, purpose: Purpose) -> tuple[AnyRecord, ...]:

@@ -11,7 +11,7 @@ from planaria.protocol.handlers.adopt_plan import release, same_again, take
 from planaria.protocol.handlers.restore import go_back, restore, wait
 from planaria.protocol.messages.events import Command, Discard, Publish, SaveRequested, SetTimer, TimerDue
 from planaria.protocol.messages.records import Note, RunStatus
-from planaria.protocol.messages.worker import StateSource
+from planaria.protocol.messages.to_worker import StateSource
 from planaria.protocol.phases import Phase, Purpose
 from planaria.protocol.planning.memory_limits import WouldRunOut
 from planaria.protocol.planning.plan_selection import Choice

@@ -8,7 +8,7 @@ from __future__ import annotations
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.events import Command, Discard, Publish, Send
 from planaria.protocol.messages.records import Note, NoteSubject
-from planaria.protocol.messages.worker import Save
+from planaria.protocol.messages.to_worker import Save
 from planaria.protocol.phases import Phase
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.checkpoint import NobodyHolds

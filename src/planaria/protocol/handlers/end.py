@@ -5,7 +5,7 @@ from __future__ import annotations
 from planaria.protocol.messages.events import Command, DecisionTook, Finish, Publish, Send, StopRequested
 from planaria.protocol.messages.journal import JournalEnd, JournalRecovery, JournalStop
 from planaria.protocol.messages.records import Note, Recovered, RunEnded, RunStatus
-from planaria.protocol.messages.worker import Stop
+from planaria.protocol.messages.to_worker import Stop
 from planaria.protocol.phases import Phase
 from planaria.protocol.run.run import Run
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from planaria.protocol.handlers import checkpoints
 from planaria.protocol.messages.events import Command, Evict, NodeGone, Publish, Received
+from planaria.protocol.messages.from_worker import FaultInjected
 from planaria.protocol.messages.journal import Fate, JournalNode
 from planaria.protocol.messages.records import NodeLost
-from planaria.protocol.messages.worker import FaultInjected
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.recovery import OpenRecovery
 

@@ -18,9 +18,10 @@ from planaria.protocol.messages.events import (
     Send,
     WorkerJoined,
 )
+from planaria.protocol.messages.from_worker import Notice
 from planaria.protocol.messages.journal import Fate, JournalNode
 from planaria.protocol.messages.records import NodeJoined, NodeLeaving, Note, RunStatus, Waiting
-from planaria.protocol.messages.worker import Notice, StateSource, Stop
+from planaria.protocol.messages.to_worker import StateSource, Stop
 from planaria.protocol.phases import Phase, Purpose
 from planaria.protocol.planning.node_count import least_useful, too_little
 from planaria.protocol.run.run import Run
@@ -151,7 +152,7 @@ def give_back(run: Run) -> list[Command]:
     node = least_useful(
         staying,
         frozenset(run.plan.nodes),
-        run.plan_selector.speeds.known,
+        run.plan_selector.measured.speeds.known,
         lambda node: run.spending.hourly_of([run.members.zones.get(node, "")]),
     )
     if is_asked and (why := _too_little(run, node)) is not None:

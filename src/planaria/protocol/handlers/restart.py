@@ -21,9 +21,10 @@ from planaria.protocol.messages.events import (
     Send,
     WorkerJoined,
 )
+from planaria.protocol.messages.from_worker import Ready, Returned, Vote
 from planaria.protocol.messages.journal import JournalRestart
 from planaria.protocol.messages.records import CoordinatorRestarted, NodeLost, RunEnded, RunStatus
-from planaria.protocol.messages.worker import Ready, Recall, Returned, Vote
+from planaria.protocol.messages.to_worker import Recall
 from planaria.protocol.phases import Phase
 from planaria.protocol.run.returning import Position
 from planaria.protocol.run.run import Run
@@ -163,7 +164,7 @@ def _take_up(run: Run, position: Position) -> None:
     run.kept.note(run.step, returning.held(position))
     run.attempt.begun_in = position.message.begun
     run.plan_validity = returning.plan_validity(position, frozenset(run.members.nodes), run.members.leaving.keys())
-    run.plan_selector.speeds.expect(plan, run.plan_selector.policy.estimated(plan).compute_s)
+    run.plan_selector.measured.speeds.expect(plan, run.plan_selector.policy.estimated(plan).compute_s)
     if not set(run.members.nodes) - run.plan_selector.straggler_policy.resting <= set(plan.nodes):
         run.plan_selector.straggler_policy.look_again(run.step + 1)  # one may rest, which nobody knows any more
 

@@ -11,7 +11,7 @@ from planaria.protocol.handlers.adopt_plan import release, take
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.events import Command, Publish
 from planaria.protocol.messages.records import Restored, RunStatus, Waiting
-from planaria.protocol.messages.worker import StateSource
+from planaria.protocol.messages.to_worker import StateSource
 from planaria.protocol.phases import Phase, Purpose
 from planaria.protocol.planning.memory_limits import WouldRunOut
 from planaria.protocol.run.run import Run

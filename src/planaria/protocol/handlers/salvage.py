@@ -10,8 +10,9 @@ from planaria.protocol.handlers import boundary
 from planaria.protocol.handlers.adopt_plan import take
 from planaria.protocol.handlers.restore import restore
 from planaria.protocol.messages.events import Command, Publish, Received, Send
+from planaria.protocol.messages.from_worker import Report
 from planaria.protocol.messages.records import Note
-from planaria.protocol.messages.worker import Halt, Report, StateSource
+from planaria.protocol.messages.to_worker import Halt, StateSource
 from planaria.protocol.phases import Phase, Purpose
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.retained_replicas import Holders

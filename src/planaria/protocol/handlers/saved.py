@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from planaria.protocol.handlers import boundary, checkpoints
 from planaria.protocol.messages.events import Command, ManifestFailed, ManifestWritten, Publish, Received, WriteManifest
+from planaria.protocol.messages.from_worker import NotSaved, Saved
 from planaria.protocol.messages.journal import JournalCheckpoint
 from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, Note
-from planaria.protocol.messages.worker import NotSaved, Saved
 from planaria.protocol.phases import Phase
 from planaria.protocol.run.run import Run
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import msgspec
 
-from planaria.job.settings import WhenNotFinite
+from planaria.job.sections.train import WhenNotFinite
 from planaria.protocol.handlers import boundary, checkpoints, end, joins
 from planaria.protocol.handlers.adopt_plan import release
 from planaria.protocol.messages.events import Command, Publish, Received, Send
+from planaria.protocol.messages.from_worker import Ready, Vote
 from planaria.protocol.messages.journal import JournalCommit, JournalEvaluation
 from planaria.protocol.messages.records import AnyRecord, RunStatus
-from planaria.protocol.messages.worker import Commit, Ready, Vote
+from planaria.protocol.messages.to_worker import Commit
 from planaria.protocol.phases import ProtocolError
 from planaria.protocol.run.announcements import not_finite, step_committed
 from planaria.protocol.run.run import Run
@@ -157,7 +158,7 @@ def _tell(run: Run, message: Commit, found: Outcome, news: tuple[AnyRecord, ...]
     if run.recovery is None:
         run.step_times.committed(record.duration_s)
         run.checkpoints.cadence.committed(record.duration_s)
-        if run.settings.shares_cores and run.plan_selector.stretch is None:
+        if run.settings.shares_cores and run.plan_selector.measured.stretch is None:
             stretch = run.step_times.calibration()
             if stretch is not None:
                 run.plan_selector.calibrate(stretch)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from planaria.plan.plan import NodeId, WorkerId
-from planaria.protocol.messages.worker import Hello, other_version
+from planaria.protocol.messages.from_worker import Hello
+from planaria.protocol.messages.message import other_version
 from planaria.protocol.thresholds import MAX_NODES
 
 Connection = TypeVar("Connection")

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Generic, TypeVar
 
 from planaria.plan.plan import NodeId
-from planaria.protocol.messages.worker import FromWorker, Hello
+from planaria.protocol.messages.from_worker import FromWorker, Hello
 from planaria.protocol.thresholds import MOST_HELD
 
 Connection = TypeVar("Connection")

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planaria.plan.plan import WorkerId
+from planaria.protocol.messages.from_worker import Activity, Pulse
 from planaria.protocol.messages.user import WorkerWord
-from planaria.protocol.messages.worker import Activity, Pulse
 from planaria.protocol.thresholds import OVERDUE_S, WORKED_S
 
 

@@ -1,6 +1,7 @@
 """What is said, recorded and written down. Frozen structs; nothing is unpickled.
 
-- `worker`, `agent`, `user`: messages between coordinator and workers, agents of nodes, and people (`status`, `add`).
+- `message`: what each of them is, and the protocol's version.
+- `from_worker`, `to_worker`: between workers and the coordinator; `agent`: agents of nodes; `user`: people (`status`).
 - `events`: what the machine takes, and the commands that it gives.
 - `records`: what a run tells the world (events.jsonl, metrics); `journal`: what is written before anybody acts.
 - `plan_delta`: a plan as what differs from the one before, so that it travels quickly.

@@ -14,7 +14,7 @@ import msgspec
 from planaria.job.faults import Fault
 from planaria.job.history import KEYED
 from planaria.job.settings import Job
-from planaria.protocol.messages.worker import Message, Seconds, ZoneName, decoded
+from planaria.protocol.messages.message import Message, Seconds, ZoneName, decoded
 
 MOST_LOG_BYTES = 128 * 1024
 """Bytes of a node's logs that its agent tells when the node ends, where the coordinator does not see them."""

@@ -9,10 +9,11 @@ import msgspec
 
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.messages.from_worker import FromWorker, SavedGroup
 from planaria.protocol.messages.journal import JournalEntry
 from planaria.protocol.messages.records import AnyRecord, RunStatus
 from planaria.protocol.messages.run_measurements import HostLink
-from planaria.protocol.messages.worker import FromWorker, SavedGroup, ToWorker
+from planaria.protocol.messages.to_worker import ToWorker
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ import msgspec
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
+from planaria.protocol.messages.message import decoded
 from planaria.protocol.messages.records import AnyRecord, Evaluated
 from planaria.protocol.messages.run_measurements import RunMeasurements
-from planaria.protocol.messages.worker import Commit, PlanMessage, decoded
+from planaria.protocol.messages.to_worker import Commit, PlanMessage
 
 
 class PlanValidityState(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from planaria.plan.plan import Evaluation, Pipeline, Plan, Route, Stage, Transfer, WorkerId
-from planaria.protocol.messages.worker import Challenge, Message, PlanMessage, StateSource, ToWorker, decoded, encode
+from planaria.protocol.messages.message import Message, decoded, encode
+from planaria.protocol.messages.to_worker import Challenge, PlanMessage, StateSource, ToWorker
 
 Item = TypeVar("Item")
 

@@ -6,8 +6,9 @@ import enum
 
 import msgspec
 
+from planaria.protocol.messages.from_worker import Activity
+from planaria.protocol.messages.message import Seconds, decoded
 from planaria.protocol.messages.records import Evaluated, PlanTaken, StepCommitted, StepSkipped
-from planaria.protocol.messages.worker import Activity, Seconds, decoded
 
 EVALUATING = "evaluating"
 """What is told as the phase where the state is evaluated before the step."""

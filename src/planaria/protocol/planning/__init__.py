@@ -7,8 +7,8 @@
   and which rest.
 - `step_times`: steps beside their estimate, which the first of them correct; `transition_times`, `failure_rate`.
 - `memory_limits`: workers that ran out of memory, and what later plans stay below.
-- `measured_links`: what hosts measured of the links between them, by class and by pair; `link_flows`: where what
-  passes between hosts anyway shows another link than before.
+- `measured_cluster`: how fast nodes and links are known to be, and how far estimates are off; of it `measured_links`:
+  what hosts measured of the links between them; `link_flows`: where what passes shows another link than before.
 
 It puts no plan in force: `handlers.adopt_plan` does.
 """

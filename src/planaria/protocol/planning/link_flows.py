@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from planaria.plan.costs.network import HostPair, host_pair
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import Flow
+from planaria.protocol.messages.from_worker import Flow
 from planaria.protocol.thresholds import FLOW_MATTERS, LEAST_FLOW_BYTES, LEAST_FLOW_S
 
 Flows = Mapping[WorkerId, Mapping[WorkerId, Flow]]

@@ -1,13 +1,12 @@
 """Plan selection: which plan is the next one. Asked, it answers with a proposal; it puts no plan in force.
 
-It owns what the answer depends on beside the situation of the job: the policy, the shortages of memory, the nodes'
-speeds and which nodes rest. Every proposal that it gives is checked: each layer is covered, there are f + 1
+It owns what the answer depends on beside the situation of the job: the policy, the shortages of memory, the cluster as
+measured and which nodes rest. Every proposal that it gives is checked: each layer is covered, there are f + 1
 replicas unless the policy means to go on with fewer, and no device gets more than is known to fit.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,14 +24,13 @@ from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRe
 from planaria.protocol.messages.records import EstimateCorrected, LinkChanged, NodeSpeed
 from planaria.protocol.messages.run_measurements import HostLink, RunMeasurements
 from planaria.protocol.phases import Purpose
-from planaria.protocol.planning.link_flows import Flows, LinkFlows
-from planaria.protocol.planning.measured_links import MeasuredLinks
+from planaria.protocol.planning.link_flows import Flows
+from planaria.protocol.planning.measured_cluster import MeasuredCluster
 from planaria.protocol.planning.memory_limits import Shortages
 from planaria.protocol.planning.policy_switch import PolicySwitch, why_change
-from planaria.protocol.planning.straggler_detection import NodeSpeeds, SpeedEvidence
+from planaria.protocol.planning.straggler_detection import SpeedEvidence
 from planaria.protocol.planning.straggler_policy import StragglerPolicy, same_work
 from planaria.protocol.step.retained_replicas import Holders
-from planaria.protocol.thresholds import ESTIMATE_HOLDS, LINK_MATTERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +85,11 @@ class PlanSelector:
 
     Attributes:
         policy: for the nodes' speeds and zones as they are known by now.
-        speeds: how fast the nodes are, as far as that is known.
-        pacing: who rests, and whether the plan in force is to be looked at again.
-        links: between hosts, as they were measured.
-        link_flows: what passes between hosts.
+        policy_switch: which policy that is, and which others there are.
+        shortages: of memory that were seen.
+        measured: the cluster, as far as it is known.
+        straggler_policy: who rests, and whether the plan in force is to be looked at again.
         generation: of the last plan that was asked for.
-        stretch: how many times longer than the profile says steps are measured to take; None: they were not yet.
     """
 
     def __init__(
@@ -106,13 +103,9 @@ class PlanSelector:
         self.policy = policy
         self.policy_switch = switching or PolicySwitch(PolicyName.TEMPLATES, None, may_drop=False)
         self.shortages = shortages
-        self.speeds = NodeSpeeds(evidence)
+        self.measured = MeasuredCluster(policy.planner.profile, evidence)
         self.straggler_policy = StragglerPolicy(evidence)
-        self.links = MeasuredLinks(policy.planner.profile)
-        self.link_flows = LinkFlows()
         self.generation = 0
-        self.stretch: float | None = None
-        self._zones: Zones = {}
         self._fault_tolerance = fault_tolerance
 
     def is_due(self, step: int, now: float) -> bool:
@@ -121,10 +114,8 @@ class PlanSelector:
 
     def recall(self, learnt: RunMeasurements, live: Collection[NodeId]) -> None:
         """Takes over what the last coordinator knew of the nodes that live."""
-        self.speeds.recall(learnt.speeds, live)
+        self.measured.recall(learnt, live)
         self.straggler_policy.recall(learnt.rests, live)
-        self.stretch = learnt.stretch
-        self.links.recall(learnt.links)
         self.policy = self._for_now(self.policy)
 
     def next_generation(self) -> int:
@@ -134,12 +125,12 @@ class PlanSelector:
 
     def locate(self, zones: Zones) -> None:
         """Records the zones of the nodes."""
-        self._zones = dict(zones)
-        self.policy = self.policy.with_planner(self.policy.planner.with_zones(self._zones))
+        self.measured.zones = dict(zones)
+        self.policy = self.policy.with_planner(self.policy.planner.with_zones(self.measured.zones))
 
     def links_measured(self, node: NodeId, host: str, links: Sequence[HostLink]) -> None:
         """Records what a node's host measured of its links to others."""
-        self.links.measured(node, host, links)
+        self.measured.links.measured(node, host, links)
         self.policy = self._for_now(self.policy)
 
     # Plans that need no other
@@ -333,17 +324,8 @@ class PlanSelector:
         self.shortages.plan_by(lambda most_bytes: self.policy_switch.made(name, most_bytes))
 
     def _for_now(self, policy: Policy) -> Policy:
-        """Returns the policy with the known links, zones and speeds of the nodes."""
-        planner = policy.planner
-        if self.links.hosts:
-            planner = planner.with_links(self.links.profile, self.links.hosts, self.links.far_pairs)
-        if self._zones:
-            planner = planner.with_zones(self._zones)
-        if self.stretch is not None:
-            planner = planner.with_stretch(self.stretch)
-        if self.speeds.known:
-            planner = planner.with_speeds(self.speeds.known)
-        return policy.with_planner(planner)
+        """Returns the policy for the cluster as it is known by now."""
+        return policy.with_planner(self.measured.corrected(policy.planner))
 
     def _worth_changing(
         self, situation: Situation, target: Candidate | None, steps_left: int
@@ -362,26 +344,26 @@ class PlanSelector:
         """Returns a placement for the speeds known now; None where the plan in force is as good."""
         return self.straggler_policy.choose(
             situation.step,
-            self.speeds.known,
+            self.measured.speeds.known,
             lambda resting: self.placement(situation, at_once=False, at_rest=resting),
             self.policy.estimated(situation.plan) if stands else None,
             steps_left,
             now=situation.now,
-            lasts_steps=self.speeds.lasts_steps(situation.step),
+            lasts_steps=self.measured.speeds.lasts_steps(situation.step),
             change_s=situation.forecast.change_s,
         )
 
     def calibrate(self, stretch: float) -> None:
         """Corrects all estimates: steps take this many times longer than estimated."""
-        self.stretch = stretch
+        self.measured.stretch = stretch
         self.policy = self.policy.with_planner(self.policy.planner.with_stretch(stretch))
 
     def _know_speeds(self) -> None:
-        self.policy = self.policy.with_planner(self.policy.planner.with_speeds(self.speeds.known))
+        self.policy = self.policy.with_planner(self.policy.planner.with_speeds(self.measured.speeds.known))
 
     def judge(self, step: int, compute_s: Mapping[WorkerId, float]) -> list[NodeSpeed]:
         """Learns the nodes' speeds from a step in which no node was lost; changed speeds may be worth another plan."""
-        news = self.speeds.committed(step, compute_s)
+        news = self.measured.speeds.committed(step, compute_s)
         if news:
             self._know_speeds()
             self.straggler_policy.look_again(step + 1)
@@ -390,52 +372,18 @@ class PlanSelector:
     def correct_estimates(
         self, plan: Plan, step: int, took_s: float, compute_s: Mapping[WorkerId, float]
     ) -> EstimateCorrected | None:
-        """Corrects estimates by the first steps of the plan in force, where its own is off: by what compute takes, then
-        by links, and by a stretch of everything for what neither explains. Where links count far otherwise than
-        before, the plan is reviewed after this step.
-
-        Args:
-            plan: in force.
-            step: about to be committed.
-            took_s: by the plan's steps.
-            compute_s: of each worker in one of them.
-        """
-        if not self.links.hosts or not plan.is_apart:
-            return None
-        estimate = self.policy.planner.estimate(plan)
-        if abs(estimate.step_time_s / took_s - 1) < ESTIMATE_HOLDS:
-            return None
-        estimated_s = estimate.compute_s
-        longer = [seconds / estimated_s[worker] for worker, seconds in compute_s.items() if estimated_s.get(worker)]
-        if any(longer):
-            self.stretch = statistics.median(longer)
-        before = self.links.slowdown
-        self.links.explain(took_s, lambda links: self._for_now(self.policy).planner.step_s(plan))
-        self.stretch = (self.stretch or 1.0) * took_s / self._for_now(self.policy).planner.step_s(plan)
-        self.policy = self._for_now(self.policy)
-        is_reviewed = not 1 / LINK_MATTERS < self.links.slowdown / before < LINK_MATTERS
-        if is_reviewed:
-            self.straggler_policy.look_again(step + 1)
-        return EstimateCorrected(
-            step=step,
-            before_s=estimate.step_time_s,
-            step_s=took_s,
-            stretch=self.stretch,
-            link_slowdown=self.links.slowdown,
-            is_reviewed=is_reviewed,
-        )
+        """Corrects estimates by the first steps of the plan in force, where its own is off. Where links count far
+        otherwise than before, the plan is reviewed after this step. See `MeasuredCluster.explain`."""
+        corrected = self.measured.explain(self.policy.planner, plan, step, took_s, compute_s)
+        if corrected is not None:
+            self.policy = self._for_now(self.policy)
+            if corrected.is_reviewed:
+                self.straggler_policy.look_again(step + 1)
+        return corrected
 
     def correct_flows(self, plan: Plan, step: int, flows: Flows) -> list[LinkChanged]:
-        """Has links count otherwise between which bytes begin to pass faster or slower; the plan is then reviewed."""
-        if not self.links.hosts or not flows:
-            return []
-        hosts = self.links.hosts
-        zones = {host: self._zones.get(node, "") for node, host in hosts.items()}
-        changed = self.link_flows.measured(plan.generation, flows, lambda worker: hosts.get(plan.node_of(worker)))
-        news = []
-        for pair, factor in changed.items():
-            link = self.links.change(pair, factor, across_zones=zones[pair[0]] != zones[pair[1]])
-            news.append(LinkChanged(step=step, hosts=pair, bytes_per_s=link.bytes_per_s, factor=factor))
+        """Corrects links between which bytes begin to pass faster or slower; the plan is then reviewed."""
+        news = self.measured.flowed(plan, step, flows)
         if news:
             self.policy = self._for_now(self.policy)
             self.straggler_policy.look_again(step + 1)
@@ -443,11 +391,11 @@ class PlanSelector:
 
     def forget(self, node: NodeId, step: int) -> None:
         """Forgets a lost node. The plan made of the others was not chosen for speed: it is reviewed after the step."""
-        self.links.forget(node)
+        self.measured.links.forget(node)
         self.straggler_policy.forget(node)
-        if self.speeds.forget(node):
+        if self.measured.speeds.forget(node):
             self._know_speeds()
-        if self.speeds.known:
+        if self.measured.speeds.known:
             self.straggler_policy.look_again(step + 1)
 
     def wake_all(self, step: int) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.plan import Plan
 from planaria.plan.validate import lacking
 from planaria.planner.reroute.plans import shares
 from planaria.policy.interface import Candidate
 from planaria.protocol.messages.records import Note, NoteSubject, PlanTaken, StepCommitted, StepSkipped
-from planaria.protocol.messages.worker import Commit
+from planaria.protocol.messages.to_worker import Commit
 from planaria.protocol.step.commit import NOT_APPLIED, loss_scale
 
 

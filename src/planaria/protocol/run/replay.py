@@ -25,7 +25,7 @@ from planaria.protocol.messages.journal import (
 )
 from planaria.protocol.messages.records import AnyRecord, Evaluated, PlanTaken, Restored, StepCommitted, StepSkipped
 from planaria.protocol.messages.run_measurements import RunMeasurements
-from planaria.protocol.messages.worker import StateSource
+from planaria.protocol.messages.to_worker import StateSource
 from planaria.protocol.phases import Purpose
 from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.protocol.thresholds import PLANS_CARRIED

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.protocol.messages.events import Received
+from planaria.protocol.messages.from_worker import Ready, Returned, Vote, WorkerPhase
 from planaria.protocol.messages.journal import JournalCommit, JournalEntry, JournalPlan
-from planaria.protocol.messages.worker import Commit, PlanMessage, Ready, Returned, StateSource, Vote, WorkerPhase
+from planaria.protocol.messages.to_worker import Commit, PlanMessage, StateSource
 from planaria.protocol.planning.plan_validity import PlanValidity
 from planaria.protocol.run.announcements import step_committed
 from planaria.protocol.run.replay import JournalState

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from planaria.estimate.restore_time import Storage
-from planaria.job.data_settings import EvalSection
-from planaria.job.settings import BudgetSection, TrainSection
+from planaria.job.sections.budget import BudgetSection
+from planaria.job.sections.eval import EvalSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.thresholds import MEAN_TIME_BETWEEN_FAILURES_S
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.records import Evaluated

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from planaria.job.settings import BudgetSection
+from planaria.job.sections.budget import BudgetSection
 from planaria.protocol.messages.run_measurements import Spent
 
 HOUR_S = 3600.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planaria.plan.ledger import combine, mask_of
 from planaria.plan.plan import Plan, WorkerId
-from planaria.protocol.messages.worker import Flow, Score, Vote
+from planaria.protocol.messages.from_worker import Flow, Score, Vote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
-from planaria.protocol.messages.worker import NotSaved, Save, Saved, SavedGroup
+from planaria.protocol.messages.from_worker import NotSaved, Saved, SavedGroup
+from planaria.protocol.messages.to_worker import Save
 from planaria.protocol.step.cadence import Cadence
 
 

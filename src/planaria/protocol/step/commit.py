@@ -12,7 +12,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planaria.job.settings import DType
+from planaria.job.sections.train import DType
 
 FIRST_EXPONENT = 4
 """Grid exponent before anything is committed: gradients of up to 2**4 are far from the limit."""

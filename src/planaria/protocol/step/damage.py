@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Collection
 
 from planaria.plan.plan import Plan, Transfer, WorkerId
-from planaria.protocol.messages.worker import Damaged, Resend
+from planaria.protocol.messages.from_worker import Damaged
+from planaria.protocol.messages.to_worker import Resend
 from planaria.protocol.thresholds import MOST_BLOWS, MOST_SENT, SOON_STEPS
 
 

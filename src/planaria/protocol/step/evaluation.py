@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from planaria.job.data_settings import EvalMetric, EvalSection
+from planaria.job.sections.eval import EvalMetric, EvalSection
+from planaria.protocol.messages.from_worker import Score
 from planaria.protocol.messages.records import Evaluated
-from planaria.protocol.messages.worker import Score
 
 _LARGEST_EXPONENT = 700.0
 """Of e, that a float holds."""

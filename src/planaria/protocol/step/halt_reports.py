@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from planaria.plan.ledger import Ledger, combine, mask_of
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import Report
+from planaria.protocol.messages.from_worker import Report
 
 
 class Salvage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from planaria.job.settings import LrSchedule, TrainSection
+from planaria.job.sections.train import LrSchedule, TrainSection
 
 Ends = tuple[tuple[int, int], ...]
 """(step, train.steps) pairs: after that step, the learning rate's schedule ended there. A run that was made longer has

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import Commit, FromWorker, PlanMessage, Report, Returned, Save, WorkerPhase
+from planaria.protocol.messages.from_worker import FromWorker, Report, Returned, WorkerPhase
+from planaria.protocol.messages.to_worker import Commit, PlanMessage, Save
 from planaria.protocol.worker.holdings import HeldState
 from planaria.protocol.worker.machine import (
     Adopt,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planaria.protocol.messages.worker import (
+from planaria.protocol.messages.from_worker import WorkerPhase
+from planaria.protocol.messages.to_worker import (
     Commit,
     Halt,
     PlanMessage,
@@ -21,7 +22,6 @@ from planaria.protocol.messages.worker import (
     StateSource,
     Stop,
     ToWorker,
-    WorkerPhase,
 )
 
 

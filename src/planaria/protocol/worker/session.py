@@ -7,7 +7,7 @@ node will go away, that it ran out of memory, and that the user's code failed.
 
 from __future__ import annotations
 
-from planaria.protocol.messages.worker import (
+from planaria.protocol.messages.from_worker import (
     Failed,
     FaultInjected,
     FromWorker,

@@ -14,7 +14,8 @@ from typing import Any, Generic
 
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op
-from planaria.protocol.messages.worker import Damaged, FromWorker, PlanMessage, Ready, Resend, StateSource
+from planaria.protocol.messages.from_worker import Damaged, FromWorker, Ready
+from planaria.protocol.messages.to_worker import PlanMessage, Resend, StateSource
 from planaria.protocol.worker.holdings import HeldState, Replica
 from planaria.protocol.worker.machine import WorkerMachine
 from planaria.protocol.worker.mail import Key, Kind, MailStore

@@ -15,7 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program.instructions import Instruction, Op, Program
 from planaria.plan.program.programs import program
-from planaria.protocol.messages.worker import Commit, PlanMessage, Score, Vote
+from planaria.protocol.messages.from_worker import Score, Vote
+from planaria.protocol.messages.to_worker import Commit, PlanMessage
 from planaria.protocol.worker.holdings import HeldState, LayerModules
 from planaria.protocol.worker.mail import Key, Kind, MailStore
 from planaria.protocol.worker.progress import Progress, Work

@@ -1,6 +1,6 @@
 """Sums: which of a worker's groups are being summed in the step in progress, which parts are missing, which are done.
 
-Each owner of a group adds up one slice of it and hands the total back (`planaria.plan.sum_slices`). A sum belongs to a
+Each owner of a group adds up one slice of it and hands the total back (`planaria.plan.sums.slices`). A sum belongs to a
 sync epoch; one of an older epoch is void, and is begun anew. What parts are made of and how they are added up is a
 subclass's.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from planaria.plan.plan import Plan, WorkerId
-from planaria.plan.sum_slices import Slices, slices_of
+from planaria.plan.sums.slices import Slices, slices_of
 from planaria.protocol.worker.holdings import Accumulator, HeldState
 from planaria.protocol.worker.mail import Key, Kind, MailStore, Payload, Ways
 

@@ -35,8 +35,8 @@ from planaria.protocol.messages.agent import (
     Welcome,
     decode_from_agent,
 )
+from planaria.protocol.messages.message import Message, decode_first, encode, other_version
 from planaria.protocol.messages.run_measurements import HostLink
-from planaria.protocol.messages.worker import Message, decode_first, encode, other_version
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import LIGHT_PROBE_S, PROBE_S
 from planaria.runtime.wire.connection import Connection

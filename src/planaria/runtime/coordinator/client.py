@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from planaria.job.errors import UserError
+from planaria.protocol.messages.message import PROTOCOL_VERSION
 from planaria.protocol.messages.user import Answer, Request, RequestRefused, Wish, decode_answer
-from planaria.protocol.messages.worker import PROTOCOL_VERSION
 from planaria.runtime.thresholds import REQUEST_TIMEOUT_S
 from planaria.runtime.wire.control_frames import SpeaksTls, control_frame, read_control
 from planaria.runtime.wire.tls import NotSecured, connect, security_of

@@ -9,19 +9,12 @@ from collections.abc import Callable, Sequence
 from planaria.plan.plan import WorkerId
 from planaria.protocol.membership.admission import Admission
 from planaria.protocol.messages.agent import Farewell
-from planaria.protocol.messages.events import (
-    Command,
-    Discard,
-    Finish,
-    Publish,
-    Send,
-    SetTimer,
-    WriteManifest,
-)
+from planaria.protocol.messages.events import Command, Discard, Finish, Publish, Send, SetTimer, WriteManifest
 from planaria.protocol.messages.journal import JournalEntry
+from planaria.protocol.messages.message import Message
 from planaria.protocol.messages.plan_delta import encoded
 from planaria.protocol.messages.records import AnyRecord, Note, RunStatus
-from planaria.protocol.messages.worker import Message, PlanMessage
+from planaria.protocol.messages.to_worker import PlanMessage
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.manifests import ManifestWriter
 from planaria.runtime.journal.journal import Journal

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from planaria.job.settings import BudgetSection
+from planaria.job.sections.budget import BudgetSection
 from planaria.protocol.messages.events import PriceChanged
 from planaria.runtime.thresholds import COMMAND_WITHIN_S
 

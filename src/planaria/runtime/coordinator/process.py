@@ -32,7 +32,9 @@ from planaria.job.errors import UserError
 from planaria.job.history import schedule_ends
 from planaria.job.parse import job_fingerprint
 from planaria.job.registry import Launcher, PolicyName
-from planaria.job.settings import Device, Job, WhenExhausted
+from planaria.job.sections.cluster import Device
+from planaria.job.sections.resilience import WhenExhausted
+from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import NodeId, PlanError
 from planaria.planner.instantiation.microbatch_shares import batches_told_by

@@ -17,7 +17,8 @@ from planaria.job.faults import Fault
 from planaria.job.history import History, order_of
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.registry import Launcher
-from planaria.job.settings import AUTO_MODEL, Job
+from planaria.job.sections.model import AUTO_MODEL
+from planaria.job.settings import Job
 from planaria.job.values import is_loopback
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.agent import Welcome

@@ -15,14 +15,8 @@ from planaria.plan.plan import NodeId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.membership.liveness import Liveness
 from planaria.protocol.messages.events import Event, NodeNotice, PolicyRequested, SaveRequested, StopRequested
-from planaria.protocol.messages.records import (
-    AnyRecord,
-    NodeJoined,
-    NodeLost,
-    NodeReleased,
-    StepCommitted,
-    StepSkipped,
-)
+from planaria.protocol.messages.message import decode_first, other_version
+from planaria.protocol.messages.records import AnyRecord, NodeJoined, NodeLost, NodeReleased, StepCommitted, StepSkipped
 from planaria.protocol.messages.user import (
     EVALUATING,
     Answer,
@@ -34,7 +28,6 @@ from planaria.protocol.messages.user import (
     Wish,
     decode_request,
 )
-from planaria.protocol.messages.worker import decode_first, other_version
 from planaria.protocol.phases import Phase
 from planaria.runtime.thresholds import GONE_SHOWN, MAX_ADDED
 from planaria.runtime.wire.connection import Connection

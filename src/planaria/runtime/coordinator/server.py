@@ -33,15 +33,10 @@ from planaria.protocol.messages.events import (
     TimerDue,
     WriteManifest,
 )
+from planaria.protocol.messages.from_worker import Hello, decode_from_worker
+from planaria.protocol.messages.message import MAX_FRAME_BYTES, encode
 from planaria.protocol.messages.run_measurements import HostLink
-from planaria.protocol.messages.worker import (
-    MAX_FRAME_BYTES,
-    Challenge,
-    Hello,
-    Stop,
-    decode_from_worker,
-    encode,
-)
+from planaria.protocol.messages.to_worker import Challenge, Stop
 from planaria.protocol.phases import Phase
 from planaria.protocol.reception import Nonsense, Reception, Unwanted
 from planaria.protocol.run.replay import JournalState

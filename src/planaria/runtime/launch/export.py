@@ -9,9 +9,9 @@ from planaria.checkpoint.manifest import PARAMETER, Manifest, newest, place_of, 
 from planaria.checkpoint.state import read_group, read_parameters
 from planaria.checkpoint.store import Place
 from planaria.data.export import export_tokenizer
-from planaria.data.job_data import token_folders
-from planaria.data.tokenizer import BYTES, Tokenizer, load_tokenizer
-from planaria.data.tokens import CHAT_TEMPLATE, TOKENIZER
+from planaria.data.opening import token_folders
+from planaria.data.tokens.preparation import CHAT_TEMPLATE, TOKENIZER
+from planaria.data.tokens.tokenizer import BYTES, Tokenizer, load_tokenizer
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
 from planaria.job.settings import Job

@@ -18,16 +18,18 @@ from torch import nn
 
 from planaria.checkpoint.manifest import read_manifest, step_folder, weights_sha256, write_manifest
 from planaria.checkpoint.state import write_group
-from planaria.data.job_data import prepare
+from planaria.data.opening import prepare
 from planaria.job.history import DataIdentity, History, JobInterval, order_of, schedule_ends
 from planaria.job.parse import job_fingerprint
-from planaria.job.settings import Job, TrainSection, WhenNotFinite
+from planaria.job.sections.train import TrainSection, WhenNotFinite
+from planaria.job.settings import Job
 from planaria.job.users_code import look_in
 from planaria.model.loss import scored
 from planaria.model.model import Batch, Tensors
 from planaria.model.training.schedule_function import rate_factors
+from planaria.protocol.messages.from_worker import Score
 from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, RunEnded, RunStatus, StepCommitted
-from planaria.protocol.messages.worker import Commit, Score
+from planaria.protocol.messages.to_worker import Commit
 from planaria.protocol.run.announcements import not_finite, step_committed
 from planaria.protocol.step.commit import first_exponents, loss_scale, outcome
 from planaria.protocol.step.evaluation import Evaluations, evaluated

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
-from planaria.data.job_data import reader_standing_by
+from planaria.data.opening import reader_standing_by
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
 from planaria.runtime.coordinator.executor import Observer

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from planaria.job.errors import UserError
 from planaria.job.registry import Launcher
-from planaria.job.settings import Device, Job
+from planaria.job.sections.cluster import Device
+from planaria.job.settings import Job
 from planaria.runtime.thresholds import (
     FILES_BESIDE,
     MOST_FILES,

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from planaria.job.errors import UserError
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.model.model import Batch, Model, Tensors
 from planaria.model.training.optimizer import value_bytes
 from planaria.plan.costs.model_profile import LayerCost, LayerTimes

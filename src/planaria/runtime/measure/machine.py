@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import torch
 
-from planaria.job.settings import Numerics, TrainSection
+from planaria.job.sections.train import Numerics, TrainSection
 from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.plan.costs.model_profile import LinkCost, StepCosts
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.journal import JournalCommit
-from planaria.protocol.messages.worker import Commit
+from planaria.protocol.messages.to_worker import Commit
 from planaria.runtime.journal.sqlite_journal import SqliteJournal
 from planaria.runtime.measure.clock import compute_now
 from planaria.runtime.thresholds import LARGE_MESSAGE_BYTES, MEASURE_REPEATS, MEASURED_PARAMETERS

@@ -15,11 +15,14 @@ import msgspec
 import torch
 
 from planaria.checkpoint.start import check_start
-from planaria.data.job_data import JobData, open_data
-from planaria.job.data_settings import DataSection, Packing
+from planaria.data.job_data import JobData
+from planaria.data.opening import open_data
 from planaria.job.errors import UserCodeError, UserError
 from planaria.job.registry import OptimizerName
-from planaria.job.settings import Device, Job, TrainSection
+from planaria.job.sections.cluster import Device
+from planaria.job.sections.data import DataSection, Packing
+from planaria.job.sections.train import TrainSection
+from planaria.job.settings import Job
 from planaria.job.users_code import look_in
 from planaria.job.values import is_dataset
 from planaria.job.version import __version__

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from planaria.job.checks import check_zone
 from planaria.job.errors import UserError
+from planaria.job.sections.cluster import check_zone
 from planaria.protocol.messages.agent import Farewell
 from planaria.runtime.journal.coordinator_place import CoordinatorPlace
 

@@ -28,7 +28,8 @@ import msgspec
 
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.registry import PolicyName
-from planaria.job.settings import Device, Job
+from planaria.job.sections.cluster import Device
+from planaria.job.settings import Job
 from planaria.job.values import is_dataset
 from planaria.job.version import __version__
 from planaria.runtime.coordinator.settings import CoordinatorSettings
@@ -188,7 +189,7 @@ def _preload(request: SpawnProfiler) -> None:
     """
     if request.job.cluster.device is not Device.CPU or is_dataset(request.job.data.source):
         return
-    from planaria.data.job_data import open_data
+    from planaria.data.opening import open_data
     from planaria.model.load import preload_model
 
     job = request.job

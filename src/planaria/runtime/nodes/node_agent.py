@@ -32,19 +32,18 @@ from planaria.protocol.messages.agent import (
     KillNode,
     NodeEnded,
     OfferRefused,
-    Ping,
     Pong,
     ProbeLink,
     StartNode,
     Welcome,
     decode_to_agent,
 )
-from planaria.protocol.messages.worker import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message, encode
+from planaria.protocol.messages.message import PROTOCOL_VERSION
 from planaria.runtime.component_settings import node_settings
 from planaria.runtime.coordinator.remote_nodes import boot_id, imported
-from planaria.runtime.journal.coordinator_place import CoordinatorPlace
 from planaria.runtime.machine.interrupts import Interrupted, interrupts
 from planaria.runtime.nodes.agent_settings import AgentSettings
+from planaria.runtime.nodes.coordinator_link import CoordinatorLink
 from planaria.runtime.nodes.link_prober import LinkProber
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.nodes.own_folder import OwnFolder, check_folder
@@ -52,22 +51,16 @@ from planaria.runtime.progress.output import OutputClosed
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import (
     AGENT_AWAY_S,
-    AGENT_CONNECT_S,
-    AGENT_SILENCE_S,
     AGENT_TICK_S,
     FIRST_OFFER_PAUSE_S,
     GOODBYE_S,
     LAST_WORDS_S,
     LONGEST_OFFER_PAUSE_S,
-    LONGEST_RETRY_S,
     NOTICE_EVERY_S,
-    PING_EVERY_S,
     SHORT_LIFE_S,
 )
-from planaria.runtime.wire.connection import Connection
-from planaria.runtime.wire.control_frames import FrameError, SpeaksTls
-from planaria.runtime.wire.sockets import watch_over
-from planaria.runtime.wire.tls import NotSecured, connect, security_of
+from planaria.runtime.wire.control_frames import FrameError
+from planaria.runtime.wire.tls import security_of
 
 SAID: Final = {
     Farewell.OVER: "the run is over: this agent is not needed any more",
@@ -93,10 +86,8 @@ class NodeAgent:
         self._tell_people = say
         self._security = security_of(settings.tls)
         self._selector = selectors.DefaultSelector()
-        self._connection: Connection | None = None
+        self._link = CoordinatorLink(settings.coordinator, self._security, self._selector, self._say, self._take)
         self._identity = secrets.token_hex(8)
-        self._place = CoordinatorPlace(settings.coordinator)
-        self._coordinator = settings.coordinator
         self._address = ""
         self._welcome: Welcome | None = None
         self._nodes: LocalNodes | None = None
@@ -106,12 +97,8 @@ class NodeAgent:
         self._node: NodeId | None = None
         self._last = -1
         self._began = 0.0
-        self._heard = self._heard_on_connection = self._looked = time.monotonic()
-        self._pinged = 0.0
-        self._num_unanswered = 0
+        self._looked = time.monotonic()
         self._ended_at = 0.0
-        self._retry_at = 0.0
-        self._retry_pause_s = FIRST_OFFER_PAUSE_S
         self._offer_at: float | None = None
         self._offer_pause_s = FIRST_OFFER_PAUSE_S
         self._over: Farewell | None = None
@@ -119,7 +106,6 @@ class NodeAgent:
         self._is_noticed = False
         self._leaving = False
         self._noticed_at = 0.0
-        self._told_out_of_reach = False
 
     def run(self) -> Farewell:
         """Runs until the run has ended, or the node was drained, be it for a signal. Returns which of them.
@@ -133,7 +119,7 @@ class NodeAgent:
                 self._say(warning)
             with interrupts(self._heed):
                 while not self._is_done():
-                    if self._connection is None and self._over is None:
+                    if not self._link.is_open and self._over is None:
                         self._connect()
                         self._looked = time.monotonic()
                     for key, _ in self._selector.select(timeout=AGENT_TICK_S):
@@ -151,34 +137,19 @@ class NodeAgent:
     def _awaits_answer(self) -> bool:
         """Whether the last logs may still be on their way, with the ping after them."""
         is_late = time.monotonic() - self._ended_at > GOODBYE_S
-        return self._own is not None and self._connection is not None and self._num_unanswered > 0 and not is_late
+        return self._own is not None and self._link.num_unanswered > 0 and not is_late
 
-    # The connection
+    # The coordinator
 
     def _connect(self) -> None:
-        now = time.monotonic()
-        if now < self._retry_at:
+        if not self._link.open():
             return
-        try:
-            self._coordinator = self._place.address()
-            host, _, port = self._coordinator.rpartition(":")
-            sock = connect((host, int(port)), AGENT_CONNECT_S, self._security)
-        except NotSecured as error:
-            self._not_understood(error)
-            return
-        except OSError as error:
-            self._retry_later(str(error))
-            return
-        sock.setblocking(False)
-        watch_over(sock)
-        self._address = self._settings.host or sock.getsockname()[0]
+        self._address = self._settings.host or self._link.own_address
         if self._prober is None:
             self._prober = LinkProber(self._address, self._settings.token, self._security)
             self._selector.register(self._prober.fileno(), selectors.EVENT_READ, self._probed)
-        self._connection = Connection(sock, MAX_FRAME_BYTES)
-        self._selector.register(sock, selectors.EVENT_READ, self._readable)
-        self._heard_on_connection = time.monotonic()
-        self._tell(
+        self._offer_at = None
+        self._link.tell(
             Enrol(
                 version=PROTOCOL_VERSION,
                 token=self._settings.token,
@@ -192,51 +163,6 @@ class NodeAgent:
                 own_folder=self._settings.folder is not None,
             )
         )
-
-    def _retry_later(self, reason: str) -> None:
-        if not self._told_out_of_reach:
-            self._say(f"the coordinator at {self._coordinator} is out of reach ({reason}); trying again")
-            self._told_out_of_reach = True
-        self._retry_at = time.monotonic() + self._retry_pause_s
-        self._retry_pause_s = min(LONGEST_RETRY_S, 2 * self._retry_pause_s)
-
-    def _hang_up(self, reason: str) -> None:
-        if self._connection is not None:
-            self._selector.unregister(self._connection.socket)
-            self._connection.close()
-            self._connection = None
-        self._num_unanswered = 0
-        self._offer_at = None
-        if self._over is None:
-            self._retry_later(reason)
-
-    def _tell(self, message: Message) -> None:
-        """Sends a message; that a connection is gone is learnt from the reading side."""
-        if self._connection is not None:
-            self._connection.send(encode(message))
-            self._connection.flush()
-
-    def _readable(self) -> None:
-        connection = self._connection
-        if connection is None:
-            return
-        try:
-            for frame in connection.receive():
-                self._heard = self._heard_on_connection = time.monotonic()
-                self._take(frame)
-        except EOFError as error:
-            self._hang_up(str(error))
-        except (FrameError, NotSecured) as error:
-            self._not_understood(error)
-
-    def _not_understood(self, error: FrameError | NotSecured) -> None:
-        if self._place.may_move:  # it says where the coordinator was, until that is there again
-            self._hang_up(str(error))
-            return
-        where = self._coordinator
-        if isinstance(error, NotSecured | SpeaksTls):
-            raise UserError(f"no connection to the coordinator at {where}: {error}.") from None
-        raise UserError(f"what answers at {where} is no coordinator: {error}. Correct --coordinator.") from None
 
     def _take(self, frame: bytes) -> None:
         try:
@@ -256,16 +182,16 @@ class NodeAgent:
             case Dismissed(farewell=farewell):
                 if self._over is None:
                     self._over, self._over_since = farewell, time.monotonic()
+                    self._link.is_needed = False
                     self._say(SAID[farewell])
             case OfferRefused(reason=reason):
-                raise UserError(f"the coordinator at {self._coordinator} refuses this node: {reason}.")
+                raise UserError(f"the coordinator at {self._link.address} refuses this node: {reason}.")
             case Pong():
-                self._num_unanswered = max(0, self._num_unanswered - 1)
+                self._link.answered()
 
     def _be_welcome(self, welcome: Welcome) -> None:
-        if self._welcome is None or self._told_out_of_reach:
-            self._say(f"enrolled at {self._coordinator} as {self._address}")
-        self._retry_pause_s, self._told_out_of_reach = FIRST_OFFER_PAUSE_S, False
+        if self._link.accepted() or self._welcome is None:
+            self._say(f"enrolled at {self._link.address} as {self._address}")
         is_another_run = self._welcome is not None and self._welcome.mark != welcome.mark
         if self._settings.folder is None:
             check_folder(welcome)
@@ -305,7 +231,7 @@ class NodeAgent:
 
     def _probed(self) -> None:
         assert self._prober is not None
-        self._tell(self._prober.result())
+        self._link.tell(self._prober.result())
 
     # The node
 
@@ -322,7 +248,7 @@ class NodeAgent:
             self._welcome.job,
             self._folder,
             node,
-            coordinator=self._place.text,
+            coordinator=self._link.place.text,
             token=self._settings.token,
             faults=order.faults,
             import_path=self._settings.import_path,
@@ -346,9 +272,9 @@ class NodeAgent:
         self._node, self._last = None, node
         self._say(f"node {node} has ended: {cause}")
         for told in () if self._own is None else self._own.logs(node):
-            self._tell(told)
-        self._tell(NodeEnded(node=node, cause=cause))
-        self._ping()
+            self._link.tell(told)
+        self._link.tell(NodeEnded(node=node, cause=cause))
+        self._link.ping()
         now = self._ended_at = time.monotonic()
         if now - self._began > SHORT_LIFE_S:
             self._offer_pause_s = FIRST_OFFER_PAUSE_S
@@ -365,9 +291,9 @@ class NodeAgent:
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
         if now - self._looked > AGENT_AWAY_S:  # it was this process that was away: importing, or stopped
-            self._heard = self._heard_on_connection = now
+            self._link.was_away(now)
         self._looked = now
-        silent_s = now - self._heard
+        silent_s = now - self._link.heard
         if self._node is not None and self._welcome is not None and silent_s > self._welcome.patience_s:
             self._say(f"nothing was heard from the coordinator for {silent_s:.0f} s")
             self._fenced(self._node)
@@ -378,24 +304,16 @@ class NodeAgent:
             self._give_notice()
         if silent_s > self._settings.give_up_s and self._over is None:
             raise CoordinatorLost(
-                f"nothing was heard from the coordinator at {self._coordinator} for {silent_s:.0f} s. "
+                f"nothing was heard from the coordinator at {self._link.address} for {silent_s:.0f} s. "
                 "Look whether it runs; --give-up sets how long an agent waits."
             )
-        if self._connection is None:
+        if not self._link.is_open:
             return
-        if now - self._heard_on_connection > AGENT_SILENCE_S:
-            self._hang_up("it does not answer")
-        elif now - self._pinged > PING_EVERY_S:
-            self._ping()
+        self._link.look_at_the_clock(now)
         is_ready = self._own is None or self._own.is_ready()
         if self._offer_at is not None and now >= self._offer_at and not self._leaving and is_ready:
             self._offer_at = None
-            self._tell(Available(after=self._last))
-
-    def _ping(self) -> None:
-        self._pinged = time.monotonic()
-        self._num_unanswered += self._connection is not None
-        self._tell(Ping())
+            self._link.tell(Available(after=self._last))
 
     def _leave(self) -> None:
         """Gives the first notice: what runs here is to hand over its work."""
@@ -431,8 +349,7 @@ class NodeAgent:
             self._prober.close()
         if self._nodes is not None:
             self._nodes.close()
-        if self._connection is not None:
-            self._connection.close()
+        self._link.close()
         if self._own is not None:
             self._own.close()
         self._selector.close()

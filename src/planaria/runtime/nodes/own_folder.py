@@ -15,11 +15,10 @@ from pathlib import Path
 import msgspec
 
 from planaria.checkpoint.store import check_writable
-from planaria.data.job_data import prepare
-from planaria.job.checks import check_name
+from planaria.data.opening import prepare
 from planaria.job.errors import UserError
 from planaria.job.parse import job_json
-from planaria.job.values import is_dataset
+from planaria.job.values import check_name, is_dataset
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.agent import MOST_LOG_BYTES, NodeLog, Welcome
 from planaria.runtime.component_settings import is_emulated

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from planaria.job.settings import LOOPBACK
+from planaria.job.sections.cluster import LOOPBACK
 from planaria.protocol.messages.records import Note
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import PAGE_END_S, VIEW_LOOK_S

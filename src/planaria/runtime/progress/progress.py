@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, cast
 
-from planaria.job.settings import Job, TrainSection
+from planaria.job.sections.train import TrainSection
+from planaria.job.settings import Job
 from planaria.plan.quantities import count
 from planaria.protocol.messages.records import (
     AnyRecord,

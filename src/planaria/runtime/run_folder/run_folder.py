@@ -6,8 +6,8 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
-from planaria.job.checks import check_name
 from planaria.job.errors import UserError
+from planaria.job.values import check_name
 from planaria.runtime.run_folder.claim import claimant, in_use
 
 

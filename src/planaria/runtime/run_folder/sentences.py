@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planaria.job.settings import Device, Job
+from planaria.job.sections.cluster import Device
+from planaria.job.settings import Job
 from planaria.plan.quantities import count, size
 from planaria.protocol.messages.records import (
     AnyRecord,

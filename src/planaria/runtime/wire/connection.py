@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import PlanMessage
+from planaria.protocol.messages.to_worker import PlanMessage
 from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
 from planaria.runtime.wire.control_frames import ALERT, SpeaksTls, control_frame, frame_size
 from planaria.runtime.wire.tls import NotSecured, SecureSocket, pending

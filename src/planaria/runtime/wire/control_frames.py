@@ -9,7 +9,7 @@ import socket
 import struct
 from typing import Final
 
-from planaria.protocol.messages.worker import MAX_FRAME_BYTES
+from planaria.protocol.messages.message import MAX_FRAME_BYTES
 
 _LENGTH = struct.Struct("!I")
 

@@ -16,7 +16,7 @@ from planaria.data.reading.sources import DataError
 from planaria.job.errors import UserError
 from planaria.model.model import ModelError
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import Failed, OutOfMemory
+from planaria.protocol.messages.from_worker import Failed, OutOfMemory
 from planaria.runtime.worker.compute.layers import LayerFailed
 from planaria.runtime.worker.preemption import SourceError
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import BEAT_S, MAX_DOING_LENGTH, Activity, Alive, FromWorker, Notice, Pulse
+from planaria.protocol.messages.from_worker import BEAT_S, MAX_DOING_LENGTH, Activity, Alive, FromWorker, Notice, Pulse
 from planaria.runtime.thresholds import MEMORY_TOLD_EVERY_S
 
 

@@ -14,7 +14,8 @@ import msgspec
 from planaria.model.model import Batch, Tensors
 from planaria.plan.plan import WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op
-from planaria.protocol.messages.worker import Activity, Commit, PlanMessage, Vote
+from planaria.protocol.messages.from_worker import Activity, Vote
+from planaria.protocol.messages.to_worker import Commit, PlanMessage
 from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.protocol.thresholds import FLOWS_EVERY
 from planaria.protocol.worker.step_work import StepWork

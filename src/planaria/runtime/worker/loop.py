@@ -12,14 +12,8 @@ from pathlib import Path
 import msgspec
 
 from planaria.plan.program.instructions import Instruction
-from planaria.protocol.messages.worker import (
-    Activity,
-    Commit,
-    FaultInjected,
-    PlanMessage,
-    Save,
-    WorkerPhase,
-)
+from planaria.protocol.messages.from_worker import Activity, FaultInjected, NotSaved, WorkerPhase
+from planaria.protocol.messages.to_worker import Commit, PlanMessage, Save
 from planaria.protocol.worker.executor import WorkerExecutor
 from planaria.protocol.worker.machine import CoordinatorBack, End, ProgramDone, WorkerCommand, WorkerMachine
 from planaria.runtime.worker.compute.engine import Engine
@@ -163,7 +157,7 @@ class WorkerLoop(WorkerExecutor):
                 raise
             if beside:
                 text = f"worker {self._worker} has no memory for the copy that is written"
-                self._control.send(save.failed(text))
+                self._control.send(NotSaved.answering(save, text))
             else:
                 states = {group: self._holdings.replicas[group].named_state() for group in save.groups}
                 self._control.send(write(save, self._worker, states))

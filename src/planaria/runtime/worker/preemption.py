@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Final, Protocol
 
 from planaria.job.errors import PlanariaError
-from planaria.job.settings import AWS, GOOGLE, NO_PREEMPTION
+from planaria.job.sections.resilience import AWS, GOOGLE, NO_PREEMPTION
 from planaria.runtime.thresholds import GOOGLE_GRACE_S, METADATA_BYTES, METADATA_TIMEOUT_S
 
 METADATA_URL: Final = "http://169.254.169.254"

@@ -12,12 +12,14 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from planaria.data.job_data import JobData, open_data
+from planaria.data.job_data import JobData
+from planaria.data.opening import open_data
 from planaria.data.reading.sources import DataError
 from planaria.job.errors import UserError
-from planaria.job.settings import Device
+from planaria.job.sections.cluster import Device
 from planaria.job.users_code import look_in
-from planaria.protocol.messages.worker import PROTOCOL_VERSION, CutOff, Hello
+from planaria.protocol.messages.from_worker import CutOff, Hello
+from planaria.protocol.messages.message import PROTOCOL_VERSION
 from planaria.runtime.thresholds import SIGTERM_GRACE_S
 from planaria.runtime.wire.tls import security_of
 from planaria.runtime.worker.compute.engine import Engine, real_engine

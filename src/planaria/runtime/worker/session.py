@@ -8,19 +8,10 @@ import socket
 import threading
 import time
 
+from planaria.protocol.messages.from_worker import Failed, FromWorker, Hello, OutOfMemory, Proof, Returned
+from planaria.protocol.messages.message import Message, encode
 from planaria.protocol.messages.plan_delta import Orders
-from planaria.protocol.messages.worker import (
-    Challenge,
-    Failed,
-    FromWorker,
-    Hello,
-    Message,
-    OutOfMemory,
-    Proof,
-    Returned,
-    Stop,
-    encode,
-)
+from planaria.protocol.messages.to_worker import Challenge, Stop
 from planaria.protocol.thresholds import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
 from planaria.protocol.worker.session import WorkerSession

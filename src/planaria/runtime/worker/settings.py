@@ -7,7 +7,8 @@ import hmac
 import msgspec
 
 from planaria.job.faults import Fault
-from planaria.job.settings import LOOPBACK, Job
+from planaria.job.sections.cluster import LOOPBACK
+from planaria.job.settings import Job
 from planaria.plan.plan import WorkerId
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 
 from planaria.checkpoint.state import GroupState, write_group
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import FromWorker, NotSaved, Save, Saved
+from planaria.protocol.messages.from_worker import FromWorker, NotSaved, Saved
+from planaria.protocol.messages.to_worker import Save
 
 
 def write(save: Save, worker: WorkerId, states: Mapping[int, GroupState]) -> Saved | NotSaved:
@@ -20,10 +21,10 @@ def write(save: Save, worker: WorkerId, states: Mapping[int, GroupState]) -> Sav
             write_group(save.folder, group, f"{worker}-{save.serial}", states[group]) for group in save.groups
         )
     except OSError as error:
-        return save.failed(f"{save.folder}: {error.strerror or error}")
+        return NotSaved.answering(save, f"{save.folder}: {error.strerror or error}")
     except Exception as error:
         traceback.print_exc()
-        return save.failed(f"{save.folder}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        return NotSaved.answering(save, f"{save.folder}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
     return Saved(step=save.step, serial=save.serial, groups=groups)
 
 

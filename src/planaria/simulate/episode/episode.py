@@ -31,20 +31,9 @@ from planaria.protocol.messages.events import (
     WorkerJoined,
     WriteManifest,
 )
+from planaria.protocol.messages.from_worker import Ready, Report, Saved, SavedGroup, Vote
 from planaria.protocol.messages.records import AnyRecord, PlanTaken, Restored, RunStatus
-from planaria.protocol.messages.worker import (
-    Commit,
-    Halt,
-    PlanMessage,
-    Ready,
-    Report,
-    Save,
-    Saved,
-    SavedGroup,
-    StateSource,
-    ToWorker,
-    Vote,
-)
+from planaria.protocol.messages.to_worker import Commit, Halt, PlanMessage, Save, StateSource, ToWorker
 from planaria.protocol.phases import PLACING, Phase, ProtocolError, Purpose
 from planaria.protocol.run.run import Run
 from planaria.protocol.transitions import handle

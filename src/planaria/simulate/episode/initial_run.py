@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planaria.estimate.restore_time import Storage
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.plan import NodeId
 from planaria.policy.interface import Candidate
 from planaria.protocol.given_run import at_work, given_run

@@ -82,8 +82,8 @@ def slurm(
       planaria launch slurm job.toml --nodes 16 --spares 2 --partition gpu --time 12:00:00 --sbatch=--gres=gpu:8
     """
     from planaria import api
-    from planaria.job.checks import check_name
     from planaria.job.errors import UserError
+    from planaria.job.values import check_name
     from planaria.runtime.engines import slurm as engine
     from planaria.runtime.engines.launch_folder import Launch, LaunchFolder
     from planaria.runtime.engines.slurm_scripts import SlurmOptions
@@ -181,7 +181,7 @@ def ray(
       planaria launch ray job.toml --nodes 4 --spares 1
     """
     from planaria import api
-    from planaria.job.checks import check_name
+    from planaria.job.values import check_name
 
     if name is not None:
         check_name("--name", name)

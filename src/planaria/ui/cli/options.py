@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from planaria.job.errors import UserError
 from planaria.job.values import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ ZONE_VARIABLE = "PLANARIA_ZONE"
 JOB_FILE = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 RUN_FOLDER = click.Path(path_type=Path)
+_REPAIRS_TOLD = 5
 
 
 class Finite(click.FloatRange):
@@ -65,6 +67,27 @@ def set_option(command: _Command) -> _Command:
         metavar="SECTION.KEY=VALUE",
         help="Change a field of the job file.",
     )(command)
+
+
+def given_text(path: Path, wanted: str) -> str:
+    """Reads a file that a user names.
+
+    Raises:
+        UserError: it cannot be read; `wanted` says what to give.
+    """
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UserError(f"{path} cannot be read: {why}. Give {wanted}.") from None
+
+
+def tell_repairs(repairs: Sequence[str]) -> None:
+    """Tells what was mended of a file: the first few one by one, and how many there are."""
+    for repair in repairs[:_REPAIRS_TOLD]:
+        click.echo(f"planaria: {repair}", err=True)
+    if len(repairs) > _REPAIRS_TOLD:
+        click.echo(f"planaria: {len(repairs) - _REPAIRS_TOLD} more repairs of this kind", err=True)
 
 
 def token_option(command: _Command) -> _Command:

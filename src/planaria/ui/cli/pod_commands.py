@@ -177,7 +177,7 @@ def kubernetes(
     from secrets import token_hex
 
     from planaria import api
-    from planaria.job.settings import Device
+    from planaria.job.sections.cluster import Device
     from planaria.runtime.engines import kubernetes as engine
     from planaria.runtime.engines.kubernetes_manifests import KubernetesRun
 

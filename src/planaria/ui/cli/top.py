@@ -26,8 +26,8 @@ import click
 
 from planaria.job.errors import UserError
 from planaria.plan.quantities import count, size
+from planaria.protocol.messages.from_worker import Activity
 from planaria.protocol.messages.user import Answer, RunDetails, RunState, WorkerWord
-from planaria.protocol.messages.worker import Activity
 from planaria.runtime.coordinator.client import NotReached
 from planaria.runtime.run_folder.sentences import duration, layer_range, rate
 from planaria.runtime.run_folder.tables import WIDTH, text_table

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,6 +25,20 @@ from planaria.ui.dashboard.runs import RunReader, Runs
 from planaria.ui.dashboard.thresholds import LOOK_EVERY_S, MOST_BODY_BYTES, MOST_COMPARED, TABLE_EVERY_S
 
 STATIC = Path(__file__).parent / "static"
+_TITLES = {"page.html": "Planaria", "runs.html": "Planaria: runs", "login.html": "Planaria: token"}
+_HEAD = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<link rel="icon" href="/static/icon.svg" type="image/svg+xml">
+<link rel="stylesheet" href="/static/page.css">
+</head>
+"""
+_TOLD = "<!-- told -->"
+"""Where a page has what it tells of the last request."""
 _FILES = {
     "icon.svg": "image/svg+xml",
     "page.css": "text/css",
@@ -114,7 +128,7 @@ def dashboard_app(runs: Runs, access: Access) -> Starlette:
         form = (await _body(request)).decode(errors="replace")
         name, _, token = form.partition("=")
         if name != "token" or not access.knows_token(token.strip()):
-            return _page("refused.html", 403)
+            return _page("login.html", 403, '<p class="bad">That is not the token.</p>')
         answer = RedirectResponse("/", status_code=303)
         answer.set_cookie(COOKIE, access.session, httponly=True, samesite="strict", path="/")
         return answer
@@ -204,8 +218,9 @@ def _if_new(found: Any, known: Any) -> tuple[Any, Any]:
     return (None if found == known else found), found
 
 
-def _page(name: str, status: int = 200) -> Response:
-    return FileResponse(STATIC / name, status_code=status, media_type="text/html")
+def _page(name: str, status: int = 200, told: str = "") -> Response:
+    body = (STATIC / name).read_text().replace(_TOLD, told)
+    return HTMLResponse(f"{_HEAD.format(title=_TITLES[name])}{body}</html>\n", status_code=status)
 
 
 def _json(found: Any, status: int = 200) -> Response:

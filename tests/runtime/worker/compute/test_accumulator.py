@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.job.settings import Numerics, TrainSection
+from planaria.job.sections.train import Numerics, TrainSection
 from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.runtime.thresholds import SMALL_FLOATS
 from planaria.runtime.worker.compute.accumulator import (

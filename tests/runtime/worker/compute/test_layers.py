@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planaria.job.settings import DType, ModelSection, TrainSection
+from planaria.job.sections.model import ModelSection
+from planaria.job.sections.train import DType, TrainSection
 from planaria.model.load import load_model
 from planaria.model.model import Batch, Model, Tensors
 from planaria.runtime.worker.compute.layers import Compute, rounded, widened

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from planaria.job.registry import OptimizerName
-from planaria.job.settings import ParameterRule, TrainSection
+from planaria.job.sections.train import ParameterRule, TrainSection
 from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.protocol.step.schedule import learning_rate
 from planaria.runtime.thresholds import SMALL_FLOATS

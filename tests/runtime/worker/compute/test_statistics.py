@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.model.huggingface import logits
 from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.model.tensors.batch_norms import statistics

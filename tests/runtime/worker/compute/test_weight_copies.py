@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planaria.job.settings import DType
+from planaria.job.sections.train import DType
 from planaria.model.load import load_model
 from planaria.runtime.worker.compute import layers
 from planaria.runtime.worker.compute.layers import autocast

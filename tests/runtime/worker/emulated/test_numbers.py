@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.plan.costs.model_profile import (
     DeviceKind,
     LayerCost,
@@ -23,8 +23,8 @@ from planaria.plan.costs.model_profile import (
 )
 from planaria.plan.plan import Group, Pipeline, Plan, Route, Stage, Transfer, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
-from planaria.plan.sum_slices import slices_of
-from planaria.protocol.messages.worker import Stop
+from planaria.plan.sums.slices import slices_of
+from planaria.protocol.messages.to_worker import Stop
 from planaria.protocol.worker.sums import Piece, Sum
 from planaria.runtime.thresholds import AHEAD_S
 from planaria.runtime.worker.emulated.numbers import (

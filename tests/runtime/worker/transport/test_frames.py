@@ -16,17 +16,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.protocol.messages.worker import MAX_FRAME_BYTES
+from planaria.protocol.messages.message import MAX_FRAME_BYTES
 from planaria.runtime.thresholds import MAX_HEADER_BYTES
 from planaria.runtime.wire.control_frames import FrameError, control_frame, read_control
-from planaria.runtime.worker.transport.frames import (
-    DTYPES,
-    Arrived,
-    DataHeader,
-    FrameReader,
-    TensorMeta,
-    data_frame,
-)
+from planaria.runtime.worker.transport.frames import DTYPES, Arrived, DataHeader, FrameReader, TensorMeta, data_frame
 from planaria.runtime.worker.transport.mailbox import Key, Kind
 from tests.proof import examples
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from planaria.protocol.messages.worker import Stop
+from planaria.protocol.messages.to_worker import Stop
 from planaria.protocol.worker.machine import CoordinatorGone
 from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Kind, Mailbox
 

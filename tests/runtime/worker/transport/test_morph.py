@@ -18,7 +18,7 @@ from planaria.protocol.messages.records import (
     StepCommitted,
     Waiting,
 )
-from planaria.protocol.messages.worker import PlanMessage, StateSource
+from planaria.protocol.messages.to_worker import PlanMessage, StateSource
 from planaria.runtime.worker.transport.state_transfer import StateTransfer
 from tests.proof import rest_in_proof
 from tests.runtime.worker.cluster import Crash, Kill, Visit, Weather

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import Stop
+from planaria.protocol.messages.to_worker import Stop
 from planaria.runtime.thresholds import HELLO_LIMIT_BYTES, STATE_UNSENT_BYTES
 from planaria.runtime.wire.certificates import make_certificates
 from planaria.runtime.wire.control_frames import FrameError, control_frame

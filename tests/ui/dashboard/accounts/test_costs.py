@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from planaria.job.settings import BudgetSection
+from planaria.job.sections.budget import BudgetSection
 from planaria.protocol.messages.records import NodeJoined, NodeLost, Restored, RunEnded, RunStatus
 from planaria.ui.dashboard.accounts.costs import Costs
 from tests.runtime.run_folder.happenings import JOB, committed

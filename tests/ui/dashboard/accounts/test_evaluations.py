@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from planaria.job.data_settings import EvalMetric
+from planaria.job.sections.eval import EvalMetric
 from planaria.protocol.messages.records import CheckpointSaved, Evaluated, Restored
 from planaria.ui.dashboard.accounts.evaluations import Evaluations
 from tests.runtime.run_folder.happenings import JOB

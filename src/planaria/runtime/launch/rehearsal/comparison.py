@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from planaria.job.checks import check_name
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.registry import PolicyName
 from planaria.job.settings import Job
+from planaria.job.values import check_name
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import PlanError
 from planaria.runtime.coordinator.executor import Observer

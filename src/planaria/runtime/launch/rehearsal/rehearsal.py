@@ -18,7 +18,11 @@ from planaria.job.errors import UserError
 from planaria.job.history import JobInterval
 from planaria.job.parse import job_json
 from planaria.job.registry import Launcher, PolicyName
-from planaria.job.settings import LOOPBACK, NO_PREEMPTION, Device, Job, LrSchedule, ObserveSection
+from planaria.job.sections.cluster import LOOPBACK, Device
+from planaria.job.sections.observe import ObserveSection
+from planaria.job.sections.resilience import NO_PREEMPTION
+from planaria.job.sections.train import LrSchedule
+from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import NodeId
 from planaria.planner.instantiation.microbatch_shares import batches_told_by

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from planaria.data.job_data import JobData, prepare
+from planaria.data.job_data import JobData
+from planaria.data.opening import prepare
 from planaria.job.history import KEYED, DataIdentity, History, JobInterval, continued
 from planaria.job.users_code import look_in
 from planaria.job.values import is_dataset

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from planaria.data.job_data import prepare
+from planaria.data.opening import prepare
 from planaria.job.errors import PlanariaError, UserCodeError, UserError
 from planaria.job.settings import Job
 from planaria.job.users_code import look_in

@@ -9,7 +9,7 @@ from planaria.checkpoint.manifest import newest
 from planaria.checkpoint.numerics import NUMERICS_VERSION
 from planaria.checkpoint.store import check_writable, has_checkpoints
 from planaria.data.job_data import token_identity
-from planaria.data.tokens import read_about
+from planaria.data.tokens.token_set import read_about
 from planaria.job.errors import UserError
 from planaria.job.history import DataIdentity, History, JobInterval, order_of
 from planaria.job.parse import job_fingerprint, job_from_json

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from planaria.job.settings import Numerics
+from planaria.job.sections.train import Numerics
 from planaria.plan.compiled import Kernel
 from planaria.runtime.thresholds import CHUNK_FLOATS, SMALL_FLOATS
 from planaria.runtime.worker.compute.replica import Layout, Slot

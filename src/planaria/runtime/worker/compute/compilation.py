@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from planaria.job.errors import UserError
-from planaria.job.settings import Device, Job
+from planaria.job.sections.cluster import Device
+from planaria.job.settings import Job
 from planaria.model.model import Tensors
 
 _MOST_GRAPHS = 1 << 20

@@ -14,7 +14,9 @@ from typing import IO
 
 import torch
 
-from planaria.job.settings import Device, DType, Job, Numerics
+from planaria.job.sections.cluster import Device
+from planaria.job.sections.train import DType, Numerics
+from planaria.job.settings import Job
 
 log = logging.getLogger(__name__)
 

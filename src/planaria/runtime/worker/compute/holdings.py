@@ -9,7 +9,7 @@ import torch
 
 from planaria.checkpoint.manifest import PARAMETER
 from planaria.checkpoint.start import Start, start_of
-from planaria.job.settings import Numerics, TrainSection
+from planaria.job.sections.train import Numerics, TrainSection
 from planaria.model.model import Model
 from planaria.protocol.step.commit import NOT_APPLIED, loss_scale
 from planaria.protocol.worker.holdings import HeldState

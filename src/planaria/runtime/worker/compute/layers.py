@@ -19,10 +19,10 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from planaria.job.settings import DType, TrainSection
+from planaria.job.sections.train import DType, TrainSection
 from planaria.model.loss import scored
 from planaria.model.model import Batch, Model, Tensors
-from planaria.protocol.messages.worker import Score
+from planaria.protocol.messages.from_worker import Score
 from planaria.protocol.worker.progress import Work
 from planaria.protocol.worker.step_work import LayerRunner
 from planaria.runtime.worker.compute.compilation import as_over_a_wire, compiled

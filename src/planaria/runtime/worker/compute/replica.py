@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from planaria.checkpoint.manifest import PARAMETER
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.model.model import GroupSpec
 from planaria.model.training.optimizer import Update, optimizer_of
 from planaria.model.training.treatment import Treatment, treatment_of

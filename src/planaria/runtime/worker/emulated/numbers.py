@@ -18,10 +18,11 @@ import msgspec
 import torch
 from torch import nn
 
-from planaria.job.settings import Job, TrainSection
+from planaria.job.sections.train import TrainSection
+from planaria.job.settings import Job
 from planaria.model.model import Batch, GroupSpec, ParameterSpec, Tensors
 from planaria.plan.costs.model_profile import ModelProfile
-from planaria.protocol.messages.worker import Score
+from planaria.protocol.messages.from_worker import Score
 from planaria.protocol.worker.progress import Work
 from planaria.runtime.worker.compute.device_clock import DeviceClock
 from planaria.runtime.worker.compute.engine import Engine

@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
-from planaria.job.settings import LOOPBACK
+from planaria.job.sections.cluster import LOOPBACK
 from planaria.plan.costs.byte_counts import held_bytes, message_bytes, part_bytes
 from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile
 from planaria.plan.costs.network import Network
 from planaria.plan.plan import NodeId, Plan, Stage, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
-from planaria.plan.sum_slices import slices_of
+from planaria.plan.sums.slices import slices_of
 from planaria.protocol.worker.sums import Piece, read_share
 from planaria.runtime.thresholds import AHEAD_S
 from planaria.runtime.wire.tls import Security

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from planaria.protocol.messages.worker import ToWorker
+from planaria.protocol.messages.to_worker import ToWorker
 from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
 from planaria.protocol.worker.mail import Key, Kind, Mail
 

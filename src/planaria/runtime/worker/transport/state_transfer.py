@@ -14,7 +14,8 @@ from planaria.checkpoint.manifest import Manifest, read_manifest
 from planaria.checkpoint.state import read_group
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.plan.program.instructions import Instruction
-from planaria.protocol.messages.worker import Activity, FromWorker, PlanMessage, StateSource
+from planaria.protocol.messages.from_worker import Activity, FromWorker
+from planaria.protocol.messages.to_worker import PlanMessage, StateSource
 from planaria.protocol.worker.machine import WorkerMachine
 from planaria.protocol.worker.state_transfers import StateTransfers
 from planaria.runtime.worker.compute.device_clock import DeviceClock

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 import torch
 
 from planaria.plan.plan import Plan, WorkerId
-from planaria.plan.sum_slices import Slices
+from planaria.plan.sums.slices import Slices
 from planaria.protocol.worker.sums import Piece, Sums
 from planaria.runtime.worker.compute.accumulator import Accumulator, add_up, grid_step
 from planaria.runtime.worker.compute.device_clock import DeviceClock

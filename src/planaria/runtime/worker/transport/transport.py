@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Mapping
 import torch
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import Flow
+from planaria.protocol.messages.from_worker import Flow
 from planaria.protocol.thresholds import CUT_OFF_S
 from planaria.runtime.wire.listener import PeerListener, greeting
 from planaria.runtime.wire.tls import Security

@@ -14,7 +14,8 @@ from planaria import api
 from planaria.job.errors import UserError
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.registry import PolicyName
-from planaria.job.settings import Device, Job
+from planaria.job.sections.cluster import Device
+from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.quantities import count
 from planaria.protocol.messages.records import RunStatus
@@ -36,15 +37,12 @@ from planaria.runtime.run_folder.run_folder import RunFolder, free_name
 from planaria.runtime.run_folder.sentences import age, duration
 from planaria.simulate.traces.script_format import read_script, write_script
 from planaria.simulate.traces.scripts import Clock, Script, ScriptName, announced, busiest
-from planaria.ui.cli.options import EXIT_EXHAUSTED, EXIT_FAILED, EXIT_SIGNALLED
+from planaria.ui.cli.options import EXIT_EXHAUSTED, EXIT_FAILED, EXIT_SIGNALLED, given_text, tell_repairs
 from planaria.ui.cli.planning.costs_source import busy
 from planaria.ui.cli.planning.profile_cache import ProfileCache, cache_folder
 from planaria.ui.cli.rehearsal import view
 
 _HOUR_S = 3600.0
-_SAID = 5
-"""Most repairs that are reported one by one."""
-
 _LEAST_S = 0.5
 """Least seconds of a script as it is played: below that no step can be measured."""
 
@@ -179,18 +177,9 @@ def _read(job: Job, wanted: RehearsalOptions) -> Script:
     """Returns a script from a file: the part that is wanted, as fast as is wanted, for as many nodes as the job has."""
     _refuse(wanted, "is a file", ("length_s",), "--hours takes a part of it, --speed makes it shorter.")
     path = Path(wanted.script)
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UserError(
-            f"{path} cannot be read: {why}. Give the path of a trace, or one of {', '.join(ScriptName)}."
-        ) from None
+    text = given_text(path, f"the path of a trace, or one of {', '.join(ScriptName)}")
     read = read_script(text, path.name, seed=wanted.seed)
-    for repair in read.repairs[:_SAID]:
-        click.echo(f"planaria: {path.name}, {repair}", err=True)
-    if len(read.repairs) > _SAID:
-        click.echo(f"planaria: {path.name}: {len(read.repairs) - _SAID} more repairs of this kind", err=True)
+    tell_repairs([f"{path.name}, {repair}" for repair in read.repairs])
     script = read.script
     if script.clock is Clock.STEPS:
         _refuse(wanted, "counts steps", ("speed", "start_h", "length_h", "busiest_h"), "Leave it out.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from planaria.job.errors import UserError
+from planaria.ui.cli.options import given_text, tell_repairs
 
 if TYPE_CHECKING:
     from planaria.simulate.traces.generators import Failures
@@ -18,8 +19,6 @@ _FORMATS = ("events", "bamboo", "counts", "availability")
 """Names of `planaria.simulate.traces.formats.TraceFormat`, which is not imported for a help page."""
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _KINDS = ("constant", "poisson", "diurnal", "weibull", "monotonic")
-_SAID = 5
-"""Most repairs that are reported one by one."""
 _HOUR_S = 3600.0
 
 
@@ -225,16 +224,8 @@ def plot(file: Path, target: Path, seed: int) -> int:
 def _read(file: Path, seed: int) -> Trace:
     from planaria.simulate.traces.formats import read_trace
 
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UserError(f"trace {file} cannot be read: {why}. Give the path of a trace.") from None
-    read = read_trace(text, file.name, seed=seed)
-    for repair in read.repairs[:_SAID]:
-        click.echo(f"planaria: {file.name}, {repair}", err=True)
-    if len(read.repairs) > _SAID:
-        click.echo(f"planaria: {file.name}: {len(read.repairs) - _SAID} more repairs of this kind", err=True)
+    read = read_trace(given_text(file, "the path of a trace"), file.name, seed=seed)
+    tell_repairs([f"{file.name}, {repair}" for repair in read.repairs])
     return read.trace
 
 

@@ -22,6 +22,7 @@ from planaria.simulate.results import Outcome, RunResult, summarise
 from planaria.simulate.scenario import Scenario, TimingsPart, check_policies
 from planaria.simulate.sweep import Piece, Point, pieces, points
 from planaria.simulate.timings import calibrated
+from planaria.ui.cli.options import tell_repairs
 from planaria.ui.plots.picture_file import check_picture
 from planaria.ui.plots.simulation_plot import plot_runs
 from planaria.ui.plots.sweep_plot import plot_sweep, varied_most
@@ -29,9 +30,6 @@ from planaria.ui.report.report import write_found
 from planaria.ui.report.simulations import Columns, figures, simulation_sheet, where_the_time_went
 
 _WIDTH_WITHOUT_TERMINAL = 118
-_SAID = 5
-"""Most repairs that are reported one by one."""
-
 _GAP = 2
 """Spaces between columns."""
 
@@ -113,10 +111,7 @@ def _say_repairs(scenario: Scenario, folder: Path) -> None:
         said.append(f"{names}: not used, as arrivals, notices and zones are those of {scenario.failures.trace}")
     one = msgspec.structs.replace(scenario.failures, runs=min(2, scenario.failures.runs))
     traces_of(msgspec.structs.replace(scenario, failures=one), folder, said.append)
-    for sentence in said[:_SAID]:
-        click.echo(f"planaria: {sentence}", err=True)
-    if len(said) > _SAID:
-        click.echo(f"planaria: {len(said) - _SAID} more repairs of this kind", err=True)
+    tell_repairs(said)
 
 
 def _scenario(path: Path, wanted: SimulationOptions) -> Scenario:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from planaria.job.settings import TrainSection
+from planaria.job.sections.train import TrainSection
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.protocol.messages.records import (
     AnyRecord,

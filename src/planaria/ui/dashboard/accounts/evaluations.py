@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
-from planaria.job.data_settings import EvalSection
+from planaria.job.sections.eval import EvalSection
 from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, Evaluated, Restored
 from planaria.protocol.step.evaluation import value_of
 

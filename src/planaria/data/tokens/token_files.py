@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from planaria.data.reading.sources import DataError
 from planaria.data.reading.text import check_tokens
-from planaria.job.data_settings import DataSection, TokenDType
+from planaria.job.sections.data import DataSection, TokenDType
 
 TokenArray = npt.NDArray[np.unsignedinteger[Any]] | npt.NDArray[np.signedinteger[Any]]
 

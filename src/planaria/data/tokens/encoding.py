@@ -22,8 +22,8 @@ import numpy as np
 from planaria.data.reading.chats import RowFormat
 from planaria.data.reading.rows import BadRow, Piece, records, text_pieces
 from planaria.data.reading.sources import DataError, SourceFile
-from planaria.data.tokenizer import Ids, Marks, Tokenizer, id_dtype
-from planaria.job.data_settings import DataSection, OnBadRow, Packing
+from planaria.data.tokens.tokenizer import Ids, Marks, Tokenizer, id_dtype
+from planaria.job.sections.data import DataSection, OnBadRow, Packing
 
 Tell = Callable[[str], None]
 """Is told how far the work is, about once a second."""

@@ -1,50 +1,16 @@
-"""Messages between workers and the coordinator. Every one is a frozen struct; nothing is unpickled.
-
-A message that belongs to a generation bears it, and an older one is refused by rule. `PROTOCOL_VERSION` is checked
-when a worker says hello, an agent enrols or a user asks, and before anything else of that message but the token.
-"""
+"""What a worker tells the coordinator. A message that belongs to a generation bears it, and an older one is refused."""
 
 from __future__ import annotations
 
 import enum
-import math
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 
-from planaria.job.checks import MAX_ZONE_LENGTH
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import Plan, Transfer, WorkerId
-
-PROTOCOL_VERSION = 8
-
-
-def other_version(speaker: str, version: int) -> str | None:
-    """Returns why a speaker of this version of the protocol is refused, and what to do; None: it is the same one."""
-    if version == PROTOCOL_VERSION:
-        return None
-    return (
-        f"the {speaker} speaks protocol version {version}, the coordinator {PROTOCOL_VERSION}; "
-        "install the same Planaria on both"
-    )
-
-
-Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
-"""Seconds as told from outside: not negative, and finite."""
-
-ZoneName = Annotated[str, msgspec.Meta(max_length=MAX_ZONE_LENGTH)]
-"""Name of the zone where a node is; a zone fails as one. "": not known."""
-
-MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""Longest control message in bytes that is read; a longer one is refused before memory is taken for it."""
-
-
-class StateSource(enum.StrEnum):
-    """Where a worker's replicas come from when it adopts a plan."""
-
-    INITIAL = "initial"
-    CHECKPOINT = "checkpoint"
-    LIVE = "live"
+from planaria.plan.plan import WorkerId
+from planaria.protocol.messages.message import Message, Seconds, ZoneName, decoded
+from planaria.protocol.messages.to_worker import Commit, PlanMessage, Save
 
 
 class WorkerPhase(enum.StrEnum):
@@ -67,10 +33,6 @@ class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     size_bytes: int
     sha256: str
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Anything that travels on a control connection."""
 
 
 class Activity(enum.StrEnum):
@@ -111,9 +73,6 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     activity: Activity
     progress: int
     waits_for: int = -1
-
-
-# Worker to coordinator
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
@@ -189,8 +148,8 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     losses: dict[int, float]
     ledger: Ledger
     compute_s: Seconds = 0.0
-    flows: dict[WorkerId, Flow] = {}
-    scores: dict[int, Score] = {}
+    flows: dict[WorkerId, Flow] = msgspec.field(default_factory=dict)
+    scores: dict[int, Score] = msgspec.field(default_factory=dict)
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
@@ -216,6 +175,11 @@ class NotSaved(Message, frozen=True, kw_only=True, tag="not_saved"):
     step: int
     serial: int
     text: str
+
+    @classmethod
+    def answering(cls, order: Save, text: str) -> NotSaved:
+        """Returns the answer to an order that was not carried out."""
+        return cls(step=order.step, serial=order.serial, text=text)
 
 
 class FaultInjected(Message, frozen=True, kw_only=True, tag="fault_injected"):
@@ -348,156 +312,8 @@ FromWorker = (
     | Failed
     | Returned
 )
-
-
-# Coordinator to worker
-
-
-class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
-    """Orders a worker to adopt this plan for `step`, the step in progress.
-
-    Attributes:
-        addresses: worker -> data address, for everyone in the plan.
-        exponents: grid exponent of every group for `step` (exact numerics).
-        source: where replicas that the worker lacks come from.
-        folder: the checkpoint, when that is the source.
-        afresh: what was done of the step counts no more, and it is begun again.
-        begun: generation of the plan under which the step was begun, as it counts. A worker for whom no plan since then
-            had a place may have been in a step of that number before the job went back: what it has of that is nothing.
-        lineage: generation of the plan whose state was loaded or initial; all replicas that count descend from that. A
-            worker whose plan is older holds none, whatever step its replicas are of.
-    """
-
-    plan: Plan
-    step: int
-    addresses: dict[WorkerId, str]
-    exponents: tuple[int, ...]
-    source: StateSource
-    folder: str = ""
-    afresh: bool = False
-    begun: int = -1
-    lineage: int = -1
-
-
-class Halt(Message, frozen=True, kw_only=True, tag="halt"):
-    """Orders a worker to stop computing, keep the accumulators, and report."""
-
-    generation: int
-    step: int
-
-
-class Recall(Message, frozen=True, kw_only=True, tag="recall"):
-    """Orders a worker to tell its plan, which the coordinator's journal lost. The answer is a `Returned`."""
-
-
-class Resend(Message, frozen=True, kw_only=True, tag="resend"):
-    """Orders state that arrived damaged to be sent again: its source sends it, its target awaits it.
-
-    `attempt` counts from 1, and tells what is sent from what was sent before.
-    """
-
-    generation: int
-    step: int
-    transfer: Transfer
-    attempt: int
-
-
-class Save(Message, frozen=True, kw_only=True, tag="save"):
-    """Orders a worker to write these groups, as of `step`, into the folder. The answer bears the order's number."""
-
-    step: int
-    serial: int
-    folder: str
-    groups: tuple[int, ...]
-
-    def failed(self, text: str) -> NotSaved:
-        """Returns the answer that it was not carried out."""
-        return NotSaved(step=self.step, serial=self.serial, text=text)
-
-
-class Commit(Message, frozen=True, kw_only=True, tag="commit"):
-    """Orders a worker to apply the durable `step`, then to wait for orders (`hold`) or go on with the same plan.
-
-    With `save`, copy those groups as soon as the step is applied, and write them while training goes on.
-
-    Attributes:
-        clip_factor: what the gradients are multiplied by; 0 (`protocol.step.commit.NOT_APPLIED`): the step is done, but
-            parameters and optimizer state stay as they are.
-        exponents: grid exponent of every group for the step after it (exact numerics).
-        loss: mean over the step's microbatches. Workers do not need it, nor the norm; but who was told of a step can
-            tell of it when the journal was lost.
-        norm: global gradient norm.
-        scale: what the learning rate was multiplied by: the effective batch over the global one.
-        learning_rate: of the step, with `scale`: all workers take the same.
-        dropped: microbatches that were left out of the step, for good.
-        num_dropped: that were left out of this step and all before it.
-    """
-
-    generation: int
-    step: int
-    clip_factor: float
-    exponents: tuple[int, ...]
-    hold: bool
-    loss: float = math.nan
-    norm: float = math.nan
-    scale: float = 1.0
-    learning_rate: float = math.nan
-    dropped: tuple[int, ...] = ()
-    num_dropped: int = 0
-    save: Save | None = None
-
-
-class Stop(Message, frozen=True, kw_only=True, tag="stop"):
-    """Orders a worker to end now; the reason is for the log."""
-
-    reason: str
-
-
-class Challenge(Message, frozen=True, kw_only=True, tag="challenge"):
-    """Asks, for a coordinator that began again, whether the worker is there, or its messages are played again. It is
-    answered by `Proof` as soon as it is read, and is no order."""
-
-    nonce: str
-
-
-ToWorker = PlanMessage | Halt | Commit | Recall | Resend | Save | Stop
-
 # msgpack, not JSON: a loss may be NaN, which JSON cannot say.
 _from_worker = msgspec.msgpack.Decoder(FromWorker)
-_encoder = msgspec.msgpack.Encoder()
-
-Decoded = TypeVar("Decoded")
-
-
-def encode(message: Message) -> bytes:
-    return _encoder.encode(message)
-
-
-def decoded(decoder: msgspec.msgpack.Decoder[Decoded], data: bytes) -> Decoded:
-    """Decodes a message. Raises msgspec.DecodeError (a ValueError) for whatever the decoder does not take."""
-    try:
-        return decoder.decode(data)
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise msgspec.DecodeError(str(error)) from error
-
-
-class First(msgspec.Struct, frozen=True, kw_only=True, rename={"kind": "type"}):
-    """Fields that the first message on a connection has in every version of the protocol."""
-
-    kind: str
-    version: int
-    token: str
-
-
-_first = msgspec.msgpack.Decoder(First)
-
-
-def decode_first(data: bytes) -> First | None:
-    """Decodes what a first message has in every version; None: it is none."""
-    try:
-        return decoded(_first, data)
-    except msgspec.DecodeError:
-        return None
 
 
 def decode_from_worker(data: bytes) -> FromWorker:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planaria.plan.plan import WorkerId
-from planaria.plan.sum_slices import slices_of
+from planaria.plan.sums.slices import slices_of
 
 
 def workers(count: int) -> tuple[WorkerId, ...]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Stage, WorkerId
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.sync_rounds import colour
+from planaria.plan.sums.rounds import colour
 from planaria.planner.instantiation.instantiate import initial_plan
 from planaria.planner.templates.templates import make_templates
 from tests.plan.profiles import random_jobs

@@ -1,14 +1,25 @@
-"""The sections [data] and [eval] of the job file, as `planaria.job.settings` has the others."""
+"""[data]: what a model is trained on, and how it is read."""
 
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any
 
 import msgspec
 
 from planaria.job.registry import DataSource
-from planaria.job.section import Section
+from planaria.job.sections.section import Section
+from planaria.job.values import at_least, check_config, is_dataset, is_hub_stream, path, positive, refuse, shown, text
+
+DOCUMENT_POSITIONS = "document_positions"
+"""Name of the batch's tensor that tells models of documents that are apart: each token's position in its document."""
+
+SOURCE_MASK = "source_mask"
+"""Name of the batch's tensor that tells an encoder what to read: 1 for each token, 0 for what fills up."""
+
+STREAM_FIELDS = ("shuffle_buffer", "stream_disk_gb", "repeat")
+"""Fields of [data] that are for streams alone."""
 
 
 class TokenDType(enum.StrEnum):
@@ -38,14 +49,6 @@ class Packing(enum.StrEnum):
     APART = "apart"
     PAD = "pad"
     TRANSLATE = "translate"
-
-
-DOCUMENT_POSITIONS = "document_positions"
-"""Name of the batch's tensor that tells models of documents that are apart: each token's position in its document."""
-
-
-SOURCE_MASK = "source_mask"
-"""Name of the batch's tensor that tells an encoder what to read: 1 for each token, 0 for what fills up."""
 
 
 class TooLong(enum.StrEnum):
@@ -78,10 +81,6 @@ class SourceSection(Section, frozen=True):
     prompt: str = ""
     completion: str = ""
     chat_template: str = ""
-
-
-STREAM_FIELDS = ("shuffle_buffer", "stream_disk_gb", "repeat")
-"""Fields of [data] that are for streams alone."""
 
 
 class DataSection(Section, frozen=True):
@@ -145,6 +144,11 @@ class DataSection(Section, frozen=True):
         ) or (self,)
 
     @property
+    def source_fields(self) -> list[str]:
+        """Returns the name of the field that each of `parts` has its source from."""
+        return [f"data.sources[{number}].source" for number in range(len(self.sources))] or ["data.source"]
+
+    @property
     def as_no_stream(self) -> DataSection:
         """Returns these without what is for streams alone."""
         none = DataSection()
@@ -166,64 +170,79 @@ class DataSection(Section, frozen=True):
         return self.has_answers or self.windows is Packing.PAD
 
 
-class EvalMetric(enum.StrEnum):
-    """What an evaluation tells. `accuracy`: share of the labels that the model thinks the likeliest."""
+def check_data(data: DataSection) -> None:
+    """Refuses a [data] that cannot be. Raises UserError."""
+    text("data.source", data.source)
+    path("data.tokenizer", data.tokenizer)
+    if not 0 < data.mask_probability < 1:
+        refuse("data.mask_probability", data.mask_probability, "is not between 0 and 1", "Set for instance 0.15.")
+    at_least("data.shuffle_buffer", data.shuffle_buffer, 1)
+    if not (data.stream_disk_gb >= 0 and math.isfinite(data.stream_disk_gb)):
+        refuse("data.stream_disk_gb", data.stream_disk_gb, "is below 0 or not finite", "Set it to 0 to keep all.")
+    if not is_dataset(data.source):
+        _check_stream(data)
+        check_config("data", data.config, data.source)
+        _check_examples(data, data)
+        _check_sources(data)
+        return
+    unheeded = msgspec.structs.replace(data.as_no_stream, source=DataSection().source, config={})
+    for name in data.__struct_fields__:
+        if getattr(unheeded, name) != getattr(DataSection(), name):
+            refuse(
+                f"data.{name}", getattr(data, name), f"is for tokens, not for a dataset ({shown(data.source)})",
+                "Leave it out, and give the function what it needs in [data.config].",
+            )  # fmt: skip
 
-    LOSS = "loss"
-    PERPLEXITY = "perplexity"
-    ACCURACY = "accuracy"
 
-    @property
-    def rises(self) -> bool:
-        """Whether a higher value is better."""
-        return self is EvalMetric.ACCURACY
-
-
-class EvalTarget(Section, frozen=True):
-    """[eval.stop_at]
-
-    Attributes:
-        metric: loss, perplexity or accuracy.
-        value: the run ends at a loss or a perplexity of at most this, or at an accuracy of at least this.
-    """
-
-    metric: EvalMetric
-    value: float
+def _check_stream(data: DataSection) -> None:
+    """Refuses what a stream of texts cannot be, and its fields where there is none."""
+    if not is_hub_stream(data.source):
+        for name in STREAM_FIELDS:
+            if (value := getattr(data, name)) != getattr(DataSection(), name):
+                refuse(f"data.{name}", value, f"is for streams, and {shown(data.source)} is none", "Leave it out.")
+    elif data.has_answers or data.windows is not Packing.ACROSS:
+        refuse(
+            "data.source", data.source, "is a stream, which is packed across documents",
+            "Leave out messages, prompt and packing, or read its first rows (rows=N in place of stream=true).",
+        )  # fmt: skip
 
 
-class EvalSection(Section, frozen=True):
-    """[eval]
+def _check_sources(data: DataSection) -> None:
+    if data.sources and data.source != DataSection().source:
+        refuse("data.source", data.source, "does not go with [[data.sources]]", "Make it one of them.")
+    for number, (given, section) in enumerate(zip(data.sources, data.parts, strict=False)):
+        field = f"data.sources[{number}]"
+        text(f"{field}.source", given.source)
+        if is_dataset(given.source):
+            refuse(f"{field}.source", given.source, "is a dataset, and only texts are mixed", "Mix in that dataset.")
+        if is_hub_stream(given.source):
+            refuse(
+                f"{field}.source", given.source, "is a stream, and only texts with an end are mixed",
+                "Give its first rows (rows=N in place of stream=true).",
+            )  # fmt: skip
+        positive(f"{field}.weight", given.weight)
+        _check_examples(section, data)
 
-    How the model does on data that it is never trained on (share or source); see docs/howto/evaluation.md.
 
-    Attributes:
-        share: share of the data's windows, or samples, that are held out: the same ones whatever train.seed is,
-            scattered over all of them, rounded up to whole microbatches.
-        source: as data.source: data of their own.
-        config: keyword arguments of that function, beside those of data.config, which they replace.
-        every: steps between evaluations; the last step is evaluated too. 0: the model is not evaluated.
-        microbatches: of train.microbatch samples, that each evaluation takes; always the same ones.
-        metric: by which the best checkpoint is chosen: loss, perplexity or accuracy.
-        keep_best: a checkpoint is written at each evaluation, and the best one stays beside the newest ones.
-        stop_at: end the run as soon as an evaluation reaches this, for instance {metric = "accuracy", value = 0.9}.
-    """
-
-    share: float = 0.0
-    source: str = ""
-    config: dict[str, Any] = msgspec.field(default_factory=dict)
-    every: int = 0
-    microbatches: int = 8
-    metric: EvalMetric = EvalMetric.LOSS
-    keep_best: bool = True
-    stop_at: EvalTarget | None = None
-
-    def evaluations_in(self, steps: int, done: int = 0) -> int:
-        """Returns how often the model is evaluated in so many steps, of which some are done."""
-        if not self.every or done >= steps:
-            return 0
-        return steps // self.every - done // self.every + (steps % self.every > 0)
-
-    @property
-    def has_data(self) -> bool:
-        """Whether there is anything to evaluate on."""
-        return self.share > 0 or self.source != ""
+def _check_examples(data: DataSection, whole: DataSection) -> None:
+    if data.messages and data.prompt:
+        refuse("data.messages", data.messages, f"does not go with data.prompt = {data.prompt!r}", "Give one of them.")
+    if bool(data.prompt) != bool(data.completion):
+        missing, there = ("completion", "prompt") if data.prompt else ("prompt", "completion")
+        refuse(f"data.{there}", getattr(data, there), f"goes with data.{missing}", "Name the columns of both.")
+    if data.chat_template:
+        path("data.chat_template", data.chat_template)
+        if not data.messages:
+            refuse("data.chat_template", data.chat_template, "is for chats", 'Set data.messages = "messages".')
+    if data.has_answers and data.windows is Packing.ACROSS:
+        refuse(
+            "data.packing", data.windows.value, "would give windows without an answer",
+            f'Set it to "{Packing.PAD.value}" or "{Packing.APART.value}".',
+        )  # fmt: skip
+    if data.windows is Packing.TRANSLATE and not data.prompt:
+        refuse("data.packing", data.windows.value, "is for pairs", "Name the columns data.prompt and data.completion.")
+    if data.too_long is not TooLong.CUT and not any(part.has_examples for part in whole.parts):
+        refuse(
+            "data.too_long", data.too_long.value, "is for chats, for pairs and for documents that are padded",
+            'Leave it out, or set data.packing = "pad".',
+        )  # fmt: skip

@@ -1,0 +1,184 @@
+"""[cluster]: the nodes, what they compute on, and how they are reached."""
+
+from __future__ import annotations
+
+import enum
+import re
+
+from planaria.job.registry import Launcher
+from planaria.job.sections.section import Section
+from planaria.job.values import at_least, path, positive, refuse
+from planaria.plan.schedule_kind import ScheduleKind
+
+LOOPBACK = "127.0.0.1"
+
+MAX_ZONE_LENGTH = 128
+
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+
+
+class Device(enum.StrEnum):
+    """What workers compute on. `emulated`: on nothing; layers and messages take the times of `cluster.profile`."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    EMULATED = "emulated"
+
+
+class NodeRange(Section, frozen=True):
+    """[cluster.nodes]
+
+    Attributes:
+        least: machines that the job starts on.
+        most: that it grows to as they come; plans are made for so many.
+    """
+
+    least: int
+    most: int
+
+
+class ClusterSection(Section, frozen=True):
+    """[cluster]
+
+    Attributes:
+        nodes: machines that the job starts on. { least = 8, most = 32 }: it starts on 8, grows to 32 as they come, and
+            gives back those that bring too little; see docs/howto/hosts.md.
+        devices_per_node: worker processes on each.
+        devices_per_stage: of a node that each stage is on, a divisor of devices_per_node: every one of them holds the
+            stage's layers, and they take its microbatches in turn. Losses and weights are the same for any number.
+        device: cpu, cuda, or emulated: processes, messages and recoveries as ever, but nothing is computed; layers
+            and messages take the times that `profile` gives, losses and weights are made up, no data is needed.
+        profile: file of a model profile. An emulated device needs it; on a real one the layers are not measured, and
+            the run begins with the profile's costs.
+        memory_gb: memory of one device in GB (10**9 bytes); 0: as much as it has. The workers of a host's processors
+            share its memory: there 0 sets no limit.
+        storage_gb_per_s: GB (10**9 bytes) a second that a node is expected to read checkpoints with, until the run has
+            measured it at its first restore. Only policies that weigh one ask. An emulated device takes that long.
+        schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b, gpipe, zb-h1 or zb-h2. The policies
+            adaptive and reroute take zb-h1, adaptive zb-h2 too, for what they plan wherever that is quicker and fits.
+        port: TCP port of the coordinator; 0: any free one.
+        launcher: local: nodes are processes of this machine. agents: nodes are hosts on which `planaria agent` runs.
+        host: IPv4 address, or name, at which the coordinator listens; loopback unless told otherwise. Goes with agents.
+        tls: folder with ca.pem, cert.pem and key.pem (planaria certificates makes one): every connection is under TLS,
+            and both ends show a certificate that ca.pem has signed. Goes with agents, which name theirs by --tls.
+        data_encryption: false: with cluster.tls, tensors between workers travel plain nevertheless.
+        zones: names of zones, to which nodes that are processes of this machine are dealt out in turn, to try out what
+            an outage of one does: each named once, or one for each node; agents say theirs by --zone. Whatever fails as
+            one is a zone: the replicas of a layer are spread over zones as far as can be.
+        most_workers: processes that may be started as nodes of this machine at a time; 0: 64 for each processor, 256 at
+            least, as far as there are 16 MB of memory for each. A job with more is refused.
+    """
+
+    nodes: NodeRange | int
+    devices_per_node: int = 1
+    devices_per_stage: int = 1
+    device: Device = Device.CPU
+    profile: str | None = None
+    memory_gb: float = 0.0
+    storage_gb_per_s: float = 1.0
+    schedule: ScheduleKind = ScheduleKind.EAGER_ONE_F_ONE_B
+    port: int = 0
+    launcher: Launcher = Launcher.LOCAL
+    host: str = LOOPBACK
+    tls: str = ""
+    data_encryption: bool = True
+    zones: tuple[str, ...] = ()
+    most_workers: int = 0
+
+    @property
+    def least_nodes(self) -> int:
+        """Returns how many nodes the job starts on."""
+        return self.nodes.least if isinstance(self.nodes, NodeRange) else self.nodes
+
+    @property
+    def most_nodes(self) -> int | None:
+        """Returns how many nodes the job grows to; None: it names no range, and takes all that come."""
+        return self.nodes.most if isinstance(self.nodes, NodeRange) else None
+
+    def zone_of(self, node: int) -> str:
+        """Returns the zone of a node that is a process of this machine; "": it has none."""
+        return self.zones[node % len(self.zones)] if self.zones else ""
+
+
+def check_cluster(cluster: ClusterSection) -> None:
+    """Refuses a [cluster] that cannot be. Raises UserError."""
+    if isinstance(cluster.nodes, NodeRange):
+        at_least("cluster.nodes.least", cluster.nodes.least, 1)
+        if cluster.nodes.most < cluster.nodes.least:
+            refuse(
+                "cluster.nodes.most", cluster.nodes.most, f"is below cluster.nodes.least = {cluster.nodes.least}",
+                f"Set it to {cluster.nodes.least} or more.",
+            )  # fmt: skip
+    else:
+        at_least("cluster.nodes", cluster.nodes, 1)
+    at_least("cluster.devices_per_node", cluster.devices_per_node, 1)
+    at_least("cluster.devices_per_stage", cluster.devices_per_stage, 1)
+    if cluster.devices_per_node % cluster.devices_per_stage:
+        refuse(
+            "cluster.devices_per_stage", cluster.devices_per_stage,
+            f"does not divide cluster.devices_per_node = {cluster.devices_per_node}",
+            f"Set a divisor of {cluster.devices_per_node}.",
+        )  # fmt: skip
+    at_least("cluster.most_workers", cluster.most_workers, 0)
+    at_least("cluster.memory_gb", cluster.memory_gb, 0)
+    positive("cluster.storage_gb_per_s", cluster.storage_gb_per_s)
+    if cluster.device is Device.EMULATED and cluster.profile is None:
+        refuse(
+            "cluster.device", cluster.device.value, "takes its times from a profile, and cluster.profile is missing",
+            "Set cluster.profile to the path of a profile's JSON file.",
+        )  # fmt: skip
+    if cluster.profile is not None:
+        path("cluster.profile", cluster.profile)
+    if not 0 <= cluster.port <= 65535:
+        refuse("cluster.port", cluster.port, "is not a TCP port", "Set 1 to 65535, or 0 for any free one.")
+    _check_host(cluster)
+    for zone in cluster.zones:
+        check_zone("cluster.zones", zone)
+    if cluster.zones and cluster.launcher is not Launcher.LOCAL:
+        refuse(
+            "cluster.zones", list(cluster.zones), f"goes with nodes of this machine, not with {cluster.launcher.value}",
+            "Leave it out, and give each agent its --zone.",
+        )  # fmt: skip
+
+
+def _check_host(cluster: ClusterSection) -> None:
+    if not _HOST.fullmatch(cluster.host):
+        refuse(
+            "cluster.host", cluster.host, "is not an IPv4 address or a host's name",
+            'Write for instance "10.0.0.1", or "0.0.0.0" for every interface.',
+        )  # fmt: skip
+    if cluster.tls and cluster.launcher is Launcher.LOCAL:
+        refuse("cluster.tls", cluster.tls, 'goes with cluster.launcher = "agents" only', "Leave it out.")
+    if not cluster.data_encryption and not cluster.tls:
+        refuse("cluster.data_encryption", False, "goes with cluster.tls only", "Leave it out, or set cluster.tls.")
+    if cluster.launcher is Launcher.LOCAL and cluster.host != LOOPBACK:
+        refuse(
+            "cluster.host", cluster.host, 'goes with cluster.launcher = "agents" only',
+            "Leave it out: nodes of this machine are reached on loopback.",
+        )  # fmt: skip
+
+
+def check_dealing(cluster: ClusterSection) -> None:
+    """Checks that nodes can be dealt out to zones in turn. (A drill's zones are its script's, also of nodes to come.)
+
+    A name may be repeated where there is one for each node. Raises UserError.
+    """
+    zones, nodes = cluster.zones, cluster.least_nodes
+    if len(zones) > nodes:
+        refuse(
+            "cluster.zones", list(zones), f"are {len(zones)} names, and cluster.nodes is {nodes}",
+            f"Name {nodes} or fewer, or set cluster.nodes = {len(zones)} or more.",
+        )  # fmt: skip
+    once = list(dict.fromkeys(zones))
+    if len(once) < len(zones) and (len(zones) < nodes or len(once) == 1):
+        each = f", or one zone for each of the {nodes} nodes" if len(once) > 1 else ""
+        refuse(
+            "cluster.zones", list(zones), "name a zone twice; nodes are dealt out to them in turn",
+            f"Set {once}, every zone once{each}.",
+        )  # fmt: skip
+
+
+def check_zone(field: str, zone: str) -> None:
+    """Raises UserError for what is no name of a zone."""
+    if not (zone.strip() and zone.isprintable() and len(zone) <= MAX_ZONE_LENGTH):
+        refuse(field, zone, "is not the name of a zone", f"Use 1 to {MAX_ZONE_LENGTH} printable characters.")
