@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from planaria.plan.plan import Pipeline, Plan, Route, Stage, Transfer, WorkerId
-from planaria.protocol.messages.worker import Damaged, FromWorker, PlanMessage, Resend, StateSource
+from planaria.protocol.messages.from_worker import Damaged, FromWorker
+from planaria.protocol.messages.to_worker import PlanMessage, Resend, StateSource
 from planaria.protocol.step.damage import Damages
 from planaria.protocol.worker.machine import WorkerMachine
 from planaria.protocol.worker.mail import Key
