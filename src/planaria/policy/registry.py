@@ -13,7 +13,7 @@ from typing import Self
 from planaria.estimate.evaluation_time import evaluation_time
 from planaria.estimate.step_remainder import PlanInterval
 from planaria.job.registry import PolicyName
-from planaria.plan.plan import NodeId, Plan
+from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.planner.stage_devices import Held, by_device, by_stage, places_held, places_holding, places_of
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
@@ -24,8 +24,14 @@ def make_policy(name: PolicyName, planner: Planner) -> Policy:
     """Returns the policy of that name.
 
     Raises:
-        PlanError: the model or f + 1 replicas of it do not fit.
+        PlanError: the model or f + 1 replicas of it do not fit; or plans are to be Oobleck's, and this policy makes
+            others.
     """
+    if planner.settings.is_oobleck and name is not PolicyName.TEMPLATES:
+        raise PlanError(
+            f"The policy {name} makes no plans of Oobleck's, which the objective asks for. Use the policy templates, "
+            "or the objective steptime."
+        )
     policy: type[Policy] = name.load()
     if planner.settings.devices_per_stage == 1:
         return policy.of(planner)

@@ -47,11 +47,19 @@ def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
         devices_per_stage=job.cluster.devices_per_stage,
         memory_bytes=int(job.cluster.memory_gb * 1e9) if job.cluster.memory_gb else profile.device.memory_bytes,
         min_nodes=job.resilience.min_nodes_per_pipeline,
+        shape=_shape(job),
         schedule=job.cluster.schedule,
+        objective=job.cluster.objective,
         may_drop=job.resilience.may_drop,
         may_restore=job.run.writes_checkpoints and job.run.keep_checkpoints > 1,
         redundancy=job.resilience.redundancy,
     )
+
+
+def _shape(job: Job) -> tuple[int, int] | None:
+    """Returns number and nodes of the pipelines that the job asks for; None: it asks for none."""
+    depth, nodes = job.resilience.nodes_per_pipeline, job.cluster.most_nodes or job.cluster.least_nodes
+    return (job.resilience.num_pipelines or nodes // depth, depth) if depth else None
 
 
 def checkpoint_interval_s(run: RunSection, time_to_failure_s: float) -> float:

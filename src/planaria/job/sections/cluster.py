@@ -9,6 +9,7 @@ from planaria.job.registry import Launcher
 from planaria.job.sections.section import Section
 from planaria.job.values import at_least, path, positive, refuse
 from planaria.plan.schedule_kind import ScheduleKind
+from planaria.plan.settings import Objective
 
 LOOPBACK = "127.0.0.1"
 
@@ -56,6 +57,9 @@ class ClusterSection(Section, frozen=True):
             measured it at its first restore. Only policies that weigh one ask. An emulated device takes that long.
         schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b, gpipe, zb-h1 or zb-h2. The policies
             adaptive and reroute take zb-h1, adaptive zb-h2 too, for what they plan wherever that is quicker and fits.
+        objective: what plans are made for: steptime (the shortest step), or oobleck, for comparison: the templates,
+            sets of pipelines and shares of the batch (Eq. 6) of Oobleck's paper. Goes with resilience.policy =
+            "templates".
         port: TCP port of the coordinator; 0: any free one.
         launcher: local: nodes are processes of this machine. agents: nodes are hosts on which `planaria agent` runs.
         host: IPv4 address, or name, at which the coordinator listens; loopback unless told otherwise. Goes with agents.
@@ -77,6 +81,7 @@ class ClusterSection(Section, frozen=True):
     memory_gb: float = 0.0
     storage_gb_per_s: float = 1.0
     schedule: ScheduleKind = ScheduleKind.EAGER_ONE_F_ONE_B
+    objective: Objective = Objective.STEP_TIME
     port: int = 0
     launcher: Launcher = Launcher.LOCAL
     host: str = LOOPBACK

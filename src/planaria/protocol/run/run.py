@@ -209,6 +209,8 @@ class Run:
         self.returning = ReturningWorkers(self.past, settings.num_nodes, settings.devices_per_node)
         self.history: deque[tuple[Phase, str, Phase]] = deque(maxlen=64)
         self._written = RunMeasurements()
+        self._num_written = 0
+        """Nodes that had joined when it was written."""
         if past is not None:
             self._begin_with(past)
 
@@ -351,6 +353,15 @@ class Run:
             return None
         self._written = learnt
         return learnt
+
+    def to_write_of_join(self) -> RunMeasurements | None:
+        """Returns what `to_write` does. While nodes gather, only once an eighth more have joined than last time: the
+        links of all of them are in it, and thousands may join in a second."""
+        num_nodes = len(self.members.nodes)
+        if self.phase is Phase.GATHERING and 8 * num_nodes < 9 * self._num_written:
+            return None
+        self._num_written = num_nodes
+        return self.to_write()
 
     # Whether the plan in force goes on
 

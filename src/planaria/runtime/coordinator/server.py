@@ -142,7 +142,14 @@ class Server(Reception[Connection]):
         super().__init__(machine, admission, judge, past)
         for node in (*self._started, *(past.gone if past else ()), *(past.joined if past else ())):
             self._admission.took_number(node)
-        self._socket_server = SocketServer(self._take, self._ended, lambda text: self._executor.warn(text), security)
+        nodes_at_once = machine.settings.most_nodes or machine.settings.num_nodes
+        self._socket_server = SocketServer(
+            self._take,
+            self._ended,
+            lambda text: self._executor.warn(text),
+            security,
+            expected=nodes_at_once * (1 + machine.settings.devices_per_node),
+        )
         self._manifests = ManifestWriter(write_manifest, self._wake)
         self._prices = Prices(machine.settings.budget, self._wake)
         self._executor = Executor(

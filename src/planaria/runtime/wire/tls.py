@@ -96,11 +96,13 @@ class SecureSocket(ssl.SSLSocket):
         self._has_begun = self._has_begun or not self.server_side or self._speaks_tls()
         if not self._has_begun:
             return False
-        with self._lock, _explained():
+        with self._lock:
             try:
                 super().do_handshake()
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return False
+            except ssl.SSLError as error:
+                raise _explained(error) from error
         return True
 
     def _speaks_tls(self) -> bool:
@@ -131,9 +133,17 @@ class SecureSocket(ssl.SSLSocket):
     # Receiving
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        data = bytearray(min(buflen, 4 * RECORD_BYTES))
-        count = self._fill([memoryview(data)], waits=True)
-        return bytes(memoryview(data)[:count])
+        """Returns a record at most: to ask for more than `pending` says costs as much as to read it."""
+        while True:
+            with self._lock:
+                self._check()
+                try:
+                    return super().recv(min(buflen, RECORD_BYTES))
+                except ssl.SSLWantReadError:
+                    pass
+                except ssl.SSLError as error:
+                    raise _explained(error) from error
+            self._wait(select.POLLIN)
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
         view = memoryview(buffer)
@@ -163,12 +173,14 @@ class SecureSocket(ssl.SSLSocket):
 
     def _read(self, view: memoryview, *, waits: bool) -> int:
         while True:
-            with self._lock, _explained():
+            with self._lock:
                 self._check()
                 try:
                     return super().recv_into(view)
                 except ssl.SSLWantReadError:
                     pass
+                except ssl.SSLError as error:
+                    raise _explained(error) from error
             if not waits:
                 raise BlockingIOError
             self._wait(select.POLLIN)
@@ -208,12 +220,14 @@ class SecureSocket(ssl.SSLSocket):
 
     def _write(self, view: memoryview, *, waits: bool) -> int | None:
         while True:
-            with self._lock, _explained():
+            with self._lock:
                 self._check()
                 try:
                     return super().send(view)
                 except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
                     pass
+                except ssl.SSLError as error:
+                    raise _explained(error) from error
             if not waits:
                 return None
             self._wait(select.POLLOUT)
@@ -248,17 +262,11 @@ def _records(views: list[memoryview]) -> Iterator[memoryview]:
         yield memoryview(joined)
 
 
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Says in words why OpenSSL gave a connection up."""
-    try:
-        yield
-    except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-        raise
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError) as error:
-        raise ConnectionError("it closed") from error
-    except ssl.SSLError as error:
-        raise NotSecured(_reason(error)) from error
+def _explained(error: ssl.SSLError) -> OSError:
+    """Returns an error that says in words why OpenSSL gave a connection up."""
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
+        return ConnectionError("it closed")
+    return NotSecured(_reason(error))
 
 
 def _reason(error: ssl.SSLError) -> str:
@@ -304,6 +312,10 @@ class Security:
         """Returns the socket of a connection that was accepted; its handshake is to be gone through."""
         return self._wrapped(self._server, sock, server_side=True)
 
+    def connecting(self, sock: socket.socket) -> SecureSocket:
+        """Returns the socket of a connection that was made here; its handshake is to be gone through."""
+        return self._wrapped(self._client, sock, server_side=False)
+
     def connected(self, sock: socket.socket, seconds: float) -> SecureSocket:
         """Returns the socket of a connection that was made here, after the handshake.
 
@@ -313,7 +325,7 @@ class Security:
             NotSecured: the other end is not trusted, or does not speak TLS.
             OSError: it is gone, or silent.
         """
-        secure = self._wrapped(self._client, sock, server_side=False)
+        secure = self.connecting(sock)
         try:
             secure.shake_hands_within(seconds)
         except BaseException:
