@@ -41,6 +41,15 @@ def test_a_notice_has_a_grace_period() -> None:
     assert parse_fault("notice:node=2,step=20,at=sync,grace=30") == parse_fault(str(fault)) == fault
 
 
+def test_a_device_alone_may_be_killed() -> None:
+    fault = Fault(node=2, step=3, at="sync", device=0)
+    assert parse_fault("kill:node=2,step=3,at=sync,device=0") == parse_fault(str(fault)) == fault
+    with pytest.raises(UserError, match=r"device=1: a node has no device 1\. Its devices are numbered 0 to 0"):
+        check_faults([Fault(node=2, step=3, at="sync", device=1)], JOB)
+    with pytest.raises(UserError, match="'device=0' is not"):
+        parse_fault("hang:node=2,step=3,at=sync,device=0")
+
+
 @pytest.mark.parametrize("point", COORDINATOR_POINTS)
 def test_the_coordinator_may_be_killed_at_every_point(point: str) -> None:
     fault = Fault(node=-1, step=20, at=point, kind=FaultKind.COORDINATOR)
@@ -101,7 +110,7 @@ def test_order_and_spaces_do_not_matter() -> None:
         ("corrupt:node=1,step=1,at=rest,bits=0", "bits = '0' is not a whole number from 1"),
         ("corrupt:node=1,step=1,at=rest,times=twice", "times = 'twice' is neither once nor always"),
         ("kill:node=1,step=1", "at is missing"),
-        ("kill:", "is not node=, step= or at="),
+        ("kill:", "is not node=, step=, at= or device="),
         ("kill:node=1,step=1,at=sync,node=2", "given twice"),
         ("kill:node=1,step=1,when=sync", "is not node="),
         ("kill:node=-1,step=1,at=sync", "node = '-1'"),

@@ -43,12 +43,12 @@ _EXAMPLE = "Write for instance kill:node=2,step=20,at=backward."
 class FaultKind(enum.StrEnum):
     """What happens to the node.
 
-    `kill`: SIGKILL of every process. `hang`: SIGSTOP of every process, as on a machine that froze. `freeze`: its main
-    threads go no further, while its processes still answer. `notice`: it is told that it will be killed in `grace`
-    seconds, as a spot instance is, and then it is. `memory`: it gets no more memory. `slow`: it computes `factor` times
-    longer, from the step on, to the step `until` or for good. `corrupt`: `bits` of what it holds or computes are
-    flipped, once or, with `times` = always, in each step from then on. `coordinator`: no node, but the coordinator's
-    process is killed.
+    `kill`: SIGKILL of every process, or of that of one `device` alone, which takes the node with it. `hang`: SIGSTOP of
+    every process, as on a machine that froze. `freeze`: its main threads go no further, while its processes still
+    answer. `notice`: it is told that it will be killed in `grace` seconds, as a spot instance is, and then it is.
+    `memory`: it gets no more memory. `slow`: it computes `factor` times longer, from the step on, to the step `until`
+    or for good. `corrupt`: `bits` of what it holds or computes are flipped, once or, with `times` = always, in each
+    step from then on. `coordinator`: no node, but the coordinator's process is killed.
     """
 
     KILL = "kill"
@@ -62,6 +62,7 @@ class FaultKind(enum.StrEnum):
 
 
 _KEYS = {
+    FaultKind.KILL: ("node", "step", "at", "device"),
     FaultKind.NOTICE: ("node", "step", "at", "grace"),
     FaultKind.SLOW: ("node", "step", "factor", "until"),
     FaultKind.CORRUPT: ("node", "step", "at", "bits", "times"),
@@ -69,7 +70,7 @@ _KEYS = {
 }
 """What is said of a fault, where that is not its node, step and place alone."""
 
-_OPTIONAL = ("until", "bits", "times")
+_OPTIONAL = ("until", "device", "bits", "times")
 _TIMES = ("once", "always")
 
 _POINTS = {FaultKind.CORRUPT: CORRUPT_POINTS, FaultKind.COORDINATOR: COORDINATOR_POINTS}
@@ -93,6 +94,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         grace_s: of a notice, seconds until the node is killed.
         factor: of a slow node, how many times longer it computes.
         until: of a slow node, the first step in which it is fast again; 0: none.
+        device: of the node, whose process alone is killed; -1: all are.
         bits: how many are flipped at a time.
         repeats: bits are flipped in each step from then on.
     """
@@ -104,6 +106,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 0.0
     factor: float = 1.0
     until: int = 0
+    device: int = -1
     bits: int = 1
     repeats: bool = False
 
@@ -118,15 +121,17 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
             return f"{self.kind.value}:node={self.node},step={self.step},factor={self.factor:g}{until}"
         if self.kind is FaultKind.CORRUPT:
             more = (f",bits={self.bits}" if self.bits > 1 else "") + (",times=always" if self.repeats else "")
-            return f"{self.kind.value}:node={self.node},step={self.step},at={self.at}{more}"
-        grace = f",grace={self.grace_s:g}" if self.kind is FaultKind.NOTICE else ""
-        return f"{self.kind.value}:node={self.node},step={self.step},at={self.at}{grace}"
+        else:
+            more = f",grace={self.grace_s:g}" if self.kind is FaultKind.NOTICE else ""
+            more += f",device={self.device}" if self.device >= 0 else ""
+        return f"{self.kind.value}:node={self.node},step={self.step},at={self.at}{more}"
 
 
 def parse_fault(spec: str) -> Fault:
-    """Reads "kill:node=2,step=20,at=backward", or another kind in place of kill (with grace=SECONDS for a notice);
-    "slow:node=2,step=20,factor=2", with until=STEP or for good; "corrupt:node=2,step=20,at=rest", with bits=NUMBER and
-    times=always where more than one is flipped, or more than once; or "coordinator:step=20,at=commit".
+    """Reads "kill:node=2,step=20,at=backward", with device=NUMBER for one device of the node; another kind in place of
+    kill (with grace=SECONDS for a notice); "slow:node=2,step=20,factor=2", with until=STEP or for good;
+    "corrupt:node=2,step=20,at=rest", with bits=NUMBER and times=always where more than one is flipped, or more than
+    once; or "coordinator:step=20,at=commit".
 
     Raises:
         UserError: one line with what is wrong, and an example.
@@ -157,6 +162,7 @@ def parse_fault(spec: str) -> Fault:
         grace_s=_number(spec, "grace", given.get("grace", "0"), least=0),
         factor=_factor(spec, given.get("factor", "1")),
         until=_number(spec, "until", given.get("until", "0"), least=0),
+        device=_number(spec, "device", given["device"], least=0) if "device" in given else -1,
         bits=_number(spec, "bits", given.get("bits", "1"), least=1),
         repeats=_repeats(spec, given.get("times", "once")),
     )
@@ -176,6 +182,11 @@ def check_faults(faults: Sequence[Fault], job: Job) -> None:
             raise UserError(
                 f"--fail {spec}: the job has no node {fault.node}. "
                 f"Its {job.cluster.least_nodes} nodes are numbered 0 to {job.cluster.least_nodes - 1}."
+            )
+        if fault.device >= job.cluster.devices_per_node:
+            raise UserError(
+                f"--fail {spec}: a node has no device {fault.device}. "
+                f"Its devices are numbered 0 to {job.cluster.devices_per_node - 1}."
             )
         if not 1 <= fault.step <= job.train.steps:
             raise UserError(

@@ -31,6 +31,7 @@ class PlannerSettings:
         num_nodes: nodes at job start; templates are made for it and serve any smaller number.
         most_nodes: nodes that may come to be there, for which templates are made too; 0: num_nodes.
         devices_per_node: M: the devices, and so workers, of each node.
+        devices_per_stage: of a node that each stage is on; microbatches are dealt to them in turn.
         memory_bytes: of one device; 0: unlimited.
         min_nodes: n0, the nodes of the smallest pipeline; 0: the fewest that the memory allows.
         shape: number of pipelines, and nodes of each (Bamboo's D and P): a plan has these where there are nodes enough,
@@ -56,6 +57,7 @@ class PlannerSettings:
     fault_tolerance: int
     num_nodes: int
     devices_per_node: int
+    devices_per_stage: int = 1
     memory_bytes: int = 0
     min_nodes: int = 0
     shape: tuple[int, int] | None = None
@@ -78,6 +80,7 @@ class PlannerSettings:
             ("fault_tolerance", 0),
             ("num_nodes", 1),
             ("devices_per_node", 1),
+            ("devices_per_stage", 1),
             ("memory_bytes", 0),
             ("min_nodes", 0),
         ):
@@ -88,6 +91,11 @@ class PlannerSettings:
             raise PlanError(
                 f"{self.largest} nodes of {self.devices_per_node} devices are more than the {MOST_DEVICES} devices "
                 f"that plans are made for. Plan for {max(1, MOST_DEVICES // self.devices_per_node)} nodes or fewer."
+            )
+        if self.devices_per_node % self.devices_per_stage:
+            raise PlanError(
+                f"{self.devices_per_node} devices of a node are not shared by stages of {self.devices_per_stage}. "
+                "Set a divisor of devices_per_node."
             )
         if self.shape is not None and min(self.shape) < 1:
             raise PlanError(f"shape is {self.shape}; give at least 1 pipeline of at least 1 node.")

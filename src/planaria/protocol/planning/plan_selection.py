@@ -187,11 +187,13 @@ class PlanSelector:
         """Returns a plan for what a loss left undone of the step in progress, or of the evaluation before it; None
         where it cannot be finished.
 
-        Some device has no room for it; or of a layer with two groups each is with another worker, because state was on
-        its way.
+        Some device has no room for it; or, because state was on its way, of a layer with two groups each is with
+        another worker, or a stage's devices do not all hold the same.
         """
         layers = {id(groups): plan.layers_held(groups) for groups in distinct(holders.values())}
         if len(set().union(*layers.values())) < plan.num_layers:
+            return None
+        if any(len({frozenset(holders[w]) for w in mates if w in holders}) > 1 for mates in plan.stage_mates):
             return None
         policy = self.policy.with_forecast(forecast)
         finish = policy.finish_step if plan.evaluation is None else policy.finish_evaluation

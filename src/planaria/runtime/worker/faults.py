@@ -67,6 +67,8 @@ class FaultInjector:
         match fault.kind:
             case FaultKind.KILL:
                 self._announce(time.monotonic())
+                if fault.device >= 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 os.killpg(os.getpgid(0), signal.SIGKILL)
             case FaultKind.HANG:
                 self._announce(time.monotonic())
