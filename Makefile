@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-engines test-page proof lint style format docs bench papers chaos dst clean
+.PHONY: help demo test test-engines test-page proof lint style format docs bench papers chaos dst small-world clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,7 +58,7 @@ proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, sim
 	PLANARIA_PROOF=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed=$(SEED) \
 	  -m "proof or hypothesis"
 	$(BIN)/python -m pytest tests/runtime/observers
-	$(MAKE) dst SEEDS=1000 FIRST=200000
+	$(MAKE) dst SEEDS=800 FIRST=200000
 	$(MAKE) chaos SECONDS=60
 
 test-engines: $(VENV)/.installed-dev ## real SLURM, Ray and etcd of this machine, installed where that can be
@@ -105,6 +105,9 @@ chaos: $(VENV)/.installed ## random faults for SECONDS (300), or in many short r
 dst: $(VENV)/.installed-dev ## random schedules in virtual time: SEEDS (1000) of the simulator from FIRST (0) on, then with shipped workers
 	$(BIN)/python -m tests.testkit.dst --seeds $(SEEDS) --first-seed $(FIRST)
 	$(BIN)/python -m tests.runtime.worker.dst --seeds $$((($(SEEDS) + 99) / 100)) --first-seed $(FIRST)
+
+small-world: $(VENV)/.installed-dev ## every placement of two faults on every delivery of small jobs; takes a while
+	$(BIN)/python -m tests.testkit.small_world
 
 clean: ## remove .venv, caches and build products; run folders stay
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache docs/_build

@@ -1,62 +1,65 @@
-"""What a coordinator bears: thousands of connected agents that vote once a second, and losses among them.
+"""What a coordinator bears: thousands of agents that join at once, workers that vote once a second, losses among them.
 
-The coordinator is the real one: machine, policy, server, sockets, journal and recorder, in one thread of this process.
-The agents are sockets of another process: each says hello, beats every 0.2 s, takes plans, votes about
-a second after each commit, and answers a halt with its ledger. They compute nothing.
+The coordinator is the real one: machine, policy, server, sockets, TLS, journal and the link to its supervisor, in one
+thread of this process. The supervisor, another process, keeps the records, and with --observe has every view of
+[observe]. The agents are sockets of a third process (crowd.py), two for each: an agent's and its worker's.
 
+join: from the first connect to the last node's having joined; plan: to the last worker's having the first plan.
 cpu: share of a core that the coordinator's thread takes in steps without a loss.
-commit: from the last vote's leaving to the last agent's having the commit.
-decide: from an agent's closing its socket to the moment at which the plan that finishes the step has been sent to
-everybody; decide.cpu is what the coordinator's thread computed and sent for it, on a core of its own.
-place: from the last vote for the step that was finished to the last agent's having the new placement.
+commit: from the last vote's leaving to the last worker's having the commit.
+halt, act, decide: from a host's closing its sockets to the last arrival of the halt; then of the plan that finishes
+the step at those whose work it changes or that were halted, and at all.
+decide.cpu: what the coordinator's thread computed and sent for it, on a core of its own.
+place: from the last vote for the step that was finished to the last worker's having the new placement.
+rolling: a tenth of all goes within ten seconds: from each one's going to the arrival of a plan without it at those
+whose work that changes; and how long it took until a step without a loss was committed.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import cProfile
-import heapq
 import json
 import os
-import random
+import resource
 import secrets
 import select
 import shutil
 import socket
 import statistics
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import msgspec
-from figures import Figures, note
+from crowd import TOKEN, WARM_UP_STEPS, fork, rolling_steps, single_steps
+from crowd_members import Script, Seen
+from figures import SCRATCH, Figures, note
 from made_up import uniform_profile
 from sides import make_job
 
 from planaria.job.settings import Job
-from planaria.plan.ledger import Ledger, combine
-from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.plan.plan import NodeId
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
 from planaria.protocol.membership.liveness import Limits
+from planaria.protocol.messages.agent import Welcome
 from planaria.protocol.messages.events import Event, NodeGone, Received
-from planaria.protocol.messages.from_worker import BEAT_S, Activity, Alive, Hello, NotSaved, Pulse, Ready, Report, Vote
-from planaria.protocol.messages.message import PROTOCOL_VERSION, encode
-from planaria.protocol.messages.plan_delta import UpdateError, decode_order
-from planaria.protocol.messages.records import AnyRecord, NodeLost, StepCommitted
-from planaria.protocol.messages.to_worker import Commit, Halt, PlanMessage, Save, StateSource
+from planaria.protocol.messages.records import AnyRecord, NodeJoined, NodeLost, StepCommitted
 from planaria.runtime.component_settings import planner_settings
+from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.server import Server
+from planaria.runtime.coordinator.supervisor_link import Link, Told
 from planaria.runtime.journal.sqlite_journal import SqliteJournal
+from planaria.runtime.observers.view import ViewedRun
+from planaria.runtime.observers.view_thread import Views
+from planaria.runtime.observers.views import views_of
 from planaria.runtime.run_folder.recorder import Recorder
 from planaria.runtime.run_folder.run_folder import RunFolder
-from planaria.runtime.wire.control_frames import control_frame
+from planaria.runtime.wire.certificates import make_certificates
 from planaria.runtime.wire.socket_server import listen
+from planaria.runtime.wire.tls import Security
 
 JOB = """
 [model]
@@ -68,24 +71,27 @@ microbatch = 1
 sequence_length = 64
 [cluster]
 nodes = {nodes}
+launcher = "agents"
+host = "127.0.0.1"
 [resilience]
 fault_tolerance = 1
 policy = "templates"
 min_nodes_per_pipeline = {nodes_per_pipeline}
 """
+WATCHED = (
+    "observe.tensorboard=true",
+    "observe.wandb=agents",
+    f"observe.mlflow={SCRATCH / 'mlflow'}",
+    "observe.metrics_port=29463",
+    "observe.command='true'",
+)
+"""Every view but the page, which only reads what the recorder writes, and a webhook, which needs a server."""
 NUM_LAYERS = 24
 NODES_PER_PIPELINE = 16
 MICROBATCHES_A_PIPELINE = 16
-STEP_S = 1.0
-WARM_UP_STEPS = 3
 LONG_TURN_S = 0.02
-PATIENT = Limits(silence_s=60.0, oversubscribed_silence_s=60.0, least_s=600.0)
+PATIENT = Limits(silence_s=60.0, oversubscribed_silence_s=60.0, least_s=600.0, join_s=600.0)
 """Thousands of agents share one process here: the first plans alone keep it from beating for seconds."""
-STEPS_A_LOSS = 4
-"""The step that is lost in, the one after it, and two between losses."""
-
-
-# The coordinator's side
 
 
 class _NoLauncher:
@@ -127,9 +133,9 @@ class TimedServer(Server):
 
     turns: list[Turn]
 
-    def _handle(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         began, cpu = time.monotonic(), time.thread_time()
-        super()._handle(event)
+        super().handle(event)
         cpu = time.thread_time() - cpu
         if cpu > 1e-3 or isinstance(event, NodeGone):
             kind = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
@@ -138,15 +144,48 @@ class TimedServer(Server):
 
 @dataclass(slots=True)
 class Meter:
-    """An observer: wall and CPU time of the coordinator's thread at every commit."""
+    """An observer in the coordinator's thread: wall and CPU time of the thread, as things happen.
+
+    Attributes:
+        at: at every commit.
+        joined: when the last node had joined that was there at the first plan.
+        cpu_joined: the thread's CPU time by then.
+    """
 
     at: dict[int, tuple[float, float]] = field(default_factory=dict)
+    joined: float = 0.0
+    cpu_joined: float = 0.0
 
     def __call__(self, record: AnyRecord, time_s: float) -> None:
         if isinstance(record, StepCommitted):
             self.at[record.step] = time.monotonic(), time.thread_time()
+        if isinstance(record, NodeJoined) and not self.at:
+            self.joined, self.cpu_joined = time.monotonic(), time.thread_time()
         if isinstance(record, NodeLost) and record.cause != "connection closed":
             note(f"node {record.node} is lost: {record.cause}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a run is made.
+
+    Attributes:
+        losses: that come one at a time.
+        rolling: share of the agents that go within ten seconds.
+        tls: whether connections are under TLS.
+        probes: whether hosts measure their links.
+        seed: of all that is drawn.
+        step_s: how long a step takes.
+        profile_to: a file for a cProfile of the coordinator's thread; None: it is not profiled.
+    """
+
+    losses: int = 0
+    rolling: float = 0.0
+    tls: bool = True
+    probes: bool = True
+    seed: int = 1
+    step_s: float = 1.0
+    profile_to: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,24 +195,38 @@ class Measured:
     Attributes:
         shares: of a core, in each step without a loss.
         steps_s: of those steps.
-        agents: what the agents saw.
+        join_s: until the last node had joined.
+        join_cpu_s: what the coordinator's thread computed until then.
+        rolling_share: of a core, from the first step of the rolling loss to the last.
+        most_mb: the most memory of the coordinator's process so far, in MB.
+        keeper_share: of a core, that the process took which keeps the records and shows them.
+        seen: what the agents saw.
         turns: what the server took long for.
     """
 
     shares: list[float]
     steps_s: list[float]
-    agents: Seen
+    join_s: float
+    join_cpu_s: float
+    rolling_share: float
+    most_mb: float
+    keeper_share: float
+    seen: Seen
     turns: list[Turn]
 
 
-def measure(agents: int, losses: int, seed: int, profile_to: Path | None) -> Measured:
-    """Run one coordinator with so many agents and losses."""
-    steps = WARM_UP_STEPS + STEPS_A_LOSS * (losses + 1)
+def measure(agents: int, options: Options, watched: Sequence[str] = ()) -> Measured:
+    """Run one coordinator with so many agents. `watched`: overrides of the job for views of it."""
+    most_losses = round(options.rolling * agents)
+    steps = WARM_UP_STEPS + single_steps(options.losses) + (rolling_steps() if most_losses else 0)
     pipelines = max(2, agents // NODES_PER_PIPELINE)
-    batch = pipelines * MICROBATCHES_A_PIPELINE
-    per_pipeline = NODES_PER_PIPELINE if agents >= 3 * NODES_PER_PIPELINE else 2
-    text = JOB.format(steps=steps, nodes=agents, nodes_per_pipeline=per_pipeline, batch=batch)
-    job = make_job(text)
+    text = JOB.format(
+        steps=steps,
+        nodes=agents,
+        nodes_per_pipeline=NODES_PER_PIPELINE if agents >= 3 * NODES_PER_PIPELINE else 2,
+        batch=pipelines * MICROBATCHES_A_PIPELINE,
+    )
+    job = make_job(text, *watched)
     began = time.monotonic()
     profile = uniform_profile(NUM_LAYERS, 1e-3, parameter_bytes=1 << 20, output_bytes=1)
     policy = TemplatesPolicy.of(Planner(profile, planner_settings(job, profile)))
@@ -181,34 +234,113 @@ def measure(agents: int, losses: int, seed: int, profile_to: Path | None) -> Mea
     folder = RunFolder.create(job.run.folder, f"agents-{secrets.token_hex(4)}")
     journal = SqliteJournal(folder.journal)
     journal.start()
-    meter = Meter()
+    keeper, near = _keep_records(folder, job)
+    link, meter = Link(near, waits=True), Meter()
+
+    def tell(record: AnyRecord, time_s: float) -> None:
+        link.send(Told(record, time_s))
+
+    tls = _certificates() if options.tls else None
+    welcome = Welcome(job=job, run_folder=str(folder.path), mark="mark", patience_s=600.0)
     try:
-        with Recorder(folder, job) as recorder:
-            machine = Coordinator(_run_settings(job, folder), policy)
-            server = TimedServer(
-                machine, "token", journal, _NoLauncher(), (recorder, meter), lambda command: None, PATIENT
-            )
-            server.turns = []
-            listener = listen("127.0.0.1", 0)
-            server.start(listener)
-            pid, pipe = _fork(f"127.0.0.1:{listener.getsockname()[1]}", agents, losses, seed)
-            _serve(server, profile_to)
-            server.close()
-            with os.fdopen(pipe, "rb") as file:
-                seen = Seen(**json.loads(file.read()))
-            os.waitpid(pid, 0)
+        server = TimedServer(
+            Coordinator(_run_settings(job, folder), policy),
+            TOKEN,
+            journal,
+            _NoLauncher(),
+            (tell, meter),
+            lambda command: None,
+            PATIENT,
+            agents=Agents(welcome, TOKEN, {}, ""),
+            patience_s=600.0,
+            mark="mark",
+            security=None if tls is None else Security(tls),
+        )
+        server.turns = []
+        listener = listen("127.0.0.1", 0)
+        server.start(listener)
+        script = Script(
+            address=f"127.0.0.1:{listener.getsockname()[1]}",
+            count=agents,
+            losses=options.losses,
+            rolling=most_losses,
+            tls=tls,
+            probes=options.probes,
+            seed=options.seed,
+            step_s=options.step_s,
+        )
+        pid, pipe = fork(script)
+        cpu = time.thread_time()
+        _serve(server, options.profile_to)
+        server.close()
+        with os.fdopen(pipe, "rb") as file:
+            seen = Seen(**json.loads(file.read()))
+        os.waitpid(pid, 0)
+        link.close()
+        _, _, used = os.wait4(keeper, 0)
     finally:
         journal.close()
         shutil.rmtree(folder.path)
-    disturbed = {step + after for step in seen.loss_steps for after in (0, 1, 2)}
-    calm = [s for s in sorted(meter.at) if s > WARM_UP_STEPS and s not in disturbed and s - 1 in meter.at]
-    pairs = [(meter.at[step - 1], meter.at[step]) for step in calm]
+    first, last = min(meter.at), max(meter.at)
     return Measured(
-        shares=[(cpu - cpu_before) / (at - before) for (before, cpu_before), (at, cpu) in pairs],
-        steps_s=[at - before for (before, _), (at, _) in pairs],
-        agents=seen,
+        **_calm(meter, seen),
+        join_s=meter.joined - seen.began,
+        join_cpu_s=meter.cpu_joined - cpu,
+        rolling_share=_share(meter, *seen.rolling_steps) if len(seen.rolling_steps) == 2 else 0.0,
+        most_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        keeper_share=(used.ru_utime + used.ru_stime) / (meter.at[last][0] - meter.at[first][0]),
+        seen=seen,
         turns=server.turns,
     )
+
+
+def _calm(meter: Meter, seen: Seen) -> dict[str, list[float]]:
+    disturbed = {step + after for step in seen.loss_steps for after in (0, 1, 2)}
+    if len(seen.rolling_steps) == 2:
+        disturbed.update(range(seen.rolling_steps[0] - 1, seen.rolling_steps[1] + 2))
+    calm = [s for s in sorted(meter.at) if s > WARM_UP_STEPS and s not in disturbed and s - 1 in meter.at]
+    return {
+        "shares": [_share(meter, step - 1, step) for step in calm],
+        "steps_s": [meter.at[step][0] - meter.at[step - 1][0] for step in calm],
+    }
+
+
+def _share(meter: Meter, first: int, last: int) -> float:
+    (before, cpu_before), (at, cpu) = meter.at[first], meter.at[last]
+    return (cpu - cpu_before) / (at - before)
+
+
+def _certificates() -> Path:
+    folder = SCRATCH / f"certificates-{secrets.token_hex(4)}"
+    make_certificates(folder, 1)
+    return folder
+
+
+def _keep_records(folder: RunFolder, job: Job) -> tuple[int, socket.socket]:
+    """Start the supervisor's part: a process that keeps and shows the records; returns its pid and our end."""
+    near, far = socket.socketpair()
+    pid = os.fork()
+    if pid:
+        far.close()
+        return pid, near
+    try:
+        near.close()
+        viewed = ViewedRun(name=folder.path.name, job=job, folder=folder, step=0)
+        views = Views(views_of(job, ""), viewed, lambda: False)
+        link = Link(far, waits=False)
+        with Recorder(folder, job) as recorder:
+            while True:
+                select.select([link], [], [])
+                for news in link.news():
+                    assert isinstance(news, Told)
+                    recorder(news.record, news.time_s)
+                    views(news.record, news.time_s)
+                for complaint in views.notes():
+                    note(complaint.text)
+    except EOFError:
+        views.close()
+    finally:
+        os._exit(0)
 
 
 def _serve(server: Server, profile_to: Path | None) -> None:
@@ -225,329 +357,14 @@ def _run_settings(job: Job, folder: RunFolder) -> RunSettings:
         train=job.train,
         policy_name="templates",
         fault_tolerance=job.resilience.fault_tolerance,
-        num_nodes=job.cluster.nodes,
+        num_nodes=job.cluster.least_nodes,
         devices_per_node=1,
         num_groups=NUM_LAYERS,
         checkpoint_root=str(folder.checkpoints),
         checkpoint_every=0,
         resume=None,
+        nodes_come=True,
     )
-
-
-# The agents' side
-
-
-@dataclass(slots=True)
-class Seen:
-    """What the agents saw, for each loss or step. Seconds.
-
-    Attributes:
-        loss_steps: in which an agent closed its socket.
-        halted: from that to the last halt's arrival.
-        decided: from that to the last agent's having the plan.
-        placed: from the last vote for the step that was finished to the last agent's having the new placement.
-        commits: of each step without a loss, from the last vote to the last agent's having the commit.
-        closed_at: when each socket was closed (monotonic).
-        plan_bytes: on the wire, of each plan to one agent.
-    """
-
-    loss_steps: list[int] = field(default_factory=list)
-    halted: list[float] = field(default_factory=list)
-    decided: list[float] = field(default_factory=list)
-    placed: list[float] = field(default_factory=list)
-    commits: list[float] = field(default_factory=list)
-    closed_at: list[float] = field(default_factory=list)
-    plan_bytes: list[int] = field(default_factory=list)
-
-
-def _fork(address: str, agents: int, losses: int, seed: int) -> tuple[int, int]:
-    """Start the agents; returns the process, and a pipe that brings what they saw."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writing)
-        return pid, reading
-    try:
-        os.close(reading)
-        seen = Agents(address, agents, losses, seed).run()
-        with os.fdopen(writing, "wb") as file:
-            file.write(json.dumps({name: getattr(seen, name) for name in Seen.__slots__}).encode())
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        os._exit(0)
-
-
-class _Agent:
-    """One socket."""
-
-    __slots__ = ("buffer", "carried", "sock", "worker")
-
-    def __init__(self, sock: socket.socket, worker: WorkerId) -> None:
-        self.sock = sock
-        self.worker = worker
-        self.buffer = bytearray()
-        self.carried: Ledger | None = None
-        """What its accumulators hold beside the routes of the plan, after a halt."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Shares:
-    """What each worker of a plan does in a step."""
-
-    counted: Mapping[WorkerId, dict[int, int]]
-    """For each of its layers, the mask of its microbatches."""
-    losses: Mapping[WorkerId, list[int]]
-    norms: Mapping[WorkerId, list[int]]
-
-    @classmethod
-    def of(cls, plan: Plan) -> _Shares:
-        counted: dict[WorkerId, dict[int, int]] = {}
-        losses: dict[WorkerId, list[int]] = {}
-        for route in plan.routes:
-            mask = sum(1 << microbatch for microbatch in route.microbatches)
-            for hop in route.hops:
-                own = counted.setdefault(hop.worker, {})
-                for layer in set(hop.layers).intersection(route.counted):
-                    own[layer] = own.get(layer, 0) | mask
-            losses.setdefault(route.hops[-1].worker, []).extend(route.microbatches)
-        norms: dict[WorkerId, list[int]] = {}
-        for group, owners in enumerate(plan.owners_of):
-            norms.setdefault(owners[group % len(owners)], []).append(group)
-        return cls(counted, losses, norms)
-
-
-class Agents:
-    """All of them, on one selector."""
-
-    def __init__(self, address: str, count: int, losses: int, seed: int) -> None:
-        host, port = address.rsplit(":", 1)
-        self._target = host, int(port)
-        self._count = count
-        self._losses = losses
-        self._draw = random.Random(seed)
-        self._seen = Seen()
-        self._epoll = select.epoll()
-        self._agents: dict[int, _Agent] = {}
-        self._due: list[tuple[float, int, _Agent | None]] = []
-        self._number = 0
-        self._plans_heard: list[PlanMessage | None] = [None]
-        self._heard: list[tuple[bytes, Any]] = []
-        self._message: PlanMessage | None = None
-        self._shares: _Shares | None = None
-        self._step = 1
-        self._beat = 0
-        self._next_beat = 0.0
-        self._slots: list[list[_Agent]] = []
-        self._last_vote = self._first_commit = self._last_commit = 0.0
-        self._commits = self._plans = 0
-        self._closed = self._last_halt = 0.0
-        self._is_lost_in = self._is_placing = False
-        self._is_over = False
-
-    def run(self) -> Seen:
-        self._connect()
-        self._slots = [list(self._agents.values())[at::20] for at in range(20)]
-        self._next_beat = time.monotonic()
-        while not self._is_over:
-            wake = self._do_what_is_due()
-            for descriptor, _ in self._epoll.poll(max(0.0, wake - time.monotonic())):
-                self._readable(self._agents[descriptor])
-                self._do_what_is_due()
-        return self._seen
-
-    def _do_what_is_due(self) -> float:
-        """Votes and beats; returns when the next is due."""
-        now = time.monotonic()
-        while self._due and self._due[0][0] <= now:
-            _, _, agent = heapq.heappop(self._due)
-            self._close_one() if agent is None else self._vote(agent)
-        if now >= self._next_beat:
-            self._heartbeat(self._slots[self._beat % 20])
-            self._next_beat += BEAT_S / 20
-        return min(self._next_beat, self._due[0][0]) if self._due else self._next_beat
-
-    def _connect(self) -> None:
-        """All of them; who is connected beats while the others come, for a connect may wait a second."""
-        connected = threading.Event()
-        beats = threading.Thread(target=self._beat_until, args=(connected,))
-        beats.start()
-        for number in range(self._count):
-            sock = socket.create_connection(self._target, timeout=60.0)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            worker = WorkerId(number)
-            hello = Hello(
-                version=PROTOCOL_VERSION,
-                token="token",
-                worker=worker,
-                pid=1,
-                data_address=f"10.{number >> 8}.{number & 255}.1:29500",
-            )
-            sock.sendall(control_frame(encode(hello)))
-            self._agents[sock.fileno()] = _Agent(sock, worker)
-            self._epoll.register(sock, select.EPOLLIN)
-        connected.set()
-        beats.join()
-
-    def _beat_until(self, connected: threading.Event) -> None:
-        while not connected.wait(BEAT_S):
-            self._heartbeat(list(self._agents.values()))
-
-    def _heartbeat(self, agents: list[_Agent]) -> None:
-        self._beat += 1
-        frame = control_frame(encode(Alive(pulse=Pulse(activity=Activity.COMPUTING, progress=self._beat))))
-        for agent in agents:
-            if agent.sock.fileno() >= 0:
-                agent.sock.send(frame)
-
-    def _readable(self, agent: _Agent) -> None:
-        if agent.sock.fileno() < 0:
-            return
-        data = agent.sock.recv(1 << 20)
-        if not data:
-            self._is_over = True
-            return
-        agent.buffer += data
-        while len(agent.buffer) >= 4:
-            end = 4 + int.from_bytes(agent.buffer[:4], "big")
-            if len(agent.buffer) < end:
-                return
-            body = bytes(agent.buffer[4:end])
-            del agent.buffer[:end]
-            self._take(agent, self._decoded(body), len(body))
-
-    def _decoded(self, body: bytes) -> Any:
-        """What a message says to every agent that gets it. An update has been made for those with one plan."""
-        for known, message in reversed(self._heard):
-            if known == body:
-                return message
-        for last in reversed(self._plans_heard):
-            with contextlib.suppress(UpdateError):
-                message = decode_order(body, last)
-                self._heard = [*self._heard[-5:], (body, message)]
-                if isinstance(message, PlanMessage):
-                    self._plans_heard = [*self._plans_heard[-3:], message]
-                return message
-        raise AssertionError("an update of a plan that was never sent")
-
-    def _take(self, agent: _Agent, message: Any, size: int) -> None:
-        now = time.monotonic()
-        match message:
-            case PlanMessage():
-                self._adopt(agent, message, size, now)
-            case Commit():
-                self._committed(agent, message, now)
-            case Halt():
-                self._last_halt = now
-                self._halted(agent)
-            case Save():  # nothing can be saved, which ends the run
-                refusal = NotSaved(step=message.step, serial=message.serial, text="agents have no state")
-                agent.sock.send(control_frame(encode(refusal)))
-            case _:
-                self._is_over = True
-
-    def _adopt(self, agent: _Agent, message: PlanMessage, size: int, now: float) -> None:
-        if message is not self._message:
-            self._message, self._shares = message, _Shares.of(message.plan)
-            self._seen.plan_bytes.append(size)
-            self._plans = 0
-            if self._is_placing:
-                for other in self._agents.values():
-                    other.carried = None
-        self._plans += 1
-        if self._plans == len(message.plan.workers):
-            if self._is_lost_in:
-                self._is_lost_in = False
-                self._seen.halted.append(self._last_halt - self._closed)
-                self._seen.decided.append(now - self._closed)
-            elif self._is_placing:
-                self._is_placing = False
-                self._seen.placed.append(now - self._last_vote)
-        if message.plan.transfers or message.source is not StateSource.LIVE:
-            agent.sock.send(control_frame(encode(Ready(generation=message.plan.generation))))
-        self._vote_later(agent, now)
-
-    def _vote_later(self, agent: _Agent, now: float) -> None:
-        self._at(now + self._draw.uniform(0.9, 0.95) * STEP_S, agent)
-
-    def _at(self, moment: float, agent: _Agent | None) -> None:
-        self._number += 1
-        heapq.heappush(self._due, (moment, self._number, agent))
-
-    def _vote(self, agent: _Agent) -> None:
-        message, shares = self._message, self._shares
-        if message is None or shares is None or agent.sock.fileno() < 0 or message.step != self._step:
-            return
-        ledger = self._ledger(agent, shares)
-        vote = Vote(
-            generation=message.plan.generation,
-            step=self._step,
-            norms={group: 1.0 / (group + 3) for group in shares.norms.get(agent.worker, ())},
-            losses=dict.fromkeys(shares.losses.get(agent.worker, ()), 5.0),
-            ledger=ledger,
-        )
-        agent.sock.send(control_frame(encode(vote)))
-        self._last_vote = time.monotonic()
-
-    def _ledger(self, agent: _Agent, shares: _Shares) -> Ledger:
-        own = shares.counted.get(agent.worker, {})
-        ledger = Ledger.from_bits(own.get(layer, 0) for layer in range(NUM_LAYERS))
-        return ledger if agent.carried is None else combine((ledger, agent.carried), NUM_LAYERS)[0]
-
-    def _committed(self, agent: _Agent, commit: Commit, now: float) -> None:
-        if commit.step == self._step:
-            self._step += 1
-            self._commits = 0
-            self._first_commit = now
-            if self._message is not None:
-                self._message = msgspec.structs.replace(self._message, step=self._step)
-            self._is_placing = commit.hold
-            self._plan_a_loss()
-        self._commits += 1
-        is_last = self._message is not None and self._commits == len(self._message.plan.workers)
-        if is_last and self._seen.loss_steps[-1:] != [commit.step] and not commit.hold:
-            self._seen.commits.append(now - self._last_vote)
-        if not commit.hold:
-            self._vote_later(agent, now)
-
-    def _plan_a_loss(self) -> None:
-        since = self._step - WARM_UP_STEPS - 1
-        if len(self._seen.loss_steps) < self._losses and since >= 0 and since % STEPS_A_LOSS == STEPS_A_LOSS - 1:
-            self._at(time.monotonic() + self._draw.uniform(0.2, 0.8) * STEP_S, None)
-
-    def _close_one(self) -> None:
-        assert self._message is not None
-        placed = {stage.worker for stage in self._message.plan.stages()}
-        live = [agent for agent in self._agents.values() if agent.sock.fileno() >= 0 and agent.worker in placed]
-        victim = self._draw.choice(live)
-        self._seen.loss_steps.append(self._step)
-        self._is_lost_in = True
-        self._epoll.unregister(victim.sock)
-        self._closed = time.monotonic()
-        victim.sock.close()
-        self._seen.closed_at.append(self._closed)
-
-    def _halted(self, agent: _Agent) -> None:
-        """Half of its microbatches are done."""
-        message, shares = self._message, self._shares
-        assert message is not None
-        assert shares is not None
-        halves = {layer: _lower_half(mask) for layer, mask in shares.counted.get(agent.worker, {}).items()}
-        agent.carried = Ledger.from_bits(halves.get(layer, 0) for layer in range(NUM_LAYERS))
-        report = Report(
-            generation=message.plan.generation,
-            step=self._step,
-            ledger=agent.carried,
-            held=message.plan.groups_of[agent.worker],
-        )
-        agent.sock.send(control_frame(encode(report)))
-
-
-def _lower_half(mask: int) -> int:
-    bits = [at for at in range(mask.bit_length()) if mask >> at & 1]
-    return sum(1 << at for at in bits[: len(bits) // 2])
 
 
 # Figures
@@ -555,20 +372,27 @@ def _lower_half(mask: int) -> int:
 
 def tell(figures: Figures, agents: int, measured: Measured) -> None:
     is_full = agents >= 4096
-    name, seen = f"agents.{agents}", measured.agents
+    name, seen = f"agents.{agents}", measured.seen
+    figures.add(f"{name}.join", measured.join_s, "s", goal="<= 5" if agents == 1024 else None)
+    figures.add(f"{name}.join.cpu", measured.join_cpu_s, "s")
+    figures.add(f"{name}.plan", seen.planned - seen.began, "s")
+    figures.add(f"{name}.memory", measured.most_mb, "MB", goal="<= 1000" if is_full else None)
     figures.add_samples(f"{name}.cpu", measured.shares, "cores", goal="<= 1.0" if is_full else None)
     figures.add_samples(f"{name}.step", [seconds * 1e3 for seconds in measured.steps_s], "ms")
     figures.add_samples(f"{name}.commit", [seconds * 1e3 for seconds in seen.commits], "ms")
-    figures.add_samples(f"{name}.halt", [seconds * 1e3 for seconds in seen.halted], "ms")
-    figures.add_samples(
-        f"{name}.decide", [seconds * 1e3 for seconds in seen.decided], "ms", goal="<= 100" if is_full else None
-    )
+    for part, found in (("halt", seen.halted), ("act", seen.acting), ("decide", seen.decided)):
+        goal = "<= 100" if is_full and part == "act" else None
+        figures.add_samples(f"{name}.{part}", [seconds * 1e3 for seconds in found], "ms", goal=goal)
     busy = [
         _busy_after(measured.turns, closed, decided)
         for closed, decided in zip(seen.closed_at, seen.decided, strict=False)
     ]
     figures.add_samples(f"{name}.decide.cpu", [seconds * 1e3 for seconds in busy], "ms")
     figures.add_samples(f"{name}.place", [seconds * 1e3 for seconds in seen.placed], "ms")
+    if seen.rolling:
+        figures.add_samples(f"{name}.rolling", [seconds * 1e3 for seconds in seen.rolling], "ms")
+        figures.add(f"{name}.rolling.until-calm", seen.rolling_s, "s")
+        figures.add(f"{name}.rolling.cpu", measured.rolling_share, "cores", goal="<= 1.0" if is_full else None)
     if seen.plan_bytes:
         figures.add(f"{name}.plan-bytes.first", seen.plan_bytes[0], "bytes")
         figures.add(f"{name}.plan-bytes.later", statistics.median(seen.plan_bytes[1:] or [0]), "bytes")
@@ -579,17 +403,46 @@ def _busy_after(turns: list[Turn], closed: float, decided_s: float) -> float:
     return sum(turn.cpu_s for turn in turns if closed <= turn.began <= closed + decided_s)
 
 
+def watch(figures: Figures, agents: int, pairs: int, options: Options) -> None:
+    """Measure runs with every view of [observe] and without, in turns."""
+    found: dict[bool, list[Measured]] = {True: [], False: []}
+    for pair in range(2 * pairs):
+        is_watched = pair % 4 in (1, 2)
+        found[is_watched].append(measure(agents, options, WATCHED if is_watched else ()))
+    for is_watched, runs in found.items():
+        name = f"agents.{agents}.{'watched' if is_watched else 'plain'}"
+        figures.add_samples(f"{name}.cpu", [share for run in runs for share in run.shares], "cores")
+        figures.add_samples(f"{name}.commit", [1e3 * s for run in runs for s in run.seen.commits], "ms")
+        figures.add_samples(f"{name}.supervisor.cpu", [run.keeper_share for run in runs], "cores")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, nargs="*", default=[256, 1024, 4096], help="(default: %(default)s)")
-    parser.add_argument("--losses", type=int, default=5, help="of each run (default: %(default)s)")
+    parser.add_argument("--losses", type=int, default=5, help="of each run, one at a time (default: %(default)s)")
+    parser.add_argument("--rolling", type=float, default=0.1, help="share of the agents (default: %(default)s)")
+    parser.add_argument("--no-tls", action="store_true", help="plain connections")
+    parser.add_argument("--no-probes", action="store_true", help="hosts do not measure their links")
+    parser.add_argument("--observe", type=int, default=0, metavar="PAIRS", help="runs with and without every view")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     parser.add_argument("--profile", type=Path, help="write a cProfile of the coordinator's thread here")
     given = parser.parse_args()
+    os.environ.setdefault("WANDB_MODE", "offline")
+    options = Options(
+        losses=given.losses,
+        rolling=given.rolling,
+        tls=not given.no_tls,
+        probes=not given.no_probes,
+        seed=given.seed,
+        profile_to=given.profile,
+    )
     figures = Figures("a coordinator and its agents")
     for agents in given.agents:
-        measured = measure(agents, given.losses, given.seed, given.profile)
+        if given.observe:
+            watch(figures, agents, given.observe, options)
+            continue
+        measured = measure(agents, options)
         for turn in measured.turns:
             if turn.cpu_s > LONG_TURN_S:
                 note(f"{turn.kind}: {1e3 * turn.cpu_s:.1f} ms of CPU")

@@ -76,6 +76,8 @@ class Case:
         kills: nodes that die, one after the other.
         layers: forwards' milliseconds on one device, layer by layer.
         link_ms: of a message between nodes.
+        devices: numbers of devices of a stage that the profile has times for.
+        alone: on one device everything takes so many times as long again, so that stages have more.
         overrides: of the job file.
     """
 
@@ -85,6 +87,7 @@ class Case:
     layers: Sequence[float]
     link_ms: float = 1.0
     devices: Sequence[int] = (1,)
+    alone: float = 1.0
     overrides: Sequence[str] = ()
 
 
@@ -107,6 +110,25 @@ def cases() -> Iterator[Case]:
     yield Case(name="8 nodes, slow link, kill", nodes=8, kills=(7,), layers=UNEVEN, link_ms=6.0, overrides=f_n0(1, 3))
     yield Case(name="12 nodes, 2 kills", nodes=12, kills=(3, 10), layers=EVEN, overrides=f_n0(2, 3))
     yield Case(name="12 nodes, uneven, 3 kills", nodes=12, kills=(0, 4, 8), layers=UNEVEN, overrides=f_n0(1, 4))
+    for per_node, devices, alone in ((4, (1, 2, 4), 1.0), (4, (1, 4), 10.0), (8, (1, 2, 4, 8), 1.0), (8, (1, 8), 10.0)):
+        counts = "/".join(str(count) for count in devices if count > 1 or alone == 1)
+        yield Case(
+            name=f"3 nodes of {per_node}, stages of {counts}, uneven, kill",
+            nodes=3,
+            kills=(1,),
+            layers=[8 * ms for ms in UNEVEN],
+            devices=devices,
+            alone=alone,
+            overrides=[*f_n0(1, 1), f"cluster.devices_per_node={per_node}"],
+        )
+    yield Case(
+        name="4 nodes of 8, two stages of 8 a pipeline, uneven",
+        nodes=4,
+        layers=[8 * ms for ms in UNEVEN],
+        devices=(1, 8),
+        alone=10.0,
+        overrides=[*f_n0(1, 2), "cluster.devices_per_node=8"],
+    )
     yield Case(
         name="6 nodes of 2, uneven, kill",
         nodes=6,
@@ -128,7 +150,7 @@ def profile_of(case: Case, vote_s: float) -> ModelProfile:
             times=tuple(
                 LayerTimes(
                     num_devices=count,
-                    forward_s=(seconds := ms * 1e-3 / count**0.9),
+                    forward_s=(seconds := ms * 1e-3 / count**0.9 * (case.alone if count == 1 else 1.0)),
                     backward_input_s=seconds,
                     backward_weight_s=seconds,
                 )

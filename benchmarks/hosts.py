@@ -153,6 +153,7 @@ def cluster(
     plan: object = None,
     zones: Sequence[str] = (),
     order: object = None,
+    tls: Path | None = None,
 ) -> Cluster:
     """A run on all hosts but the first, where its coordinator is.
 
@@ -164,6 +165,7 @@ def cluster(
         plan: the first plan, forced: of each pipeline the ends of its stages' layers; None: as the policy chooses.
         zones: of the hosts but the first; none: they do not say where they are.
         order: of the forced plan, the zone of each stage.
+        tls: folder with certificates that all of them show; None: connections are plain.
     """
     coordinator, *nodes = farm.network.hosts
     port = next(PORTS)
@@ -175,6 +177,7 @@ def cluster(
         f'cluster.host="{coordinator.address}"',
         f"cluster.port={port}",
         f'run.folder="{SCRATCH / "runs"}"',
+        *([f'cluster.tls="{tls}"'] if tls else []),
         *overrides,
     ]
     file = SCRATCH / f"{run}.toml"
@@ -182,6 +185,7 @@ def cluster(
     folder = RunFolder(SCRATCH / "runs" / run)
     train = ["train", str(file), "--name", run, *(word for setting in settings for word in ("--set", setting))]
     agent = ["agent", "--coordinator", f"{coordinator.address}:{port}", "--token-file", str(folder.token)]
+    agent += ["--tls", str(tls)] if tls else []
     forced = {} if plan is None else {"FORCED_PLAN": json.dumps(plan)}
     forced |= {} if order is None else {"FORCED_ZONES": json.dumps(order)}
     return Cluster(

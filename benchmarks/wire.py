@@ -7,6 +7,7 @@ sums: R replicas of one stage (GPT-2 of 3.2 million parameters, two microbatches
 pipeline: 4 stages over 4 hosts against Schedule1F1B over gloo, likewise.
 bytes: what workers' sockets sent in a step, over what the encoding and what the estimate say.
 estimate: of steps of emulated devices (more of them than cores), against what they took.
+tls: steps of four replicas and of four stages under TLS, whole and with plain tensors, over steps of plain connections.
 kill: from the kill of a replica's worker to the next commit, less a step.
 plans: the plan chosen against the fastest of all that were tried for real.
 zones: pipelines over two zones against one zone (Bamboo, Table 5).
@@ -22,6 +23,7 @@ import shutil
 import signal
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -56,6 +58,7 @@ from planaria.plan.plan import Pipeline, Plan, Stage, WorkerId
 from planaria.planner.instantiation.instantiate import contiguous_routes
 from planaria.protocol.messages.records import AnyRecord, EstimateCorrected, NodeLost, PlanTaken, StepCommitted
 from planaria.runtime.run_folder.recorder import read_events
+from planaria.runtime.wire.certificates import make_certificates
 
 
 def estimates(records: Sequence[tuple[AnyRecord, float]]) -> tuple[float, float]:
@@ -212,6 +215,27 @@ def estimate(figures: Figures, size: Size) -> None:
         tell_estimates(figures, f"wire.estimate.{case.name}", records, measured)
 
 
+def tls(figures: Figures, size: Size) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "tls"
+        make_certificates(folder, days=1)
+        for (kind, job), (gbits, delay_ms, name) in itertools.product(
+            (("replicas", replicas(4, "exact")), ("stages", one_pipeline(4, "exact"))), size.links
+        ):
+            with hosts(4, gbits, delay_ms) as made:
+                plain = cluster(made, "plain", JOB, *job)
+                secure = cluster(made, "tls", JOB, *job, tls=folder)
+                control = cluster(made, "tls-but-tensors", JOB, *job, "cluster.data_encryption=false", tls=folder)
+                interleave([plain, secure, control], turns=size.turns, steps=size.steps, warm_up=4, patience=1)
+            title = f"wire.tls.4-{kind}.{name}"
+            for side in (plain, secure, control):
+                figures.add(f"{title}.{side.name}.step", step_time_s(side) * 1e3, "ms", samples=size.turns * size.steps)
+                shutil.rmtree(side.folder.path)
+            for side in (secure, control):
+                found = ratios(side, plain)
+                figures.add(f"{title}.{side.name}.over-plain", statistics.median(found), "ratio", samples=len(found))
+
+
 def kill(figures: Figures, size: Size) -> None:
     """One worker after the other; its agent offers the node again, and all are in the plan before the next."""
     draw = random.Random(1)
@@ -268,6 +292,7 @@ PARTS: dict[str, Part] = {
     "pipeline": pipeline,
     "bytes": bytes_sent,
     "estimate": estimate,
+    "tls": tls,
     "kill": kill,
     "plans": plans,
     "zones": zones,

@@ -148,6 +148,8 @@ ORDERED: Mapping[str, tuple[int, Writer]] = {
     "hang": (1, lambda draw, node, step: f"hang:node={node},step={step},at={draw.choice(POINTS)}"),
     "freeze": (1, lambda draw, node, step: f"freeze:node={node},step={step},at={draw.choice(POINTS)}"),
     "notice": (2, lambda draw, node, step: f"notice:node={node},step={step},at={draw.choice(POINTS)},grace=1"),
+    # What becomes wrong at rest is found even where other faults leave one replica.
+    "corrupt": (1, lambda draw, node, step: f"corrupt:node={node},step={step},at=rest,bits={draw.choice([1, 1, 8])}"),
     "slow": (
         2,
         lambda draw, node, step: f"slow:node={node},step={step},factor={draw.choice([2, 5])},until={step + 20}",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 
+from planaria.data.streams import reader_process
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from tests.e2e.incubator import Incubator
 
@@ -32,8 +35,15 @@ def incubator(hangs_up: None) -> Iterator[Incubator]:
 
 
 @pytest.fixture
-def forked_forkservers(incubator: Incubator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forkserver that this process wants is forked from the incubator, and so there at once."""
+def forked_readers(incubator: Incubator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader of a stream that this process wants is forked from the incubator, and so there at once."""
+    forked = SimpleNamespace(Popen=incubator.start_reader, PIPE=subprocess.PIPE)
+    monkeypatch.setattr(reader_process, "subprocess", forked)
+
+
+@pytest.fixture
+def forked_forkservers(forked_readers: None, incubator: Incubator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forkserver that this process wants is forked from the incubator, and so there at once; so are readers."""
     monkeypatch.setattr(LocalNodes, "start", lambda nodes: incubator.start_forkserver(nodes))
 
 

@@ -25,7 +25,7 @@ def test_no_module_imports_itself_by_a_detour() -> None:
 def test_every_name_of_the_registries_stands_for_something() -> None:
     for names in Registered.__subclasses__():
         for name in names:
-            assert (name.load() is None) == (name in (Launcher.LOCAL, Launcher.AGENTS)), name
+            assert (name.load() is None) == (name in (Launcher.LOCAL, Launcher.AGENTS, Launcher.RAY)), name
 
 
 @pytest.mark.parametrize("names", [PolicyName, OptimizerName, DataSource, Launcher])

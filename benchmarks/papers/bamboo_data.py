@@ -122,3 +122,16 @@ TABLE_6: Final = {
     },
 }
 """Pure data parallelism with 8 workers (12 for Bamboo): throughput, cost and value at the three rates."""
+
+TABLE_2_M: Final = {
+    "ResNet": Spot((19.35, 15.69, 8.22), (44.33, 40.01, 37.21), (0.43, 0.39, 0.22)),
+    "BERT": Spot((71.22, 56.41, 41.68), (44.33, 40.01, 37.21), (1.61, 1.41, 1.12)),
+    "GPT": Spot((17.73, 14.00, 11.54), (44.33, 40.01, 37.21), (0.40, 0.35, 0.31)),
+}
+"""Bamboo-M, on nodes of four GPUs: the models whose pipelines are whole numbers of them."""
+DEMAND_M: Final = {"ResNet": 30.0, "BERT": 118.0, "GPT": 32.0}
+"""Samples a second of Demand-M."""
+GPUS_M: Final = 4
+
+FIGURE_14_COVERED: Final = {"first": 1.0, "last": 0.6}
+"""Of successors' forwards, what bubbles of the first and the last four of 8 stages hold (appendix C.1, in words)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 NUM_DEVICES: Final = 32
 HOURLY: Final = 0.10
@@ -28,3 +28,29 @@ TABLE_1: Final = {
 }
 """Time overhead without failures, while one is handled, and after it; memory overhead without failures. (Memory while a
 failure is handled and after it is words that say nothing of how much.)"""
+
+
+class Setting(NamedTuple):
+    """A parallel configuration (PP, DP, TP) of section V-A."""
+
+    stages: int
+    pipelines: int
+    tensor: int
+
+    @property
+    def devices(self) -> int:
+        return self.stages * self.pipelines * self.tensor
+
+    @property
+    def is_one_host(self) -> bool:
+        """Whether all of it is on one host of eight devices."""
+        return self.devices <= 8
+
+
+FIGURE_6: Final = {Setting(4, 2, 1): 0.9622, Setting(4, 4, 1): 0.89, Setting(2, 2, 8): 0.7438}
+"""Throughput after one failure, as a share of that before (section V-B)."""
+BATCHES: Final = (16, 32, 64)
+"""Global batches of section V-A, microbatches of 1."""
+FIGURE_12_BEFORE: Final = (4, 2)
+"""DP and PP on 8 devices (section V-D)."""
+FIGURE_12_AFTER: Final = "2, 2 and 3"

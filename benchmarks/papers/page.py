@@ -33,7 +33,10 @@ SECTIONS = (
     "bamboo_table3b",
     "bamboo_table5",
     "bamboo_table6",
+    "bamboo_redundancy",
+    "bamboo_figure14",
     "odyssey_table1",
+    "odyssey_figure6",
     "odyssey_figure9",
 )
 """Modules here, in the page's order; each has `section`."""

@@ -20,7 +20,6 @@ from planaria.job.errors import UserError as UserError
 from planaria.job.faults import Fault, check_faults, parse_fault
 from planaria.job.parse import job_from_table, load_job, sections, validated
 from planaria.job.registry import Launcher
-from planaria.job.sections.cluster import LOOPBACK, Device
 from planaria.job.sections.run import RunSection
 from planaria.job.settings import Job as Job
 from planaria.plan.costs.model_profile import ModelProfile
@@ -112,116 +111,107 @@ def train(
 
     objects = _objects(model, dataset, eval_dataset)
     folder, own_name = _place(job)
-    name = name or own_name or "run"
-    job = _checked(job, Path(folder) / name, objects)
+    run = RunFolder(Path(folder) / (name or own_name or "run"))
+    checked = _checked(job, run.path, objects)
     parsed = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
-    check_faults(parsed, job)
-    with (
-        interrupts(raise_interrupted),
-        job_folder(job, name, resume=resume) as own,
-        _shown(own, observers, progress=progress) as shown,
-    ):
-        given.save(own.folder.path, objects)
-        return train_job(
-            TrainRequest(
-                job=own.job,
-                folder=own.folder,
-                faults=parsed,
-                resume=resume,
-                observers=shown,
-                callbacks=named(callbacks),
-                import_path=import_path,
-                token=token,
-                earlier=own.earlier,
-                accept_changed_data=accept_changed_data,
+    check_faults(parsed, checked)
+
+    def once(resumes: bool, shown_token: str) -> TrainResult:
+        with (
+            interrupts(raise_interrupted),
+            job_folder(checked, run.path.name, resume=resumes) as own,
+            _shown(own, observers, progress=progress) as shown,
+        ):
+            given.save(own.folder.path, objects)
+            return train_job(
+                TrainRequest(
+                    job=own.job,
+                    folder=own.folder,
+                    faults=parsed,
+                    resume=resumes,
+                    observers=shown,
+                    callbacks=named(callbacks),
+                    import_path=import_path,
+                    token=shown_token,
+                    earlier=own.earlier,
+                    accept_changed_data=accept_changed_data,
+                )
             )
+
+    if checked.cluster.launcher is not Launcher.RAY:
+        return once(resume, token)
+    return _train_on_ray(checked, run, once, resume, progress, import_path, token)
+
+
+def _train_on_ray(
+    job: Job,
+    run: RunFolder,
+    once: Callable[[bool, str], TrainResult],
+    resume: bool,
+    progress: bool,
+    import_path: Path | None,
+    token: str,
+) -> TrainResult:
+    """Trains a job by `once`, on nodes that Ray keeps. Raises UserError, also where Ray is not installed."""
+    try:
+        from planaria.runtime.engines.ray import train_on_ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise UserError(f"Ray cannot be imported ({error}). Install it on all nodes: pip install ray.") from None
+    if run.path.exists() and not resume:
+        raise UserError(
+            f"run folder {run.path} exists already. Go on with it by resume (--resume), or give another name (--name)."
         )
+    if resume and not run.path.exists():
+        raise UserError(f"run folder {run.path} does not exist. Correct the name, or train first, without --resume.")
+    return train_on_ray(
+        job,
+        RunFolder(run.path.absolute()),
+        once,
+        lambda line: Output(sys.stderr).say(line) if progress else None,
+        import_path=(import_path or Path()).absolute(),
+        token=token,
+    )
 
 
 def launch_on_ray(
     job: Job | Mapping[str, Any],
     *,
-    nodes: int,
-    spares: int = 0,
-    address: str = "auto",
-    cpus: float = 1.0,
+    nodes: int | tuple[int, int] | None = None,
+    spares: int | None = None,
+    address: str | None = None,
+    cpus: float | None = None,
     gpus: float | None = None,
-    wait_s: float = 60.0,
-    name: str | None = None,
-    resume: bool = False,
-    observers: Sequence[Observer] = (),
-    callbacks: Sequence[Callback] = (),
-    progress: bool = False,
-    import_path: Path | None = None,
+    wait_s: float | None = None,
+    **of_train: Any,
 ) -> TrainResult:
     """Trains a job on nodes of a Ray cluster, from a driver: as `train`, with an agent on each node that Ray runs.
 
     A node that dies is replaced as soon as Ray has another; one that drains hands over its work. Needs the extra `ray`,
-    on every node, and a run folder that all see.
+    on every node, and a run folder that all see. `train` does the same with a job whose cluster.launcher is "ray".
 
     Args:
-        job: what to train. `nodes` takes the place of cluster.nodes; cluster.launcher is set.
-        nodes: nodes that train.
-        spares: nodes beyond these, which take over at once.
-        address: HOST:PORT of the cluster; "auto": the one of which this machine is a node. A driver that is connected
-            already stays as it is.
-        cpus: that Ray sets aside on each node.
-        gpus: likewise; None: one for each of cluster.devices_per_node, where cluster.device is cuda.
-        wait_s: seconds that Ray may take to find the nodes.
-        name: of the run; default: the job's, or "run".
-        resume: go on from the last checkpoint of the run of this name.
-        observers: as for `train`.
-        callbacks: as for `train`.
-        progress: show the run's progress on standard error.
-        import_path: folder in which functions given as "module:function" are looked for, on every node; default: the
-            current one.
+        job: what to train; its cluster.launcher is set.
+        nodes: that train, or (least, most) of a run that grows. None: as cluster.nodes says, and likewise below.
+        spares: as cluster.ray.spares.
+        address: as cluster.ray.address. A driver that is connected already stays as it is.
+        cpus: as cluster.ray.cpus.
+        gpus: as cluster.ray.gpus.
+        wait_s: as cluster.ray.wait_s.
+        of_train: what else `train` takes, but objects: name, resume, observers, callbacks, progress, import_path, ...
 
     Raises:
         UserError: Ray is not there, or has too few nodes; or as `train`.
     """
-    try:
-        from planaria.runtime.engines.ray import RayOptions, train_on_ray
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise UserError(f"Ray cannot be imported ({error}). Install it on all nodes: pip install ray.") from None
-    from planaria.runtime.coordinator.remote_nodes import ANY_ADDRESS
-
     table = msgspec.to_builtins(job) if isinstance(job, Job) else job
-    cluster = {**table.get("cluster", {}), "nodes": nodes, "launcher": Launcher.AGENTS.value}
-    if cluster.get("host", LOOPBACK) == LOOPBACK:
-        cluster["host"] = ANY_ADDRESS
-    job = job_from_table({**table, "cluster": cluster})
-    if gpus is None:
-        gpus = float(job.cluster.devices_per_node) if job.cluster.device is Device.CUDA else 0.0
-    folder, own_name = _place(job)
-    run = RunFolder(Path(folder).absolute() / (name or own_name or "run"))
-    if run.path.exists() and not resume:
-        raise UserError(
-            f"run folder {run.path} exists already. Go on with it by resume (--resume), or give another name (--name)."
-        )
-
-    def once(resumes: bool, token: str) -> TrainResult:
-        return train(
-            job,
-            name=run.path.name,
-            resume=resumes,
-            observers=observers,
-            callbacks=callbacks,
-            progress=progress,
-            import_path=import_path,
-            token=token,
-        )
-
-    return train_on_ray(
-        job,
-        run,
-        once,
-        lambda line: Output(sys.stderr).say(line) if progress else None,
-        spares=spares,
-        options=RayOptions(address=address, cpus=cpus, gpus=gpus, wait_s=wait_s),
-        import_path=(import_path or Path()).absolute(),
-    )
+    before = table.get("cluster", {})
+    asked = {"spares": spares, "address": address, "cpus": cpus, "gpus": gpus, "wait_s": wait_s}
+    ray = {**(before.get("ray") or {}), **{field: value for field, value in asked.items() if value is not None}}
+    cluster = {**before, "launcher": Launcher.RAY.value, "ray": ray}
+    if nodes is not None:
+        cluster["nodes"] = nodes if isinstance(nodes, int) else dict(zip(("least", "most"), nodes, strict=True))
+    return train({**table, "cluster": cluster}, **of_train)
 
 
 def reference(

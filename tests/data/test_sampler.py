@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from tests.e2e.incubator import Incubator
 from token_files import tokens_of, train_of
 
 from planaria.data.opening import open_data, prepare
@@ -73,8 +72,9 @@ def test_microbatches_do_not_depend_on_what_was_asked_before(tokens: TokenSet, m
         assert all(torch.equal(batch[name], forwards[key][name]) for name in batch)
 
 
-def test_another_process_samples_the_same(tokens: TokenSet, tmp_path: Path) -> None:
-    script = f"""
+def test_another_process_samples_the_same(tokens: TokenSet, tmp_path: Path, incubator: Incubator) -> None:
+    script = tmp_path / "sample.py"
+    script.write_text(f"""
 import hashlib
 from pathlib import Path
 from planaria.data.sampler import Sampler
@@ -85,10 +85,10 @@ train = TrainSection(steps=4, global_batch=8, microbatch=2, sequence_length=16, 
 windows = Windows(open_tokens(Path({str(tmp_path / "tokens")!r})), train, 0.15, True)
 batch = Sampler(windows, train).microbatch(9, 2)
 print(batch["input_ids"].tolist(), batch["labels"].tolist())
-"""
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+""")
+    said, error = incubator.start(tmp_path, script=script).communicate()
     batch = sampler_of(tokens, train_of(seed=3), 0.15, True).microbatch(9, 2)
-    assert result.stdout.strip() == f"{batch['input_ids'].tolist()} {batch['labels'].tolist()}"
+    assert said.strip() == f"{batch['input_ids'].tolist()} {batch['labels'].tolist()}", error
 
 
 @pytest.mark.parametrize("microbatch", [1, 2, 4])

@@ -313,6 +313,7 @@ def test_refusals_name_source_and_sample(source: str, config: dict[str, Any], sa
         assert 'raise OSError("the disk is full")' in caught.value.trace
 
 
+@pytest.mark.usefixtures("forked_readers")
 def test_what_a_reader_fails_with_is_raised_where_samples_are_wanted(tmp_path: Path) -> None:
     job = job_of("raising", config={"at": 70})
     waits: list[bool] = []
@@ -324,6 +325,7 @@ def test_what_a_reader_fails_with_is_raised_where_samples_are_wanted(tmp_path: P
     assert 'raise OSError("the disk is full")' in caught.value.trace
 
 
+@pytest.mark.usefixtures("forked_readers")
 def test_a_reader_that_is_killed_is_started_again(tmp_path: Path) -> None:
     job = job_of("numbered", shuffle_buffer=10)
     with closing(prepare(job, tmp_path)) as data:
@@ -335,6 +337,7 @@ def test_a_reader_that_is_killed_is_started_again(tmp_path: Path) -> None:
     assert [one for batch in found for one in batch] == drawn_numbers(job, tmp_path / "other")
 
 
+@pytest.mark.usefixtures("forked_readers")
 def test_another_reader_goes_on_where_the_first_one_is_gone(tmp_path: Path) -> None:
     """As where a host leads a run whose leader's host has died."""
     job = job_of("numbered", shuffle_buffer=10)

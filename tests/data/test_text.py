@@ -5,16 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from planaria.data.reading.sources import DataError
 from planaria.data.tokens.preparation import prepare_tokens
 from planaria.job.sections.data import DataSection
+from planaria.ui.cli.main import cli
 
 NOISE = random.Random(7).randbytes(5000)
 LINES = "".join(json.dumps({"text": f"worm {n}"}) + "\n" for n in range(50)).encode()
@@ -65,15 +65,15 @@ def test_token_ids_that_look_like_nothing_are_taken(tmp_path: Path) -> None:
     assert len(prepare_tokens(DataSection(source=str(tmp_path / "ids.bin")), tmp_path / "run")) == 250
 
 
-def test_the_command_refuses_what_is_no_text_in_one_line(tmp_path: Path) -> None:
+def test_the_command_refuses_what_is_no_text_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "noise.parquet").write_bytes(NOISE)
     (tmp_path / "job.toml").write_text(
         '[model]\ntype = "gpt2"\n[data]\nsource = "noise.parquet"\n[train]\nsteps = 1\nglobal_batch = 2\n'
         "microbatch = 1\nsequence_length = 8\n[cluster]\nnodes = 2\n"
     )
-    command = [sys.executable, "-m", "planaria.ui.cli.main", "train", "job.toml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("planaria: error: data.source = 'noise.parquet': ")
-    assert "Traceback" not in done.stderr
+    refused = CliRunner().invoke(cli, ["train", "job.toml"])
+    assert refused.exit_code == 2
+    assert refused.stderr.splitlines()[-1].startswith("planaria: error: data.source = 'noise.parquet': ")
+    assert "Traceback" not in refused.output
     assert not (tmp_path / "runs" / "job").exists()

@@ -9,11 +9,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.e2e.incubator import Incubator
 from tests.e2e.jobs import profile
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +75,13 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def own_incubator(extended: Path, hangs_up: None) -> Iterator[Incubator]:
+    """One that has imported the extended code."""
+    with closing(Incubator(["env", f"PYTHONPATH={extended / 'src'}"])) as made:
+        yield made
+
+
 def environment(root: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(root / "src"), "PATH": f"{root / 'bin'}:{os.environ['PATH']}"}
 
@@ -82,18 +92,14 @@ def summary(root: Path, name: str) -> dict[str, object]:
 
 
 @pytest.mark.timeout(180)
-def test_a_job_trains_with_a_policy_a_model_data_and_a_schedule_of_ones_own(extended: Path) -> None:
+def test_a_job_trains_with_a_policy_a_model_data_and_a_schedule_of_ones_own(
+    extended: Path, own_incubator: Incubator
+) -> None:
     (commands,) = blocks("bash")
     for command in commands.splitlines():
-        done = subprocess.run(
-            [*TRAIN, *shlex.split(command)[1:]],
-            cwd=extended,
-            env=environment(extended),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        done = own_incubator.start(extended, *shlex.split(command)[1:])
+        _, said = done.communicate()
+        assert done.returncode == 0, said
     trained, alone = summary(extended, "extended"), summary(extended, "extended-reference")
     assert trained["policy"] == "patient"
     assert trained["weights_sha256"] == alone["weights_sha256"]

@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[2]
 CLONE_NEWNET = 0x40000000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
+MS_BIND = 0x1000
 MS_REC_PRIVATE = 0x4000 | 0x40000
 MAX_DESCRIPTORS = 3
 MAX_ORDER_BYTES = 1 << 16
@@ -93,6 +94,23 @@ class Started:
         return out, error
 
 
+class StartedReader:
+    """A process that reads a stream: one thread may wait for its end while another one kills it."""
+
+    def __init__(self, news: socket.socket, stdin: IO[bytes]) -> None:
+        self._news = news
+        self.stdin = stdin
+        self.pid = int(news.recv(100))
+
+    def wait(self) -> int:
+        with self._news:
+            return int(self._news.recv(100))
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
 class Incubator:
     """Starts what is forked from one process that has imported everything.
 
@@ -120,6 +138,7 @@ class Incubator:
         script: Path | None = None,
         environment: Mapping[str, str] | None = None,
         hidden: Path | None = None,
+        binds: Mapping[Path, Path] | None = None,
     ) -> Started:
         """Runs `planaria`, or a Python script, with these arguments in a folder and a session of its own.
 
@@ -131,6 +150,7 @@ class Incubator:
             script: what is run. None: `planaria`.
             environment: variables that it has beside those of this process.
             hidden: a folder that is empty for it.
+            binds: files, and which others it sees in their place.
         """
         order = {
             "arguments": arguments,
@@ -139,6 +159,7 @@ class Incubator:
             "script": None if script is None else str(script),
             "environment": environment or {},
             "hidden": None if hidden is None else str(hidden),
+            "binds": {str(seen): str(other) for seen, other in (binds or {}).items()},
         }
         if log is not None:
             with log.open("ab") as file:
@@ -156,6 +177,15 @@ class Incubator:
             news = self._order({"forkserver": nodes._model_type, "folder": os.getcwd()}, log.fileno(), theirs.fileno())
         nodes._socket = ours
         nodes._process = Started(news)  # type: ignore[assignment]
+
+    def start_reader(self, command: Sequence[str], *, stdin: int, stdout: IO[bytes], **_: Any) -> StartedReader:
+        """In place of `subprocess.Popen` where the process that reads a stream is started."""
+        assert (command[-1], stdin) == ("planaria.data.streams.reader", subprocess.PIPE)
+        read, write = os.pipe()
+        order = {"reader": True, "folder": os.getcwd(), "environment": dict(os.environ)}
+        started = StartedReader(self._order(order, stdout.fileno(), read), os.fdopen(write, "wb"))
+        os.close(read)
+        return started
 
     def _order(self, order: dict[str, Any], *descriptors: int) -> socket.socket:
         """Returns where the incubator tells of what it forked."""
@@ -230,6 +260,19 @@ def run_forkserver(model_type: str, log: int, sock: int) -> int:
     return 0
 
 
+def run_reader(environment: dict[str, str], output: int, stdin: int) -> int:
+    from planaria.data.streams import reader
+
+    os.dup2(stdin, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.closerange(3, 1 << 16)
+    os.environ.clear()
+    os.environ.update(environment)
+    reader.main()
+    return 0
+
+
 def run_command(order: dict[str, Any], out: int, error: int) -> int:
     from planaria.ui.cli.main import cli
 
@@ -237,8 +280,8 @@ def run_command(order: dict[str, Any], out: int, error: int) -> int:
         with open(f"/proc/{order['netns']}/ns/net") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), "setns")
-    if order["hidden"] is not None:
-        hide(order["hidden"])
+    if order["hidden"] is not None or order["binds"]:
+        see_otherwise(order["hidden"], order["binds"])
     os.dup2(out, 1)
     os.dup2(error, 2)
     os.closerange(3, 1 << 16)
@@ -256,13 +299,16 @@ def run_command(order: dict[str, Any], out: int, error: int) -> int:
     return 0
 
 
-def hide(folder: str) -> None:
-    """Lets this process, and all that it starts, see nothing in a folder."""
+def see_otherwise(hidden: str | None, binds: Mapping[str, str]) -> None:
+    """Lets this process, and all that it starts, see nothing in a folder, and other files in place of some."""
     libc = ctypes.CDLL(None, use_errno=True)
+    mounts = [(other.encode(), seen.encode(), None, MS_BIND) for seen, other in binds.items()]
+    if hidden is not None:
+        mounts.append((b"none", hidden.encode(), b"tmpfs", 0))
     if (
         libc.unshare(CLONE_NEWNS | (CLONE_NEWUSER if os.geteuid() else 0)) != 0
         or libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None) != 0
-        or libc.mount(b"none", folder.encode(), b"tmpfs", 0, None) != 0
+        or any(libc.mount(*mount, None) != 0 for mount in mounts)
     ):
         raise OSError(ctypes.get_errno(), "unshare or mount")
 
@@ -291,6 +337,8 @@ def main(descriptor: int) -> None:
                 order, (news, *given) = json.loads(data), descriptors
                 if "forkserver" in order:
                     child = functools.partial(run_forkserver, order["forkserver"], *given)
+                elif "reader" in order:
+                    child = functools.partial(run_reader, order["environment"], *given)
                 else:
                     child = functools.partial(run_command, order, *given)
                 pid = fork(child, given, order["folder"])

@@ -12,9 +12,9 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from signal import Signals
+from typing import Any
 
 import pytest
 
@@ -30,46 +30,43 @@ NAME = "job-coordinator"
 
 
 class Names:
-    """An /etc/hosts of their own for all that an incubator starts, and no name server."""
+    """Starts commands that have an /etc/hosts of their own, and no name server."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, incubator: Incubator) -> None:
+        self._incubator = incubator
         self._hosts = folder / "hosts"
         self.say("127.0.0.1")
         resolver = folder / "resolv.conf"
         resolver.write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
-        binds = f"mount --bind {self._hosts} /etc/hosts && mount --bind {resolver} /etc/resolv.conf"
-        options = "-m" if os.geteuid() == 0 else "-rm"
-        self.prefix = ["unshare", options, "sh", "-c", f'{binds} && exec "$@"', "sh"]
+        self._binds = {Path("/etc/hosts"): self._hosts, Path("/etc/resolv.conf"): resolver}
 
     def say(self, address: str) -> None:
         """Where the coordinator is from now on."""
         self._hosts.write_text(f"127.0.0.1 localhost\n{address} {NAME}\n")
 
-    def can_be(self) -> bool:
-        if shutil.which("unshare") is None:
-            return False
-        return subprocess.run([*self.prefix, "true"], capture_output=True, check=False).returncode == 0
+    def start(self, folder: Path, *arguments: str, **others: Any) -> Started:
+        """See `Incubator.start`."""
+        return self._incubator.start(folder, *arguments, binds=self._binds, **others)
 
 
-@pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> Names:
-    made = Names(tmp_path_factory.mktemp("etc"))
-    if not made.can_be():
+def mount_namespaces_can_be() -> bool:
+    options = "-m" if os.geteuid() == 0 else "-rm"
+    command = ["unshare", options, "mount", "--bind", "/etc/hosts", "/etc/hosts"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def names(tmp_path_factory: pytest.TempPathFactory, incubator: Incubator) -> Names:
+    if not mount_namespaces_can_be():
         pytest.skip("mount namespaces cannot be made here")
-    return made
-
-
-@pytest.fixture(scope="module")
-def cluster(names: Names, hangs_up: None) -> Iterator[Incubator]:
-    with closing(Incubator(names.prefix)) as made:
-        yield made
+    return Names(tmp_path_factory.mktemp("etc"), incubator)
 
 
 class Pods(Hosts):
     """A run whose coordinator is found by name."""
 
-    def __init__(self, folder: Path, incubator: Incubator) -> None:
-        super().__init__(folder, incubator, min_nodes_per_pipeline=1)
+    def __init__(self, folder: Path, names: Names) -> None:
+        super().__init__(folder, names, min_nodes_per_pipeline=1)
         self.port = self.address.rpartition(":")[2]
         self.address = f"{NAME}:{self.port}"
 
@@ -97,11 +94,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     end_all(tmp_path)
 
 
-def test_pods_go_and_come_and_the_coordinator_moves(
-    folder: Path, names: Names, cluster: Incubator, reference: Reference
-) -> None:
+def test_pods_go_and_come_and_the_coordinator_moves(folder: Path, names: Names, reference: Reference) -> None:
     names.say("127.0.0.2")
-    pods = Pods(folder, cluster)
+    pods = Pods(folder, names)
     coordinator = pods.start_coordinator("127.0.0.2")
     for _ in range(NUM_NODES):
         pods.start_pod()

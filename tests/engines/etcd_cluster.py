@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,25 +20,53 @@ DEADLINE_S = 30.0
 class EtcdCluster:
     """Members by number, from 0.
 
+    Args:
+        folder: where their data lie.
+        members: how many there are.
+        certificates: folder with ca.pem, cert.pem and key.pem, which clients have to fit; None: they come plain.
+        hosts: address of each member, and what begins a command there; (): all are on loopback.
+
     Attributes:
         url: of all members, as run.journal takes it.
     """
 
-    def __init__(self, folder: Path, members: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        members: int,
+        certificates: Path | None = None,
+        hosts: Sequence[tuple[str, Sequence[str]]] = (),
+    ) -> None:
         self._folder = folder
+        self._certificates = certificates
+        self._hosts = hosts or [("127.0.0.1", ())] * members
         ports = _free_ports(2 * members)
-        self._clients, self._peers = ports[:members], ports[members:]
+        addresses = [f"{address}:{port}" for (address, _), port in zip([*self._hosts] * 2, ports, strict=True)]
+        self._clients, self._peers = addresses[:members], addresses[members:]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self.url = "etcd://" + ",".join(f"127.0.0.1:{port}" for port in self._clients)
+        self.url = ("etcds://" if certificates else "etcd://") + ",".join(self._clients)
 
     def start(self, member: int) -> None:
         """Starts a member; one that was killed goes on with its data."""
-        names = [f"m{number}=http://127.0.0.1:{port}" for number, port in enumerate(self._peers)]
-        client, peer = (f"http://127.0.0.1:{ports[member]}" for ports in (self._clients, self._peers))
-        command = ["etcd", "--name", f"m{member}", "--data-dir", str(self._folder / f"m{member}")]
+        names = [f"m{number}=http://{address}" for number, address in enumerate(self._peers)]
+        client, peer = (f"http://{addresses[member]}" for addresses in (self._clients, self._peers))
+        if self._certificates is not None:
+            client = client.replace("http", "https")
+        command = [
+            *self._hosts[member][1],
+            "etcd",
+            "--name",
+            f"m{member}",
+            "--data-dir",
+            str(self._folder / f"m{member}"),
+        ]
         command += ["--listen-client-urls", client, "--advertise-client-urls", client]
         command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
         command += ["--initial-cluster", ",".join(names), "--log-level", "error"]
+        if self._certificates is not None:
+            files = (("--cert-file", "cert"), ("--key-file", "key"), ("--trusted-ca-file", "ca"))
+            command += [word for option, name in files for word in (option, str(self._certificates / f"{name}.pem"))]
+            command += ["--client-cert-auth"]
         with (self._folder / f"m{member}.log").open("ab") as log:
             self._processes[member] = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)
 
@@ -47,9 +75,9 @@ class EtcdCluster:
         process.kill()
         process.wait()
 
-    def wait(self) -> None:
-        """Waits until the cluster answers."""
-        etcd, deadline = Etcd(self.url), time.monotonic() + DEADLINE_S
+    def wait(self, tls: Path | None = None) -> None:
+        """Waits until the cluster answers, to whoever has the certificates of `tls`."""
+        etcd, deadline = Etcd(self.url, str(tls or self._certificates or "")), time.monotonic() + DEADLINE_S
         while True:
             try:
                 etcd.find("nothing")
@@ -64,16 +92,18 @@ class EtcdCluster:
 
 
 @contextmanager
-def etcd_cluster(folder: Path, members: int = 3) -> Iterator[EtcdCluster]:
-    """Runs a cluster. Skips the test where etcd is not installed."""
+def etcd_cluster(
+    folder: Path, members: int = 3, certificates: Path | None = None, tls: Path | None = None
+) -> Iterator[EtcdCluster]:
+    """Runs a cluster; `tls`: certificates of a client, where they are others. Skips where etcd is not installed."""
     if shutil.which("etcd") is None:
         pytest.skip("etcd is not installed (Debian's etcd-server)")
     folder.mkdir(parents=True, exist_ok=True)
-    cluster = EtcdCluster(folder, members)
+    cluster = EtcdCluster(folder, members, certificates)
     try:
         for member in range(members):
             cluster.start(member)
-        cluster.wait()
+        cluster.wait(tls)
         yield cluster
     finally:
         cluster.close()

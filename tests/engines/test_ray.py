@@ -88,9 +88,11 @@ def raylet_of(cluster: Cluster, agent: int) -> Any:
 
 
 def test_a_raylet_and_an_actor_are_killed(cluster: Cluster, launch: Callable[..., Driven]) -> None:
-    command = ("launch", "ray", "job.toml", "--nodes", str(NUM_RAYLETS), "--address", cluster.address)
+    settings = ("cluster.launcher=ray", f"cluster.nodes={NUM_RAYLETS}", f'cluster.ray.address="{cluster.address}"')
+    command = ("train", "job.toml", *(word for setting in settings for word in ("--set", setting)))
     driven = launch("-m", "planaria.ui.cli.main", *command)
     driven.wait_for("three nodes train", lambda: driven.live_nodes == 3 and driven.step > 5)
+    assert "waiting for 3 nodes; Ray runs an agent on each" in driven.said
     cluster.remove_node(raylet_of(cluster, driven.agents()[0]), allow_graceful=False)
     driven.wait_for("the node is lost", lambda: driven.events("node_lost"))
     cluster.add_node(**NODE)
@@ -100,6 +102,9 @@ def test_a_raylet_and_an_actor_are_killed(cluster: Cluster, launch: Callable[...
     os.kill(int(actor), signal.SIGKILL)
     driven.wait_for("the node is lost", lambda: len(driven.events("node_lost")) == 2)
     driven.wait_for("another actor takes its place", lambda: driven.live_nodes == 3)
+    labels = [event["label"] for event in driven.events("node_joined")]
+    assert sorted(set(labels)) == ["agent-0", "agent-1", "agent-2"]
+    assert len(labels) == 5
 
     driven.command("stop", "runs/job")
     assert driven.driver.wait(DEADLINE_S) == 0, driven.said
@@ -123,13 +128,33 @@ def test_a_draining_node_hands_over_and_a_killed_driver_leaves_nothing(
     cluster.add_node(**NODE)
 
 
+def test_a_run_grows_and_a_node_that_it_has_grown_by_is_replaced(
+    cluster: Cluster, launch: Callable[..., Driven]
+) -> None:
+    command = ("launch", "ray", "job.toml", "--nodes", f"2-{NUM_RAYLETS}", "--address", cluster.address)
+    driven = launch("-m", "planaria.ui.cli.main", *command)
+    driven.wait_for("two nodes train", lambda: driven.live_nodes >= 2 and driven.step > 0)
+    driven.wait_for("a third one comes", lambda: driven.live_nodes == NUM_RAYLETS)
+    nodes = [raylet_of(cluster, agent) for agent in driven.agents()]
+    assert len({node.node_id for node in nodes}) == NUM_RAYLETS
+    cluster.remove_node(raylet_of(cluster, max(driven.agents())), allow_graceful=False)
+    driven.wait_for("the node is lost", lambda: driven.events("node_lost"))
+    cluster.add_node(**NODE)
+    driven.wait_for("a new raylet takes its place", lambda: driven.live_nodes == NUM_RAYLETS)
+    driven.command("stop", "runs/job")
+    assert driven.driver.wait(DEADLINE_S) == 0, driven.said
+    driven.wait_until_nothing_is_left()
+    driven.compare()
+
+
 @pytest.mark.parametrize(
     ("options", "says", "remedy"),
     [
-        (("--address", "127.0.0.1:1"), "no Ray cluster for --address 127.0.0.1:1", "ray start"),
+        (("--address", "127.0.0.1:1"), "cluster.ray.address = '127.0.0.1:1': no Ray cluster is there", "ray start"),
         (("--address", "ray://127.0.0.1:1"), "not HOST:PORT", "ray start"),
         (("--nodes", "9", "--wait", "0.1"), "9 nodes with 1 CPU", "--nodes"),
         (("--name", "there"), "exists already", "--resume"),
+        (("--name", "nowhere", "--resume"), "does not exist", "without --resume"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from planaria.job.errors import UserError
-from planaria.job.faults import COORDINATOR_POINTS, FAULT_POINTS, Fault, FaultKind, check_faults, parse_fault
+from planaria.job.faults import (
+    COORDINATOR_POINTS,
+    CORRUPT_POINTS,
+    FAULT_POINTS,
+    Fault,
+    FaultKind,
+    check_faults,
+    parse_fault,
+)
 from planaria.job.parse import parse_job
+from planaria.job.sections.train import Numerics
 
 JOB = parse_job(
     "model = {type = 'gpt2'}\ncluster = {nodes = 3}\n"
@@ -31,6 +41,15 @@ def test_a_notice_has_a_grace_period() -> None:
     assert parse_fault("notice:node=2,step=20,at=sync,grace=30") == parse_fault(str(fault)) == fault
 
 
+def test_a_device_alone_may_be_killed() -> None:
+    fault = Fault(node=2, step=3, at="sync", device=0)
+    assert parse_fault("kill:node=2,step=3,at=sync,device=0") == parse_fault(str(fault)) == fault
+    with pytest.raises(UserError, match=r"device=1: a node has no device 1\. Its devices are numbered 0 to 0"):
+        check_faults([Fault(node=2, step=3, at="sync", device=1)], JOB)
+    with pytest.raises(UserError, match="'device=0' is not"):
+        parse_fault("hang:node=2,step=3,at=sync,device=0")
+
+
 @pytest.mark.parametrize("point", COORDINATOR_POINTS)
 def test_the_coordinator_may_be_killed_at_every_point(point: str) -> None:
     fault = Fault(node=-1, step=20, at=point, kind=FaultKind.COORDINATOR)
@@ -44,6 +63,29 @@ def test_a_slow_node_has_a_factor_and_may_have_an_end() -> None:
     for_good = parse_fault("slow:node=2,step=20,factor=2.5")
     assert parse_fault(str(for_good)) == for_good
     assert for_good.slows(1000)
+
+
+@pytest.mark.parametrize("point", CORRUPT_POINTS)
+def test_bits_may_be_flipped_wherever_they_are_held_or_made(point: str) -> None:
+    fault = Fault(node=2, step=20, at=point, kind=FaultKind.CORRUPT)
+    assert parse_fault(f"corrupt:node=2,step=20,at={point}") == parse_fault(str(fault)) == fault
+
+
+def test_of_flipped_bits_there_may_be_many_and_from_then_on() -> None:
+    fault = Fault(node=2, step=20, at="rest", kind=FaultKind.CORRUPT, bits=8, repeats=True)
+    assert parse_fault("corrupt:node=2,step=20,at=rest,bits=8,times=always") == parse_fault(str(fault)) == fault
+    assert not parse_fault("corrupt:node=2,step=20,at=rest,times=once").repeats
+
+
+def test_bits_are_not_flipped_where_nobody_compares_them() -> None:
+    (fault,) = [Fault(node=0, step=1, at="rest", kind=FaultKind.CORRUPT)]
+    check_faults([fault], JOB)
+    replace = msgspec.structs.replace
+    fast = replace(JOB, train=replace(JOB.train, numerics=Numerics.FAST))
+    off = replace(JOB, resilience=replace(JOB.resilience, compare_replicas=False))
+    for job in (fast, off):
+        with pytest.raises(UserError, match=r"nobody would find out\. Set train\.numerics"):
+            check_faults([fault], job)
 
 
 def test_order_and_spaces_do_not_matter() -> None:
@@ -63,8 +105,12 @@ def test_order_and_spaces_do_not_matter() -> None:
         ("slow:node=1,step=1,factor=nan", "factor = 'nan' is not a number from 1"),
         ("slow:node=1,step=1,factor=2,at=vote", "'at=vote' is not"),
         ("kill:node=1,step=1,factor=2,at=vote", "'factor=2' is not"),
+        ("kill:node=1,step=1,at=rest", "at = 'rest' is no kind of instruction"),
+        ("corrupt:node=1,step=1,at=vote", "Use one of rest, apply, sync, forward"),
+        ("corrupt:node=1,step=1,at=rest,bits=0", "bits = '0' is not a whole number from 1"),
+        ("corrupt:node=1,step=1,at=rest,times=twice", "times = 'twice' is neither once nor always"),
         ("kill:node=1,step=1", "at is missing"),
-        ("kill:", "is not node=, step= or at="),
+        ("kill:", "is not node=, step=, at= or device="),
         ("kill:node=1,step=1,at=sync,node=2", "given twice"),
         ("kill:node=1,step=1,when=sync", "is not node="),
         ("kill:node=-1,step=1,at=sync", "node = '-1'"),

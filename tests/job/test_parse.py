@@ -67,6 +67,27 @@ def test_defaults_are_filled_in() -> None:
     assert job.resilience.policy is PolicyName.ADAPTIVE
 
 
+def test_pipelines_that_cannot_be_had_are_refused() -> None:
+    def refused(*overrides: str) -> str:
+        with pytest.raises(UserError) as caught:
+            parse("cluster.nodes=12", "train.global_batch=24", *overrides)
+        return str(caught.value)
+
+    shape = "resilience.nodes_per_pipeline=4"
+    assert "asks for 4 x 4 nodes, but cluster.nodes = 12. Set it to 3" in refused(shape, "resilience.num_pipelines=4")
+    assert "is below resilience.min_nodes_per_pipeline = 5" in refused(shape, "resilience.min_nodes_per_pipeline=5")
+    assert "needs 3 pipelines" in refused(shape, "resilience.num_pipelines=2", "resilience.fault_tolerance=2")
+    assert "makes 12 pipelines, and a step has 2 microbatches" in refused(
+        "resilience.nodes_per_pipeline=1", "train.microbatch=12"
+    )
+    one_ring = parse(
+        "cluster.nodes=3", "resilience.nodes_per_pipeline=3", "resilience.policy=redundancy"
+    )  # an owner and its shadow are two replicas
+    assert one_ring.resilience.nodes_per_pipeline == 3
+    growing = parse("cluster.nodes={ least = 4, most = 8 }", shape, "resilience.num_pipelines=2")
+    assert growing.resilience.num_pipelines == 2
+
+
 def test_overrides_are_toml_or_else_plain_text() -> None:
     job = parse(
         "train.steps=7",
@@ -217,7 +238,8 @@ REFUSED = [
     ("budget.total=5", ["budget.total = 5", "budget.price_command"]),
     ("cluster.port=65536", ["cluster.port = 65536", "1 to 65535"]),
     ("cluster.port=-1", ["cluster.port = -1"]),
-    ("cluster.launcher=ray", ["cluster.launcher = 'ray'", '"local" or "agents"']),
+    ("cluster.launcher=pbs", ["cluster.launcher = 'pbs'", '"local" or "agents" or "ray"']),
+    ("cluster.ray={}", ["cluster.launcher = 'local' does not go with [cluster.ray]"]),
     ("cluster.host=0.0.0.0", ["cluster.host = '0.0.0.0'", 'cluster.launcher = "agents"']),
     ("cluster.host=::1", ["cluster.host = '::1'", "IPv4"]),
     ("cluster.zones=['a', ' ']", ["cluster.zones = ' '", "printable"]),
@@ -225,9 +247,16 @@ REFUSED = [
     ("cluster.host=''", ["cluster.host = ''", "0.0.0.0"]),
     ("cluster.memory_gb=-1", ["cluster.memory_gb = -1"]),
     ("cluster.devices_per_node=0", ["cluster.devices_per_node = 0"]),
+    ("cluster.devices_per_stage=0", ["cluster.devices_per_stage = 0"]),
+    ("cluster.devices_per_stage=2", ["cluster.devices_per_stage = 2", "cluster.devices_per_node = 1", "divisor of 1"]),
     ("resilience.fault_tolerance=-1", ["resilience.fault_tolerance = -1"]),
     ("resilience.fault_tolerance=3", ["needs 4 pipelines", "cluster.nodes = 3", "cluster.nodes = 4 or more"]),
     ("resilience.min_nodes_per_pipeline=2", ["(4 nodes)", "fault_tolerance = 0"]),
+    ("resilience.num_pipelines=2", ["resilience.num_pipelines = 2", "goes with resilience.nodes_per_pipeline"]),
+    ("resilience.nodes_per_pipeline=4", ["asks for 1 x 4 nodes", "cluster.nodes = 4 or more"]),
+    ("resilience.nodes_per_pipeline=3", ["needs 2 pipelines", "nodes_per_pipeline = 3 makes 1 of them"]),
+    ("cluster.objective=oobleck", ["cluster.objective = 'oobleck'", 'resilience.policy = "templates"']),
+    ("cluster.objective=fast", ["cluster.objective = 'fast'", '"steptime" or "oobleck"']),
     ("resilience.policy=recycle", ["resilience.policy = 'recycle'", "templates", "reroute"]),
     (
         "resilience.mean_time_between_failures_s=0",
@@ -265,6 +294,20 @@ def test_morph_keeps_the_checkpoint_that_it_may_be_reading() -> None:
         parse(needed[0], "run.checkpoint_every=0")
     with pytest.raises(UserError, match=r"run\.keep_checkpoints = 1 is too few for"):
         parse(*needed, "run.keep_checkpoints=1")
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("cluster.ray.address=ray://a:1", r"cluster.ray.address = 'ray://a:1' is not HOST:PORT.*6379"),
+        ("cluster.ray.spares=-1", r"cluster.ray.spares = -1"),
+        ("cluster.ray.gpus=-0.5", r"cluster.ray.gpus = -0.5 is below 0"),
+        ("run.journal=etcds://a:1", r"run.journal = 'etcds://a:1' is under TLS, and cluster.tls is missing"),
+    ],
+)
+def test_what_does_not_go_with_ray_is_refused(override: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        parse("cluster.launcher=ray", override)
 
 
 @pytest.mark.parametrize(("override", "parts"), REFUSED, ids=[override for override, _ in REFUSED])

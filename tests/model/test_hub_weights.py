@@ -50,6 +50,7 @@ def test_what_is_not_here_and_cannot_be_fetched_is_told_in_a_line(missing: str, 
     assert "hf download some/" in str(caught.value)
 
 
+@pytest.mark.usefixtures("forked_forkservers")
 def test_a_run_begins_with_them_and_goes_on_with_the_same(cached: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("So long, and thanks for all the fish.\n" * 50)
     job: dict[str, Any] = {

@@ -10,16 +10,19 @@ import pytest
 
 from planaria.estimate.memory import worker_memory_bytes
 from planaria.estimate.step_time import step_time_s
+from planaria.job.registry import PolicyName
 from planaria.plan.costs.model_profile import LinkCost
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
-from planaria.plan.settings import PlannerSettings
+from planaria.plan.settings import Objective, PlannerSettings
 from planaria.plan.thresholds import OTHER_SET_CLEARLY
 from planaria.plan.validate import validate
+from planaria.planner.instantiation.microbatch_shares import least_variance
 from planaria.planner.reconfigure.reconfigure import reconfigure
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
 from planaria.policy.templates import TemplatesPolicy, even_sets
 from planaria.profile.presets.presets import preset
 from tests.plan.profiles import uniform_profile
@@ -253,3 +256,31 @@ def test_sums_do_not_force_two_uneven_pipelines(device: str, bytes_per_s: float,
     )
     plan = TemplatesPolicy.of(Planner(profile, settings)).initial(nodes, 1).plan
     assert [len(pipeline.stages) for pipeline in plan.pipelines] == sizes
+
+
+def test_oobleck_s_plans_are_the_papers_before_and_after_a_loss() -> None:
+    settings = dataclasses.replace(SETTINGS, num_microbatches=24, objective=Objective.OOBLECK)
+    policy = make_policy(PolicyName.TEMPLATES, Planner(PROFILE, settings))
+    plan = policy.initial([NodeId(n) for n in range(5)], 1).plan
+    holders = {w: groups for w, groups in plan.groups_of.items() if w != 1}
+    after = policy.reconfigure(ReplanRequest(plan=plan, lost=[NodeId(1)], holders=holders, generation=2))
+    assert after.how == "simple"
+    by_size = {template.num_nodes: template for template in policy.planner.templates}
+    for found in (plan, after.plan):
+        validate(found, fault_tolerance=1)
+        latencies = [by_size[len(pipeline.stages)].time_s(1) for pipeline in found.pipelines]
+        assert tuple(len(route.microbatches) for route in found.routes) == least_variance(latencies, 24)
+
+
+def test_oobleck_s_plans_do_not_heed_speeds() -> None:
+    planner = Planner(PROFILE, dataclasses.replace(SETTINGS, objective=Objective.OOBLECK))
+    nodes = [NodeId(n) for n in range(5)]
+    slow = planner.with_speeds({NodeId(0): 0.3})
+    assert TemplatesPolicy(slow).initial(nodes, 1).plan == TemplatesPolicy(planner).initial(nodes, 1).plan
+
+
+@pytest.mark.parametrize("name", [name for name in PolicyName if name is not PolicyName.TEMPLATES])
+def test_other_policies_make_no_plans_of_oobleck_s(name: PolicyName) -> None:
+    planner = Planner(PROFILE, dataclasses.replace(SETTINGS, objective=Objective.OOBLECK))
+    with pytest.raises(PlanError, match=f"The policy {name} makes no plans of Oobleck's"):
+        make_policy(name, planner)

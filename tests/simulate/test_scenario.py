@@ -57,6 +57,9 @@ def parsed(*overrides: str) -> Scenario:
         ('cluster.zones=[""]', "cluster.zones = ['']: expected names"),
         ("model.sequence_length=-1", "model.sequence_length = -1: expected 0 or more tokens"),
         ("job.min_nodes_per_pipeline=-1", "job.min_nodes_per_pipeline = -1: expected 0 or more"),
+        ("job.nodes_per_pipeline=9", "job.nodes_per_pipeline = 9: expected at most cluster.nodes = 8"),
+        ("job.num_pipelines=2", "job.num_pipelines = 2: expected 0 where nodes_per_pipeline is 0"),
+        ("job.redundancy=eager", "job.redundancy = 'eager' is unknown; expected \"eager-lazy\" or"),
         ("weather.rain=1", "there is no such section"),
     ],
 )
@@ -88,6 +91,9 @@ def test_what_a_scenario_says_reaches_the_experiment() -> None:
         "job.checkpoint_every=7",
         "job.mean_time_between_failures_s=99",
         "job.min_nodes_per_pipeline=2",
+        "job.nodes_per_pipeline=2",
+        "job.num_pipelines=3",
+        "job.redundancy=lazy-lazy",
         "model.microbatch=4",
         "model.recompute=true",
         'model.numerics="fast"',
@@ -104,6 +110,7 @@ def test_what_a_scenario_says_reaches_the_experiment() -> None:
     assert about.profile.links.between_nodes.latency_s == 0.5
     assert about.timings.detection_s == 3
     assert about.profile.layers[1].gradient_bytes == 2 * about.profile.layers[1].parameter_bytes
+    assert (settings.shape, settings.redundancy.value) == ((3, 2), "lazy-lazy")
     assert about.prices.zones == {"b": 0.5}
     plain = experiment(parsed("model.microbatch=4"), profile_of(parsed("model.microbatch=4"), Path())).profile
     assert about.profile.layers[1].activation_bytes < plain.layers[1].activation_bytes

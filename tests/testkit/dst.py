@@ -10,8 +10,11 @@ import os
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -21,11 +24,31 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.promises.marks import MARKS, watch
 from tests.testkit.schedules.schedule import Schedule, schedule
 from tests.testkit.schedules.search import Failure, try_seed
 
 BATCH = 50
 """Schedules that one process tries between two reports."""
+
+
+RAREST = 5
+"""Marks that are told of those that were reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """Schedules that were tried.
+
+    Attributes:
+        number: of them.
+        failures: those that broke a promise.
+        marks: by how many each was reached.
+    """
+
+    number: int
+    failures: list[Failure]
+    marks: Counter[str]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -64,7 +87,7 @@ def _schedule(what: str) -> Schedule:
 
 
 def _replay(which: Schedule) -> int:
-    click.echo(f"{which.setup}\n{which.weather}")
+    click.echo(f"{which.setup}\n{which.weather}\n{which.calm}")
     for fault in which.faults:
         click.echo(str(fault))
     cluster = Cluster(which, is_telling=True)
@@ -80,42 +103,63 @@ def _replay(which: Schedule) -> int:
     return 0
 
 
-def try_seeds(seeds: range) -> list[Failure]:
-    """Returns the failures of these seeds; runs in a process of its own."""
-    return [failure for seed in seeds if (failure := try_seed(seed)) is not None]
+@cache
+def _watched() -> set[str]:
+    """Returns the set of the marks that are reached in this process, from the first call on."""
+    return watch()
+
+
+def try_seeds(seeds: range) -> Tried:
+    """Tries these seeds; runs in a process of its own."""
+    failures, marks, reached = [], Counter[str](), _watched()
+    for seed in seeds:
+        reached.clear()
+        failure = try_seed(seed)
+        marks.update(reached)
+        failures += [] if failure is None else [failure]
+    return Tried(number=len(seeds), failures=failures, marks=marks)
 
 
 def _search(seeds: range, jobs: int, folder: Path) -> int:
-    began, failed = time.monotonic(), 0
+    began, failed, marks = time.monotonic(), 0, Counter[str]()
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} failed"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("schedules", total=len(seeds), failed=0)
-        for number, failures in _results(seeds, jobs):
-            for failure in failures:
+        for tried in _results(seeds, jobs):
+            marks.update(tried.marks)
+            for failure in tried.failures:
                 failed += 1
                 progress.console.print(_keep(failure, folder), highlight=False, markup=False, soft_wrap=True)
-            progress.update(task, advance=number, failed=failed)
+            progress.update(task, advance=tried.number, failed=failed)
     took_s = time.monotonic() - began
     click.echo(
         f"{len(seeds)} schedules from seed {seeds.start} on: {failed} failed; "
         f"{took_s:.1f} s, {len(seeds) / took_s:.0f} a second"
     )
+    click.echo("\n".join(_told(marks)))
     return 1 if failed else 0
 
 
-def _results(seeds: range, jobs: int) -> Iterator[tuple[int, list[Failure]]]:
-    """Yields how many more schedules were tried, and which of them failed."""
+def _told(marks: Counter[str]) -> list[str]:
+    """Returns lines on the marks that fewest schedules reached, and on those that none did, with their reasons."""
+    never = [mark for mark in MARKS if not marks[mark.name]]
+    rarest = ", ".join(f"{name} ({number})" for name, number in marks.most_common()[: -RAREST - 1 : -1])
+    lines = [f"{len(MARKS) - len(never)} of {len(MARKS)} rare branches were reached; fewest: {rarest}"]
+    return lines + [f"never reached: {mark.name} ({mark.why})" for mark in never]
+
+
+def _results(seeds: range, jobs: int) -> Iterator[Tried]:
+    """Yields what was tried, a batch each."""
     batches = iter([seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)])
-    running: dict[Future[list[Failure]], int] = {}
+    running: set[Future[Tried]] = set()
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         while True:
             while len(running) < jobs and (batch := next(batches, None)) is not None:
-                running[pool.submit(try_seeds, batch)] = len(batch)
+                running.add(pool.submit(try_seeds, batch))
             if not running:
                 return
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield running.pop(future), future.result()
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
 
 
 def _keep(failure: Failure, folder: Path) -> str:

@@ -70,6 +70,8 @@ class Durations:
         self.computed = _computed(profile)
         self._spread: dict[tuple[int, int, int, float], SumTimes] = {}
         """Times of sums whose owners are on different nodes, by group, devices, others that count, and speed."""
+        self._by_hosts: dict[object, SumTimes] = {}
+        """Times of other sums, by worker, owners, those that count, and bytes."""
 
     @property
     def network_key(self) -> object:
@@ -175,9 +177,13 @@ class Durations:
         counted_bytes = held_bytes(self._profile, plan.groups[group]).counted / devices
         a_byte = self._profile.step.sum_s_per_byte / speed
         counting = self._counting[group]
-        return sum_by_hosts(
-            slices, worker, counting, sent_bytes, counted_bytes, lambda other: self.link(other, worker), a_byte
-        )
+        alike = worker, owners, counting, sent_bytes, counted_bytes
+        found = self._by_hosts.get(alike)
+        if found is None:
+            found = self._by_hosts[alike] = sum_by_hosts(
+                slices, worker, counting, sent_bytes, counted_bytes, lambda other: self.link(other, worker), a_byte
+            )
+        return found
 
     def _spread_sum(self, group: int, devices: int, others: int, speed: float) -> SumTimes:
         found = self._spread.get((group, devices, others, speed))

@@ -18,7 +18,8 @@ from planaria.job.sections.resilience import check_resilience
 from planaria.job.sections.run import check_run
 from planaria.job.sections.train import DType, check_train
 from planaria.job.settings import Job
-from planaria.job.values import is_dataset, is_hub_stream, refuse, shown
+from planaria.job.values import ETCD_TLS_URL, is_dataset, is_hub_stream, refuse, shown
+from planaria.plan.settings import Objective
 
 
 def check_job(job: Job) -> None:
@@ -42,6 +43,8 @@ def check_job(job: Job) -> None:
     check_observe(job.observe)
     _check_launcher(job)
     _check_morph(job)
+    _check_objective(job)
+    _check_shape(job)
     _check_replicas(job)
 
 
@@ -103,6 +106,11 @@ def _check_launcher(job: Job) -> None:
             "run.journal", job.run.journal, 'is for nodes on other hosts (cluster.launcher = "agents")',
             "Leave it out: with this host all nodes are gone.",
         )  # fmt: skip
+    if job.run.journal.startswith(ETCD_TLS_URL) and not job.cluster.tls:
+        refuse(
+            "run.journal", job.run.journal, "is under TLS, and cluster.tls is missing",
+            "Set that to the folder with the certificates.",
+        )  # fmt: skip
     if job.observe.instructions and launcher is not Launcher.LOCAL:
         refuse(
             "observe.instructions", True, f"goes with nodes of this machine, not with {launcher.value}",
@@ -122,13 +130,68 @@ def _check_morph(job: Job) -> None:
         refuse("run.keep_checkpoints", job.run.keep_checkpoints, f"is too few for {morph}", "Set it to 2 or more.")
 
 
+def _check_objective(job: Job) -> None:
+    if job.cluster.objective is Objective.OOBLECK and job.resilience.policy is not PolicyName.TEMPLATES:
+        refuse(
+            "cluster.objective", job.cluster.objective.value,
+            f'does not go with resilience.policy = "{job.resilience.policy.value}", whose plans are not the paper\'s',
+            'Set resilience.policy = "templates".',
+        )  # fmt: skip
+
+
+def _check_shape(job: Job) -> None:
+    """Checks that the pipelines that are asked for can be had, and keep f + 1 replicas."""
+    resilience, nodes = job.resilience, job.cluster.most_nodes or job.cluster.least_nodes
+    depth, number = resilience.nodes_per_pipeline, resilience.num_pipelines
+    if not depth:
+        if number:
+            refuse(
+                "resilience.num_pipelines", number, "goes with resilience.nodes_per_pipeline, which is missing",
+                f"Set it too, for instance to {max(1, nodes // number)}, or leave this out.",
+            )  # fmt: skip
+        return
+    if depth < resilience.min_nodes_per_pipeline:
+        refuse(
+            "resilience.nodes_per_pipeline", depth,
+            f"is below resilience.min_nodes_per_pipeline = {resilience.min_nodes_per_pipeline}",
+            f"Set it to {resilience.min_nodes_per_pipeline} or more.",
+        )  # fmt: skip
+    if max(1, number) * depth > nodes:
+        field = "num_pipelines" if depth <= nodes else "nodes_per_pipeline"
+        refuse(
+            f"resilience.{field}", getattr(resilience, field),
+            f"asks for {max(1, number)} x {depth} nodes, but cluster.nodes = {nodes}",
+            f"Set it to {max(1, nodes // depth) if field == 'num_pipelines' else nodes} or less, or "
+            f"cluster.nodes = {max(1, number) * depth} or more.",
+        )  # fmt: skip
+    number = number or nodes // depth
+    if number < (needed := _pipelines_needed(job, depth)):
+        refuse(
+            "resilience.fault_tolerance", resilience.fault_tolerance,
+            f"needs {needed} pipelines, but resilience.nodes_per_pipeline = {depth} makes {number} of them",
+            "Set fewer nodes_per_pipeline, more num_pipelines, or a lower fault_tolerance.",
+        )  # fmt: skip
+    if job.train.num_microbatches < number:
+        refuse(
+            "resilience.nodes_per_pipeline", depth,
+            f"makes {number} pipelines, and a step has {job.train.num_microbatches} microbatches",
+            f"Set num_pipelines = {job.train.num_microbatches} or less, or a larger train.global_batch.",
+        )  # fmt: skip
+
+
+def _pipelines_needed(job: Job, nodes_each: int) -> int:
+    """Returns how many pipelines of so many nodes keep f + 1 replicas."""
+    pipelines = job.resilience.fault_tolerance + 1
+    if job.resilience.policy is PolicyName.REDUNDANCY and nodes_each > 1:
+        return -(-pipelines // 2)  # an owner and its shadow are two replicas
+    return pipelines
+
+
 def _check_replicas(job: Job) -> None:
     """Checks that f + 1 pipelines have as many nodes, and at least one microbatch each."""
     tolerance = job.resilience.fault_tolerance
-    pipelines = tolerance + 1
     nodes_each = max(1, job.resilience.min_nodes_per_pipeline)
-    if job.resilience.policy is PolicyName.REDUNDANCY and nodes_each > 1:
-        pipelines = -(-pipelines // 2)  # an owner and its shadow are two replicas
+    pipelines = _pipelines_needed(job, max(nodes_each, job.resilience.nodes_per_pipeline))
     if job.cluster.least_nodes < pipelines * nodes_each:
         each = f"{nodes_each} node{'s' if nodes_each > 1 else ''} each"
         possible = job.cluster.least_nodes // nodes_each - 1

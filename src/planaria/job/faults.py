@@ -21,6 +21,12 @@ a backward in two passes (cluster.schedule = "zb-h1" or "zb-h2"); `shadow` a for
 shadows (the policy redundancy). `evaluate` is a forward of the evaluation after the step; what else an evaluation does
 belongs to the step that follows."""
 
+CORRUPT_POINTS = ("rest", "apply", "sync", "forward", "backward", "send")
+"""Where bits may be flipped: in a replica that lies still (`rest`), in what the optimizer's step made (`apply`), in a
+whole sum (`sync`): these are found before a step is committed with them. And in activations that a `forward` made, in
+what a `backward` counted, or in what is about to be sent (`send`): what follows from these is the same everywhere, so
+nobody finds it."""
+
 COORDINATOR_POINTS = (
     "join", "plan", "send", "vote", "commit", "evaluated", "tell", "loss", "report", "save", "manifest", "return",
     "end",
@@ -37,11 +43,12 @@ _EXAMPLE = "Write for instance kill:node=2,step=20,at=backward."
 class FaultKind(enum.StrEnum):
     """What happens to the node.
 
-    `kill`: SIGKILL of every process. `hang`: SIGSTOP of every process, as on a machine that froze. `freeze`: its main
-    threads go no further, while its processes still answer. `notice`: it is told that it will be killed in `grace`
-    seconds, as a spot instance is, and then it is. `memory`: it gets no more memory. `slow`: it computes `factor` times
-    longer, from the step on, to the step `until` or for good. `coordinator`: no node, but the coordinator's process is
-    killed.
+    `kill`: SIGKILL of every process, or of that of one `device` alone, which takes the node with it. `hang`: SIGSTOP of
+    every process, as on a machine that froze. `freeze`: its main threads go no further, while its processes still
+    answer. `notice`: it is told that it will be killed in `grace` seconds, as a spot instance is, and then it is.
+    `memory`: it gets no more memory. `slow`: it computes `factor` times longer, from the step on, to the step `until`
+    or for good. `corrupt`: `bits` of what it holds or computes are flipped, once or, with `times` = always, in each
+    step from then on. `coordinator`: no node, but the coordinator's process is killed.
     """
 
     KILL = "kill"
@@ -50,15 +57,29 @@ class FaultKind(enum.StrEnum):
     NOTICE = "notice"
     MEMORY = "memory"
     SLOW = "slow"
+    CORRUPT = "corrupt"
     COORDINATOR = "coordinator"
 
 
 _KEYS = {
+    FaultKind.KILL: ("node", "step", "at", "device"),
     FaultKind.NOTICE: ("node", "step", "at", "grace"),
     FaultKind.SLOW: ("node", "step", "factor", "until"),
+    FaultKind.CORRUPT: ("node", "step", "at", "bits", "times"),
     FaultKind.COORDINATOR: ("step", "at"),
 }
 """What is said of a fault, where that is not its node, step and place alone."""
+
+_OPTIONAL = ("until", "device", "bits", "times")
+_TIMES = ("once", "always")
+
+_POINTS = {FaultKind.CORRUPT: CORRUPT_POINTS, FaultKind.COORDINATOR: COORDINATOR_POINTS}
+"""Where a fault may strike that is not of `FAULT_POINTS`."""
+
+_NOT_THERE = {
+    FaultKind.CORRUPT: "no place where bits are flipped",
+    FaultKind.COORDINATOR: "nothing that the coordinator does",
+}
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,11 +88,15 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         node: number of the node, from 0; of a fault of the coordinator -1.
         step: counts from 1.
-        at: one of `FAULT_POINTS`; of the coordinator, one of `COORDINATOR_POINTS`; "" where the kind strikes at none.
+        at: one of `FAULT_POINTS`; of the coordinator, one of `COORDINATOR_POINTS`, of flipped bits one of
+            `CORRUPT_POINTS`; "" where the kind strikes at none.
         kind: the kind of fault.
         grace_s: of a notice, seconds until the node is killed.
         factor: of a slow node, how many times longer it computes.
         until: of a slow node, the first step in which it is fast again; 0: none.
+        device: of the node, whose process alone is killed; -1: all are.
+        bits: how many are flipped at a time.
+        repeats: bits are flipped in each step from then on.
     """
 
     node: int
@@ -81,6 +106,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 0.0
     factor: float = 1.0
     until: int = 0
+    device: int = -1
+    bits: int = 1
+    repeats: bool = False
 
     def slows(self, step: int) -> bool:
         return self.step <= step and (not self.until or step < self.until)
@@ -91,13 +119,19 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         if self.kind is FaultKind.SLOW:
             until = f",until={self.until}" if self.until else ""
             return f"{self.kind.value}:node={self.node},step={self.step},factor={self.factor:g}{until}"
-        grace = f",grace={self.grace_s:g}" if self.kind is FaultKind.NOTICE else ""
-        return f"{self.kind.value}:node={self.node},step={self.step},at={self.at}{grace}"
+        if self.kind is FaultKind.CORRUPT:
+            more = (f",bits={self.bits}" if self.bits > 1 else "") + (",times=always" if self.repeats else "")
+        else:
+            more = f",grace={self.grace_s:g}" if self.kind is FaultKind.NOTICE else ""
+            more += f",device={self.device}" if self.device >= 0 else ""
+        return f"{self.kind.value}:node={self.node},step={self.step},at={self.at}{more}"
 
 
 def parse_fault(spec: str) -> Fault:
-    """Reads "kill:node=2,step=20,at=backward", or another kind in place of kill (with grace=SECONDS for a notice);
-    "slow:node=2,step=20,factor=2", with until=STEP or for good; or "coordinator:step=20,at=commit".
+    """Reads "kill:node=2,step=20,at=backward", with device=NUMBER for one device of the node; another kind in place of
+    kill (with grace=SECONDS for a notice); "slow:node=2,step=20,factor=2", with until=STEP or for good;
+    "corrupt:node=2,step=20,at=rest", with bits=NUMBER and times=always where more than one is flipped, or more than
+    once; or "coordinator:step=20,at=commit".
 
     Raises:
         UserError: one line with what is wrong, and an example.
@@ -118,7 +152,7 @@ def parse_fault(spec: str) -> Fault:
             raise UserError(f"--fail {shown(spec)}: {key} is given twice. {_EXAMPLE}")
         given[key] = value
     for key in keys:
-        if key not in given and key != "until":
+        if key not in given and key not in _OPTIONAL:
             raise UserError(f"--fail {shown(spec)}: {key} is missing. {_EXAMPLE}")
     return Fault(
         node=_number(spec, "node", given["node"], least=0) if "node" in keys else -1,
@@ -128,6 +162,9 @@ def parse_fault(spec: str) -> Fault:
         grace_s=_number(spec, "grace", given.get("grace", "0"), least=0),
         factor=_factor(spec, given.get("factor", "1")),
         until=_number(spec, "until", given.get("until", "0"), least=0),
+        device=_number(spec, "device", given["device"], least=0) if "device" in given else -1,
+        bits=_number(spec, "bits", given.get("bits", "1"), least=1),
+        repeats=_repeats(spec, given.get("times", "once")),
     )
 
 
@@ -146,9 +183,19 @@ def check_faults(faults: Sequence[Fault], job: Job) -> None:
                 f"--fail {spec}: the job has no node {fault.node}. "
                 f"Its {job.cluster.least_nodes} nodes are numbered 0 to {job.cluster.least_nodes - 1}."
             )
+        if fault.device >= job.cluster.devices_per_node:
+            raise UserError(
+                f"--fail {spec}: a node has no device {fault.device}. "
+                f"Its devices are numbered 0 to {job.cluster.devices_per_node - 1}."
+            )
         if not 1 <= fault.step <= job.train.steps:
             raise UserError(
                 f"--fail {spec}: the job has no step {fault.step}. Steps count from 1 to {job.train.steps}."
+            )
+        if fault.kind is FaultKind.CORRUPT and not job.compares_replicas:
+            raise UserError(
+                f"--fail {spec}: replicas are not compared in this job, so nobody would find out. "
+                'Set train.numerics = "exact" and resilience.compare_replicas = true.'
             )
         if fault.kind is not FaultKind.SLOW:
             _point(spec, fault.at, fault.kind)
@@ -167,6 +214,12 @@ def _number(spec: str, key: str, text: str, *, least: int) -> int:
     return int(text)
 
 
+def _repeats(spec: str, text: str) -> bool:
+    if text not in _TIMES:
+        raise UserError(f"--fail {shown(spec)}: times = {shown(text)} is neither {' nor '.join(_TIMES)}. {_EXAMPLE}")
+    return text == _TIMES[1]
+
+
 def _factor(spec: str, text: str) -> float:
     try:
         factor = float(text)
@@ -181,9 +234,9 @@ def _factor(spec: str, text: str) -> float:
 
 
 def _point(spec: str, point: str, kind: FaultKind) -> str:
-    points = COORDINATOR_POINTS if kind is FaultKind.COORDINATOR else FAULT_POINTS
+    points = _POINTS.get(kind, FAULT_POINTS)
     if point not in points:
-        what = "nothing that the coordinator does" if kind is FaultKind.COORDINATOR else "no kind of instruction"
+        what = _NOT_THERE.get(kind, "no kind of instruction")
         close = difflib.get_close_matches(point, points, n=1)
         remedy = f"Did you mean {close[0]}?" if close else f"Use one of {', '.join(points)}."
         raise UserError(f"--fail {shown(spec)}: at = {shown(point)} is {what}. {remedy}")

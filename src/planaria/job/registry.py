@@ -57,8 +57,10 @@ class DataSource(Registered):
 class Launcher(Registered):
     """Who starts nodes. `local`: the command itself, on this machine. `agents`: `planaria agent` on each node.
 
-    Any other starts those agents: it stands for a `planaria.runtime.coordinator.remote_nodes.StartAgents`.
+    `ray`: Ray, which runs those agents and replaces lost ones. Any other only starts them: it stands for a
+    `planaria.runtime.coordinator.remote_nodes.StartAgents`.
     """
 
     LOCAL = "local"
     AGENTS = "agents"
+    RAY = "ray"

@@ -12,7 +12,7 @@ from planaria.job.sections.model import ModelSection
 from planaria.job.sections.observe import ObserveSection
 from planaria.job.sections.resilience import ResilienceSection
 from planaria.job.sections.run import RunSection
-from planaria.job.sections.train import TrainSection
+from planaria.job.sections.train import Numerics, TrainSection
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,3 +27,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     run: RunSection = RunSection()
     budget: BudgetSection = BudgetSection()
     observe: ObserveSection = ObserveSection()
+
+    @property
+    def compares_replicas(self) -> bool:
+        """Whether replicas and sums are compared between owners: only exact numerics make the same bits of them."""
+        return self.resilience.compare_replicas and self.train.numerics is Numerics.EXACT

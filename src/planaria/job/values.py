@@ -23,6 +23,9 @@ _MAX_SHOWN = 80
 ETCD_URL = "etcd://"
 """With what a journal's place begins that is in etcd."""
 
+ETCD_TLS_URL = "etcds://"
+"""Likewise, where etcd is reached under TLS."""
+
 TOKEN_VARIABLE = "PLANARIA_TOKEN"
 """Environment variable with the job's token."""
 
@@ -55,6 +58,13 @@ def is_host_port(text: str) -> bool:
     """Whether a text is HOST:PORT."""
     host, _, port = text.rpartition(":")
     return bool(host) and port.isascii() and port.isdecimal() and 0 < int(port) < 65536
+
+
+def etcd_members(url: str) -> tuple[str, ...]:
+    """Returns the members, as HOST:PORT, that the URL of an etcd names; () where it is no such URL."""
+    kind = ETCD_TLS_URL if url.startswith(ETCD_TLS_URL) else ETCD_URL
+    members = tuple(url.removeprefix(kind).split(","))
+    return members if url.startswith(kind) and all(map(is_host_port, members)) else ()
 
 
 def is_hub_stream(source: str) -> bool:

@@ -155,6 +155,7 @@ _PLACEMENT = (
     "num_owners",
     "is_apart",
     "examples",
+    "stage_mates",
 )
 """Names of the properties that depend only on who owns and shadows which layers."""
 
@@ -189,6 +190,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
             them; what a worker has accumulated of them is void. Only a policy that may drop samples leaves any out.
         evaluation: what the plan's workers do instead of the step; None: they do the step. Another plan follows for the
             step itself, which has the same placement and routes if nothing comes between.
+        devices_per_stage: d: each stage is on d neighbouring devices of a node. Workers d n to d n + d - 1 own the same
+            layers, hold the same, and are lost together; each runs some of the stage's microbatches.
     """
 
     generation: int
@@ -207,6 +210,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
     layer_units: tuple[tuple[int, int, int], ...] = ()
     dropped: tuple[int, ...] = ()
     evaluation: Evaluation | None = None
+    devices_per_stage: int = 1
 
     @property
     def num_counted(self) -> int:
@@ -417,6 +421,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
     def stages(self) -> Iterator[Stage]:
         for pipeline in self.pipelines:
             yield from pipeline.stages
+
+    @cached_property
+    def stage_mates(self) -> tuple[tuple[WorkerId, ...], ...]:
+        """Workers that share stages, together; empty where each stage is on one device."""
+        if self.devices_per_stage == 1:
+            return ()
+        mates: dict[int, list[WorkerId]] = {}
+        for worker in self.workers:
+            mates.setdefault(worker // self.devices_per_stage, []).append(worker)
+        return tuple(map(tuple, mates.values()))
 
     def node_of(self, worker: WorkerId) -> NodeId:
         return NodeId(worker // self.devices_per_node)

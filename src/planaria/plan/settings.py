@@ -17,7 +17,8 @@ class Objective(enum.StrEnum):
     STEP_TIME = "steptime"
     """The shortest step as simulated, for a given number of microbatches."""
     OOBLECK = "oobleck"
-    """Oobleck's T1 + T2 + T3 with four microbatches a stage (section 4.1.2), for comparison with the paper."""
+    """Oobleck's T1 + T2 + T3 with four microbatches a stage (section 4.1.2), for comparison with the paper: batches are
+    dealt out by its Eq. 6, too, and pipelines chosen as it chooses them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +31,13 @@ class PlannerSettings:
         num_nodes: nodes at job start; templates are made for it and serve any smaller number.
         most_nodes: nodes that may come to be there, for which templates are made too; 0: num_nodes.
         devices_per_node: M: the devices, and so workers, of each node.
+        devices_per_stage: of a node that each stage is on; microbatches are dealt to them in turn.
         memory_bytes: of one device; 0: unlimited.
         min_nodes: n0, the nodes of the smallest pipeline; 0: the fewest that the memory allows.
+        shape: number of pipelines, and nodes of each (Bamboo's D and P): a plan has these where there are nodes enough,
+            and neither more pipelines nor larger ones where there are not; None: whatever is best.
         schedule: order of forwards and backwards.
-        objective: what templates are made for.
+        objective: what templates are made for, and how a batch is shared.
         powers_of_two: whether a stage's number of devices must be a power of two; else any that the profile has.
         overlap: whether messages travel beside the sender's compute; else a send occupies the sender.
         thorough: whether templates are searched for with a twentyfold budget, where their bounds are not close: large
@@ -53,8 +57,10 @@ class PlannerSettings:
     fault_tolerance: int
     num_nodes: int
     devices_per_node: int
+    devices_per_stage: int = 1
     memory_bytes: int = 0
     min_nodes: int = 0
+    shape: tuple[int, int] | None = None
     most_nodes: int = 0
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     objective: Objective = Objective.STEP_TIME
@@ -74,6 +80,7 @@ class PlannerSettings:
             ("fault_tolerance", 0),
             ("num_nodes", 1),
             ("devices_per_node", 1),
+            ("devices_per_stage", 1),
             ("memory_bytes", 0),
             ("min_nodes", 0),
         ):
@@ -85,6 +92,13 @@ class PlannerSettings:
                 f"{self.largest} nodes of {self.devices_per_node} devices are more than the {MOST_DEVICES} devices "
                 f"that plans are made for. Plan for {max(1, MOST_DEVICES // self.devices_per_node)} nodes or fewer."
             )
+        if self.devices_per_node % self.devices_per_stage:
+            raise PlanError(
+                f"{self.devices_per_node} devices of a node are not shared by stages of {self.devices_per_stage}. "
+                "Set a divisor of devices_per_node."
+            )
+        if self.shape is not None and min(self.shape) < 1:
+            raise PlanError(f"shape is {self.shape}; give at least 1 pipeline of at least 1 node.")
         if self.microbatch_range is not None and not 1 <= self.microbatch_range[0] <= self.microbatch_range[1]:
             raise PlanError(
                 f"microbatch_range is {self.microbatch_range}; give the fewest (at least 1) and the most microbatches."
@@ -96,9 +110,28 @@ class PlannerSettings:
         return max(self.num_nodes, self.most_nodes)
 
     @property
+    def is_oobleck(self) -> bool:
+        """Returns whether plans are to be the paper's: its templates, its sets of them, its shares of the batch."""
+        return self.objective is Objective.OOBLECK
+
+    @property
+    def most_pipelines(self) -> int:
+        """Returns the most pipelines that a plan may have: each has a microbatch at least."""
+        return min(self.num_microbatches, self.shape[0] if self.shape else self.num_microbatches)
+
+    def usable(self, num_nodes: int) -> int:
+        """Returns how many of so many nodes a plan may have."""
+        return min(num_nodes, self.shape[0] * self.shape[1]) if self.shape else num_nodes
+
+    def is_enough(self, num_nodes: int) -> bool:
+        """Returns whether so many nodes are enough for the whole shape that is asked for."""
+        return self.shape is not None and num_nodes >= self.shape[0] * self.shape[1]
+
+    @property
     def microbatches_per_pipeline(self) -> int:
-        """Number of microbatches that templates are shaped for: the largest of an even split over f + 1 pipelines."""
-        return -(-self.num_microbatches // (self.fault_tolerance + 1))
+        """Number of microbatches that templates are shaped for: the largest of an even split over f + 1 pipelines, or
+        over as many as are asked for."""
+        return -(-self.num_microbatches // (self.shape[0] if self.shape else self.fault_tolerance + 1))
 
     @property
     def shares(self) -> tuple[int, ...]:

@@ -38,6 +38,10 @@ CROSSING_CLEARLY = 0.97
 ANEW_CLEARLY = 0.9
 """Ratio by which beginning a step anew must be shorter, by estimate, to be chosen over finishing it. Not measured."""
 
+MOST_ENUMERATED = 2_000
+"""Sets of pipelines up to which all are tried, as Oobleck does; beyond, the set whose step is shortest with the best
+shares is taken. Measured: 1,506 sets of pipelines on 32 nodes, with 128 microbatches, take 0.8 s."""
+
 # Splits into stages
 
 SPLITS_ENUMERATED = 2_000

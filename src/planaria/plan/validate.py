@@ -37,6 +37,7 @@ def validate(
             validate(plan.of_step, fault_tolerance=fault_tolerance, dropped=dropped, arrived=arrived)
         plan, dropped, fault_tolerance = plan.of_pass, (), None
     _check_placement(plan)
+    _check_stage_mates(plan)
     _check_order(plan)
     _check_dropped(plan, dropped)
     _check_groups(plan)
@@ -100,6 +101,22 @@ def _check_devices(plan: Plan) -> None:
         for device in range(stage.worker, stage.worker + stage.num_devices):
             other = driver.setdefault(device, stage.worker)
             _require(other == stage.worker, f"{where} takes device {device}, which worker {other} drives")
+
+
+def _check_stage_mates(plan: Plan) -> None:
+    devices, own, held = plan.devices_per_stage, plan.layers_of, plan.groups_of
+    _require(
+        devices >= 1 and plan.devices_per_node % devices == 0,
+        f"its stages are on {devices} devices each, and a node has {plan.devices_per_node}",
+    )
+    for mates in plan.stage_mates:
+        first = mates[0]
+        for worker in range(first - first % devices, first - first % devices + devices):
+            mate = WorkerId(worker)
+            _require(
+                own.get(mate) == own.get(first) and held.get(mate) == held.get(first),
+                f"worker {mate} does not hold what worker {first} does, with which it shares its stages",
+            )
 
 
 def _check_order(plan: Plan) -> None:

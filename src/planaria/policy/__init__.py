@@ -4,7 +4,8 @@
 - `templates`, `reroute` (with `detour_search`), `redundancy`, `morph`, `drop`, `adaptive/`: the policies.
 - `finishing`: how the rest of a struck step is done; `forecast`: what failures are expected, and until when.
 - `candidate_record`: what was weighed, as records have it; `sentences`: decisions in words for people.
-- `registry`: the policy of a name. Another one is a module here, and a line in `planaria.job.registry`.
+- `registry`: the policy of a name, with stages on several devices of a node where that is wanted. Another policy is a
+  module here, and a line in `planaria.job.registry`.
 
 Imports plan, planner and estimate. No policy imports the protocol or anything that does I/O.
 """

@@ -28,6 +28,7 @@ from planaria.plan.validate import lacking
 from planaria.planner.instantiation.grids import Grid, grids, is_grid, shape
 from planaria.planner.placement.placement import Holders
 from planaria.planner.reconfigure.surviving_plan import SurvivingPlan
+from planaria.planner.templates.templates import of_shape
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
@@ -123,7 +124,9 @@ class MorphPolicy(Policy):
             found = left.build_from(pipelines)
             return None if found is None or not self.planner.fits(found.plan) else found.plan
 
-        kept = with_state(plan.pipelines) if is_grid(plan) else None  # else it was made by another policy
+        # Else it was made by another policy, or when there were too few nodes for what is asked for.
+        may_stay = is_grid(plan) and self._is_as_asked(plan, len(nodes))
+        kept = with_state(plan.pipelines) if may_stay else None
         found = self._built(
             self._grids(nodes, request.generation, request.holders),
             MORPH,
@@ -137,6 +140,12 @@ class MorphPolicy(Policy):
         idle = _idle(len(nodes) - len(best.plan.nodes))
         reason = told("nobody is lost", f"the best grid has {_rows(best.plan)}{idle}", state)
         return self._chosen(best, judged, reason)
+
+    def _is_as_asked(self, plan: Plan, num_nodes: int) -> bool:
+        """Returns whether the pipelines are those that are asked for, or so many nodes are too few for them."""
+        settings = self.planner.settings
+        depths = [len(pipeline.nodes(plan.devices_per_node)) for pipeline in plan.pipelines]
+        return not settings.is_enough(num_nodes) or (len(depths), depths[0]) == settings.shape
 
     def _moving_s(self, candidate: Candidate) -> float:
         """Returns the seconds without gain of a plan whose state moves from live workers: before its first step, or
@@ -269,8 +278,9 @@ def quickest_depths(
 ) -> list[Template]:
     """Returns the templates of grids with f + 1 rows that take least by compute, before any is placed."""
     seconds: dict[int, float] = {}
+    templates = of_shape(templates, num_nodes, settings)
     for at, template in enumerate(templates):
-        rows = min(num_nodes // template.num_nodes, settings.num_microbatches)
+        rows = min(num_nodes // template.num_nodes, settings.most_pipelines)
         if rows > settings.fault_tolerance:
             share = -(-settings.num_microbatches // rows)
             seconds[at] = float(step_times(template, settings.num_microbatches)[share - 1])

@@ -16,7 +16,7 @@ from planaria.estimate.conditions import Conditions
 from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.step_time import EstimateCache, StepEstimate, outline
 from planaria.estimate.transfer_time import ALIKE, TransferTime, busy_s, transfer_time, wait_s
-from planaria.plan.costs.model_profile import LinkCost, ModelProfile
+from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile
 from planaria.plan.costs.network import HostPair, Network
 from planaria.plan.costs.pipeline_time import NodeSpeeds, Template
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, ScheduleKind, Transfer, WorkerId
@@ -136,6 +136,23 @@ class Planner:
         if settings == self.settings:
             return self
         made = self._once(settings, lambda: Planner(self.profile, settings))
+        return dataclasses.replace(
+            made,
+            speeds=self.speeds,
+            zones=self.zones,
+            stretch=self.stretch,
+            hosts=self.hosts,
+            far_pairs=self.far_pairs,
+        )
+
+    def of_places(self) -> Planner:
+        """Returns the planner of stages' places, made once, for the same nodes: one of d devices computes a microbatch
+        in a d-th of the time, as d are under way at a time.
+
+        Raises:
+            PlanError: the profile has no times of one device.
+        """
+        made = self._once("places", lambda: Planner(*_places(self.profile, self.settings)))
         return dataclasses.replace(
             made,
             speeds=self.speeds,
@@ -334,6 +351,8 @@ class Planner:
         return found
 
     def _make_templates(self) -> tuple[Template, ...]:
+        if self.settings.devices_per_stage > 1:
+            return self.of_places().templates
         templates = make_templates(self.profile, self.settings)
         if not templates:
             raise PlanError(
@@ -366,3 +385,29 @@ class Planner:
             return bool(self.variant(schedule=LEAN).templates)
         except PlanError:
             return False
+
+
+def _places(profile: ModelProfile, settings: PlannerSettings) -> tuple[ModelProfile, PlannerSettings]:
+    """Returns costs and settings in which a place of `devices_per_stage` devices counts as one device."""
+    devices = settings.devices_per_stage
+    if 1 not in profile.device_counts:
+        raise PlanError(
+            f"Stages of {devices} devices that take microbatches in turn need times of one device, and the profile "
+            f"has those of {', '.join(map(str, profile.device_counts))}. Give another profile."
+        )
+    layers = tuple(msgspec.structs.replace(layer, times=(_shared(layer.on(1), devices),)) for layer in profile.layers)
+    return msgspec.structs.replace(profile, layers=layers), dataclasses.replace(
+        settings,
+        devices_per_node=settings.devices_per_node // devices,
+        devices_per_stage=1,
+        num_cores=None if settings.num_cores is None else settings.num_cores / devices,
+    )
+
+
+def _shared(times: LayerTimes, devices: int) -> LayerTimes:
+    return LayerTimes(
+        forward_s=times.forward_s / devices,
+        backward_input_s=times.backward_input_s / devices,
+        backward_weight_s=times.backward_weight_s / devices,
+        split_s=times.split_s / devices,
+    )

@@ -184,27 +184,29 @@ class RedundancyPolicy(Policy):
 
 
 def quickest_rings(planner: Planner, num_nodes: int) -> tuple[int, int]:
-    """Returns depth and number of the pipelines that make the shortest step, within the memory.
+    """Returns depth and number of the pipelines that make the shortest step, within the memory; the depth that is
+    asked for, where it can be had.
 
     Raises:
         PlanError: there are none.
     """
     settings = planner.settings
-    best: tuple[float, int, int] | None = None
+    best: tuple[tuple[bool, float], int, int] | None = None
     needed = 0
     for template in planner.templates:
         least = least_pipelines(planner, template.num_nodes)
-        most = min(num_nodes // template.num_nodes, settings.num_microbatches)
+        most = min(num_nodes // template.num_nodes, settings.most_pipelines)
         needed = min(needed or 1 << 30, least * template.num_nodes)
         # The user's depth is the only one, while it can be had.
         is_too_deep = bool(settings.min_nodes) and template.num_nodes > planner.templates[0].num_nodes
-        if most < least or is_too_deep:
+        is_asked_for = settings.shape is not None and template.num_nodes == settings.shape[1]
+        if most < least or (is_too_deep and settings.shape is None):
             continue
         plan = _whole(planner, template, [NodeId(node) for node in range(most * template.num_nodes)], 1)
         if planner.fits(plan):
-            seconds = planner.step_s(plan)
-            if best is None or seconds < best[0]:
-                best = seconds, template.num_nodes, most
+            rank = not is_asked_for, planner.step_s(plan)
+            if best is None or rank < best[0]:
+                best = rank, template.num_nodes, most
     if best is None:
         if needed > num_nodes:
             raise TooFewNodes(needed, num_nodes, least_pipelines(planner, planner.templates[0].num_nodes))

@@ -81,8 +81,11 @@ class TemplatesPolicy(Policy):
                 nodes = nodes[:-1]
 
     def _fastest(self, nodes: Sequence[NodeId], generation: int) -> Plan:
-        """Returns the fastest, as simulated, of the best instantiations of all templates and of other sets."""
+        """Returns the fastest, as simulated, of the best instantiations of all templates and of other sets; under
+        Oobleck's objective the paper's own."""
         planner = self.planner
+        if planner.settings.is_oobleck:
+            return planner.with_speeds({}).instantiated(planner.templates, nodes, generation)
         return self._clearly_fastest(
             planner.arranged(planner.instantiated(planner.templates, nodes, generation)),
             lambda templates, _: planner.arranged(planner.instantiated(templates, nodes, generation)),
@@ -151,7 +154,9 @@ class TemplatesPolicy(Policy):
         raise too_many
 
     def _with_all(self, request: ReplanRequest) -> Reconfiguration:
-        """Returns a reconfiguration with every live node."""
+        """Returns a reconfiguration with every live node; under Oobleck's objective the paper's own."""
+        if self.planner.settings.is_oobleck:
+            return self._made_of(self.planner.templates, request)
         if self.planner.speeds is not None:
             return self._at_speeds(request, self.planner.speeds)
         return self._with_sums(self._made_of(self.planner.templates, request), request)
@@ -297,7 +302,8 @@ def even_pipelines(
     about how many seconds they compute."""
     known = {template.num_nodes: template for template in templates}
     found: list[tuple[float, int]] = []
-    most = min(num_nodes // templates[0].num_nodes, settings.num_microbatches)
+    num_nodes = settings.usable(num_nodes)
+    most = min(num_nodes // templates[0].num_nodes, settings.most_pipelines)
     for number in range(max(2, settings.fault_tolerance + 1), most + 1):
         size, larger = divmod(num_nodes, number)
         if size in known and (not larger or size + 1 in known):

@@ -113,6 +113,10 @@ class Coordinator:
         """Returns why nodes in these zones are not started now; None if they may be. See `handlers.joins`."""
         return joins.no_room(self._run, started, zones)
 
+    def times_wrong(self, host: str) -> int:
+        """Returns how many nodes of a host computed wrong so far."""
+        return self._run.members.wrong_hosts[host]
+
     @property
     def learnt(self) -> RunMeasurements:
         """Measurements of the running job, as the next coordinator would read them."""
@@ -137,6 +141,7 @@ class Coordinator:
             speeds={int(node): speed for node, speed in sorted(run.plan_selector.measured.speeds.known.items())},
             resting=tuple(sorted(run.plan_selector.straggler_policy.resting)),
             zones={int(node): run.members.zones[node] for node in run.members.nodes if node in run.members.zones},
+            labels={int(node): run.members.labels[node] for node in run.members.nodes if node in run.members.labels},
             links=run.plan_selector.measured.links.figures,
             policy=run.plan_selector.policy_switch.name,
             cost=run.spending.dollars if run.spending.is_counted else None,

@@ -189,7 +189,7 @@ class Reception(ABC, Generic[Connection]):
         connection.worker = hello.worker
         self._admission.admit(hello.worker, connection)
         self._judge.liveness.joined(hello.worker, self._now())
-        self.handle(WorkerJoined(hello.worker, hello.data_address, hello.zone))
+        self.handle(WorkerJoined(hello.worker, hello.data_address, hello.zone, hello.label))
 
     # Who goes
 

@@ -29,6 +29,9 @@ FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 """Most seconds between two attempts to connect; each pause doubles, less up to half of it at random. Not measured."""
 
+MOST_WRONG = 2
+"""Nodes of one host that computed wrong, after which no more are started there. Not measured."""
+
 CUT_OFF_S = 1.0
 """Seconds that an unreachable peer may stay in the plan before the coordinator is told. Not measured."""
 
@@ -108,6 +111,9 @@ STEPS_UNTIL_WANTED_AGAIN = 1000
 """Steps for which no node is taken in the place of one that was given back; twice as many each time. Not measured."""
 
 # What a run learns of itself
+
+LEARNT_AGAIN_S = 600.0
+"""Seconds after which what was learnt is written down again: on another host it counts as of then. Not measured."""
 
 MEASURED_STEPS = 64
 """How many of a plan's last steps are compared with its estimate. Not measured."""

@@ -44,13 +44,22 @@ def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
         num_nodes=job.cluster.least_nodes,
         most_nodes=job.cluster.most_nodes or 0,
         devices_per_node=job.cluster.devices_per_node,
+        devices_per_stage=job.cluster.devices_per_stage,
         memory_bytes=int(job.cluster.memory_gb * 1e9) if job.cluster.memory_gb else profile.device.memory_bytes,
         min_nodes=job.resilience.min_nodes_per_pipeline,
+        shape=_shape(job),
         schedule=job.cluster.schedule,
+        objective=job.cluster.objective,
         may_drop=job.resilience.may_drop,
         may_restore=job.run.writes_checkpoints and job.run.keep_checkpoints > 1,
         redundancy=job.resilience.redundancy,
     )
+
+
+def _shape(job: Job) -> tuple[int, int] | None:
+    """Returns number and nodes of the pipelines that the job asks for; None: it asks for none."""
+    depth, nodes = job.resilience.nodes_per_pipeline, job.cluster.most_nodes or job.cluster.least_nodes
+    return (job.resilience.num_pipelines or nodes // depth, depth) if depth else None
 
 
 def checkpoint_interval_s(run: RunSection, time_to_failure_s: float) -> float:
@@ -103,6 +112,7 @@ def node_settings(
     import_path: Path | None,
     host: str = LOOPBACK,
     zone: str = "",
+    label: str = "",
     mark: str = "",
     tls: str = "",
     metadata_url: str = "",
@@ -120,6 +130,7 @@ def node_settings(
         import_path: where a model given as "module:function" is looked for.
         host: address on which peers reach the node.
         zone: where it is; "": not known.
+        label: what whoever started its agent calls it; "": not known.
         mark: tells this run from others with the same token.
         tls: the node's folder with the run's certificates; "": connections are plain.
         metadata_url: of the cloud's metadata server; "": where it always is.
@@ -135,12 +146,13 @@ def node_settings(
             job=job,
             data_folder=str(folder.data),
             profile=str(folder.profile),
-            faults=faults,
+            faults=tuple(fault for fault in faults if fault.device in (-1, worker - first)),
             import_path=None if import_path is None else str(import_path),
             metadata_url=metadata_url,
             log=str(folder.worker_log(worker)),
             host=host,
             zone=zone,
+            label=label,
             mark=mark,
             tls=tls,
             trace=str(folder.logs / f"trace-{worker}.jsonl") if traces else None,

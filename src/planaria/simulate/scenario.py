@@ -17,7 +17,7 @@ from planaria.job.parse import read_toml, sections
 from planaria.job.registry import PolicyName
 from planaria.job.sections.section import Section
 from planaria.plan.costs.model_profile import LinkCost, Links, ModelProfile
-from planaria.plan.plan import PlanError, ScheduleKind
+from planaria.plan.plan import PlanError, Redundancy, ScheduleKind
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.instantiation.microbatch_shares import microbatches_of
 from planaria.simulate.baselines import REFERENCES
@@ -100,6 +100,10 @@ class JobPart(Section, frozen=True):
         policies: to be compared: the project's, and the references on-demand, ideal and oracle.
         fault_tolerance: f; plans keep f + 1 replicas.
         min_nodes_per_pipeline: n0; 0: the fewest that the memory allows.
+        nodes_per_pipeline: P, the nodes of every pipeline, as in a job; 0: whatever is best.
+        num_pipelines: D; 0: as many as the nodes make.
+        redundancy: what workers compute of their successors' layers under the policy redundancy, and in rings of the
+            policy adaptive: eager-lazy, lazy-lazy or eager-eager.
         samples: after which the job is complete; 0: it trains for as long as its failures are told of.
         checkpoint_every: steps between checkpoints; 0: none but the state that it begins with.
         mean_time_between_failures_s: between losses, over the whole job, as expected before any is seen.
@@ -109,6 +113,9 @@ class JobPart(Section, frozen=True):
     policies: list[str] = msgspec.field(default_factory=lambda: ["adaptive"])
     fault_tolerance: int = 1
     min_nodes_per_pipeline: int = 0
+    nodes_per_pipeline: int = 0
+    num_pipelines: int = 0
+    redundancy: Redundancy = Redundancy.EAGER_LAZY
     samples: float = 0.0
     checkpoint_every: int = 100
     mean_time_between_failures_s: float = 10_800.0
@@ -258,6 +265,7 @@ def _check(scenario: Scenario) -> None:
     expected_s = job.mean_time_between_failures_s
     _require("job.mean_time_between_failures_s", expected_s, expected_s > 0, "more than 0 s")
     _require("job.min_nodes_per_pipeline", job.min_nodes_per_pipeline, job.min_nodes_per_pipeline >= 0, "0 or more")
+    _check_shape(job, cluster.nodes)
     check_policies("job.policies", job.policies)
     _check_failures(failures)
     if not failures.trace:
@@ -276,6 +284,18 @@ def _check(scenario: Scenario) -> None:
             "a number above 0" if is_rate else "0 s or more",
         )
     _check_sweep(scenario.sweep, failures)
+
+
+def _check_shape(job: JobPart, nodes: int) -> None:
+    depth, number = job.nodes_per_pipeline, job.num_pipelines
+    _require("job.nodes_per_pipeline", depth, depth >= 0, "0 or more")
+    _require("job.num_pipelines", number, number >= 0, "0 or more")
+    _require("job.num_pipelines", number, bool(depth) or not number, "0 where nodes_per_pipeline is 0")
+    _require("job.nodes_per_pipeline", depth, depth <= nodes, f"at most cluster.nodes = {nodes}")
+    _require(
+        "job.num_pipelines", number, number * depth <= nodes,
+        f"at most {nodes // max(1, depth)}: cluster.nodes = {nodes} make no more of {depth}",
+    )  # fmt: skip
 
 
 def check_policies(field: str, names: Sequence[str]) -> None:
@@ -416,6 +436,7 @@ def experiment(scenario: Scenario, profile: ModelProfile, *, wants_timeline: boo
         num_microbatches = microbatches_of(job.global_batch, profile.microbatch_size, job.fault_tolerance + 1)
     except PlanError as error:
         raise UserError(f"job.global_batch = {job.global_batch}: {error}") from None
+    depth = job.nodes_per_pipeline
     settings = PlannerSettings(
         num_microbatches=num_microbatches,
         fault_tolerance=job.fault_tolerance,
@@ -423,7 +444,9 @@ def experiment(scenario: Scenario, profile: ModelProfile, *, wants_timeline: boo
         devices_per_node=cluster.devices_per_node,
         memory_bytes=int(cluster.memory_gb * 1e9) if cluster.memory_gb else profile.device.memory_bytes,
         min_nodes=job.min_nodes_per_pipeline,
+        shape=(job.num_pipelines or cluster.nodes // depth, depth) if depth else None,
         schedule=cluster.schedule,
+        redundancy=job.redundancy,
         may_restore=job.checkpoint_every > 0,
     )
     return Experiment(

@@ -16,10 +16,10 @@ from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.pipeline_time import Template, TemplateStage, Times, step_times
 from planaria.plan.costs.stage_costs import PipelineCost
 from planaria.plan.plan import NodeId, PlanError
-from planaria.plan.settings import PlannerSettings
+from planaria.plan.settings import Objective, PlannerSettings
 from planaria.plan.validate import validate
 from planaria.planner.instantiation.instantiate import fewest_seconds, initial_plan, instantiate, place
-from planaria.planner.instantiation.microbatch_shares import Distribution, Undistributable
+from planaria.planner.instantiation.microbatch_shares import Undistributable
 from planaria.planner.templates.templates import make_templates
 from tests.plan.profiles import random_jobs, uniform_profile
 from tests.proof import examples
@@ -181,12 +181,12 @@ def test_eq6_gives_a_deep_pipeline_fewer_microbatches() -> None:
     shares = {
         kind: [
             len(route.microbatches)
-            for route in initial_plan(profile, templates, planner, nodes, 1, distribution=kind).routes
+            for route in initial_plan(profile, templates, dataclasses.replace(planner, objective=kind), nodes, 1).routes
         ]
-        for kind in Distribution
+        for kind in Objective
     }
-    assert sum(shares[Distribution.EQ6]) == 24
-    assert shares[Distribution.EQ6][0] < shares[Distribution.MINMAX][0]
+    assert sum(shares[Objective.OOBLECK]) == 24
+    assert shares[Objective.OOBLECK][0] < shares[Objective.STEP_TIME][0]
 
 
 @pytest.mark.parametrize("num_microbatches", [100, 512, 2048])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import msgspec
 import pytest
 
 from planaria.estimate.lower_bound import least_rerouted_s
@@ -46,6 +47,21 @@ def test_whole_pipelines_share_evenly_and_keep_to_themselves() -> None:
     plan = planned(left, Detours(left, COSTS, 8).deal(7))
     assert sorted(shares(plan)) == [2, 2, 3]
     assert not carriers(plan)
+
+
+def test_stages_of_two_devices_begin_when_those_before_them_are_done() -> None:
+    """A profile without times on one device is enough."""
+    layers = tuple(
+        msgspec.structs.replace(layer, times=tuple(msgspec.structs.replace(t, num_devices=2) for t in layer.times))
+        for layer in PROFILE.layers
+    )
+    costs = StageCosts(msgspec.structs.replace(PROFILE, layers=layers))
+    left = tuple(
+        Pipeline(stages=tuple(msgspec.structs.replace(stage, num_devices=2) for stage in pipeline.stages))
+        for pipeline in pipelines(EVEN, EVEN, lost=(5,))
+    )
+    alone = Detours(pipelines(EVEN, EVEN, lost=(5,)), COSTS, 8).deal(6, 1.0)
+    assert Detours(left, costs, 8).deal(6, 1.0).loads_s == alone.loads_s
 
 
 def test_the_work_of_a_lost_stage_is_dealt_evenly_to_its_peers() -> None:

@@ -30,6 +30,13 @@ def test_an_isolated_coordinator_has_patience_for_so_long() -> None:
     assert not Isolation(0.0, 1.0).holds(5.0), "without patience, silence is judged as ever"
 
 
+def test_after_its_patience_whoever_is_silent_is_judged() -> None:
+    isolation = Isolation(60.0, 1.0)
+    assert isolation.holds(59.0)
+    assert not isolation.holds(60.1)
+    assert isolation.ended() == 0.0, "nobody came back who could be excused"
+
+
 def test_the_last_sign_of_anybody_counts() -> None:
     liveness = Liveness(Limits(silence_s=1.0))
     assert liveness.quiet_s(100.0) == 0.0
@@ -38,7 +45,7 @@ def test_the_last_sign_of_anybody_counts() -> None:
     liveness.felt(WorkerId(1), Pulse(activity=Activity.IDLE, progress=1), 104.0)
     assert liveness.quiet_s(105.0) == 1.0
     assert [worker for worker, _ in liveness.silent(105.0)] == [0, 2]
-    liveness.excuse(105.0 + 4.0)
+    liveness.excuse(105.0 + 4.0, 2 * 4.0)
     assert list(liveness.silent(109.5)) == []
     assert [worker for worker, _ in liveness.silent(110.5)] == [0, 1, 2]
 

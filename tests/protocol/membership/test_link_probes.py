@@ -95,3 +95,50 @@ def test_few_pairs_all_of_them_measured_and_no_host_twice_at_once(zones: list[st
             probes.answer(key, 1e-3, 1e6)
     assert max(asked.values(), default=0) <= PROBED_IN_ZONE + PROBED_ACROSS_ZONES
     assert {host_pair(link.one, link.other) for _, links in done for link in links} == pairs
+
+
+def test_whoever_offers_twice_is_measured_once() -> None:
+    probes = of_hosts("a", "b")
+    probes.offer("b")
+    probes.offer("b")
+    assert probes.begin() == [("b", "a")]
+    probes.answer("b", 1e-3, 1e6)
+    assert [key for key, _ in probes.done()] == ["b"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 7), st.sampled_from(["offer", "answer", "remove", "add"])), max_size=60))
+def test_hosts_that_come_and_go_are_never_in_two_probes_and_none_waits_for_one_that_is_gone(
+    course: list[tuple[int, str]],
+) -> None:
+    """Each key is on one of four hosts, of two zones."""
+    probes: LinkProbes[int] = LinkProbes()
+    there: set[int] = set()
+    under_way: dict[int, int] = {}
+    waiting: set[int] = set()
+    for key, what in course:
+        if what == "add" and key not in there:
+            probes.add(key, f"host{key % 4}", f"zone{key % 2}")
+            there.add(key)
+        elif what == "offer" and key in there:
+            probes.offer(key)
+            waiting.add(key)
+        elif what == "answer":
+            probes.answer(key, 1e-3, 1e6)
+            under_way.pop(key, None)
+        elif what == "remove":
+            probes.remove(key)
+            there.discard(key)
+            waiting.discard(key)
+            under_way = {one: other for one, other in under_way.items() if key not in (one, other)}
+        waiting -= {done for done, _ in probes.done()}
+        under_way |= dict(probes.begin())
+        busy = [one % 4 for pair in under_way.items() for one in pair]
+        assert len(busy) == len(set(busy))
+        assert there.issuperset(one for pair in under_way.items() for one in pair)
+    for _ in range(100):
+        for key in list(under_way):
+            probes.answer(key, 1e-3, 1e6)
+        waiting -= {done for done, _ in probes.done()}
+        under_way = dict(probes.begin())
+    assert not waiting, "none waits for ever"

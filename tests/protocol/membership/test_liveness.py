@@ -62,9 +62,25 @@ def test_who_does_not_join_is_late() -> None:
 
 def test_a_judge_that_was_away_blames_nobody(liveness: Liveness) -> None:
     liveness.felt(worker(0), pulse(Activity.COMPUTING), 0.0)
-    liveness.excuse(100.0)
+    liveness.excuse(100.0, 99.9)
     assert list(liveness.silent(100.5)) == []
     assert hung(liveness, 100.5) == []
+
+
+def test_a_judge_that_is_away_again_and_again_finds_who_hangs(liveness: Liveness) -> None:
+    liveness.felt(worker(0), pulse(Activity.COMPUTING), 0.0)
+    for now in range(1, 10):
+        liveness.felt(worker(0), pulse(Activity.COMPUTING), float(now))
+        liveness.excuse(float(now), 0.6)
+    assert 0 in hung(liveness, 9.5)
+
+
+def test_while_the_judge_was_away_nobody_was_late() -> None:
+    liveness = Liveness(Limits(join_s=5.0))
+    liveness.started(worker(0), 0.0)
+    liveness.excuse(100.0, 99.0)
+    assert list(liveness.late(103.0)) == []
+    assert [number for number, _ in liveness.late(104.5)] == [0]
 
 
 def test_one_instruction_for_too_long(liveness: Liveness) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from planaria.estimate.restore_time import Storage
@@ -18,17 +19,25 @@ from planaria.protocol.messages.journal import Fate, JournalCommit, encode_entry
 from planaria.protocol.messages.run_measurements import (
     KnownSpeeds,
     MeasuredMoves,
+    MeasuredSaves,
     Rest,
     Rests,
     RunMeasurements,
     SeenLosses,
+    Spent,
 )
 from planaria.protocol.planning.memory_limits import Shortages
 from planaria.protocol.planning.straggler_detection import NodeSpeeds
 from planaria.protocol.planning.straggler_policy import StragglerPolicy
 from planaria.protocol.planning.transition_times import ReadRates, TransitionTimes
 from planaria.protocol.run.replay import JournalState
-from planaria.protocol.thresholds import AGREEING_WINDOWS, FIRST_REST_STEPS, PLANS_CARRIED, SOON_STEPS
+from planaria.protocol.thresholds import (
+    AGREEING_WINDOWS,
+    FIRST_REST_STEPS,
+    LEARNT_AGAIN_S,
+    PLANS_CARRIED,
+    SOON_STEPS,
+)
 from tests.plan.profiles import uniform_profile
 from tests.protocol.planning.test_transition_times import take
 from tests.protocol.run.test_replay import commit, node, plan
@@ -66,6 +75,33 @@ def life() -> Life:
     life = Life(make_machine())
     life.does(*(WorkerJoined(WorkerId(worker), f"host:{worker}") for worker in range(3)))
     return life
+
+
+def test_moments_of_another_hosts_clock_become_its_own() -> None:
+    """Another coordinator leads on a host that booted at another time."""
+    there = RunMeasurements(
+        losses=SeenLosses(began=100.0, count=2, recent=(150.0, 190.0)),
+        rests=Rests(quiet_until=205.0),
+        saves=MeasuredSaves(began=180.0, took_s=2.0),
+        spent=Spent(dollars=1.0, since=199.0),
+        clock="a",
+        at=200.0,
+    )
+    here = there.on("b", 7.0)
+    assert here.losses == SeenLosses(began=-93.0, count=2, recent=(-43.0, -3.0))
+    assert (here.rests.quiet_until, here.saves.began, here.spent.since) == (12.0, -13.0, 6.0)
+    assert there.on("a", 7.0) is there, "on the same host, the time without a coordinator counts"
+    earlier = msgspec.structs.replace(there, at=None)
+    assert earlier.on("b", 7.0) is earlier, "of an earlier version, nobody knows"
+
+
+def test_what_was_learnt_long_ago_is_written_down_again(life: Life) -> None:
+    life.does(*votes(life, 0, 1, 2))
+    later = 1.0 + LEARNT_AGAIN_S
+    commands = [command for vote in votes(life, 0, 1, 2) for command in life.machine.handle(vote, later)]
+    (entry,) = (command for command in commands if isinstance(command, JournalCommit))
+    assert entry.learnt is not None
+    assert entry.learnt.at == later
 
 
 def test_a_step_that_teaches_nothing_writes_nothing(life: Life) -> None:

@@ -15,6 +15,7 @@ from planaria.protocol.messages.journal import (
     Fate,
     JournalCheckpoint,
     JournalCommit,
+    JournalDistrust,
     JournalEnd,
     JournalNode,
     JournalPlan,
@@ -25,7 +26,7 @@ from planaria.protocol.messages.journal import (
     decode_entry,
     encode_entry,
 )
-from planaria.protocol.messages.records import AnyRecord, Note
+from planaria.protocol.messages.records import AnyRecord, ComputedWrong, Note
 from planaria.protocol.messages.to_worker import Commit, PlanMessage, StateSource
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.step.commit import NOT_APPLIED
@@ -125,6 +126,14 @@ def test_zones_of_live_nodes_are_known() -> None:
     assert JournalState.of([*entries, node(3, Fate.LOST), node(1, Fate.RELEASED)]).zones == {0: "a"}
 
 
+def test_labels_of_live_nodes_are_known() -> None:
+    entries = [
+        JournalNode(node=NodeId(number), fate=Fate.JOINED, label=label) for number, label in enumerate(["7_0", "", "x"])
+    ]
+    assert JournalState.of(entries).labels == {0: "7_0", 2: "x"}
+    assert JournalState.of([*entries, node(2, Fate.LOST)]).labels == {0: "7_0"}
+
+
 def test_a_restore_in_the_journal_goes_back_to_its_checkpoint() -> None:
     past = JournalState.of([*ENTRIES, plan(3, 2, StateSource.CHECKPOINT)])
     assert (past.step, past.commit, past.skipped_steps) == (2, None, frozenset())
@@ -151,4 +160,26 @@ def test_how_long_the_last_step_took_is_known() -> None:
     commit = Commit(generation=1, step=3, clip_factor=1.0, exponents=(4,), hold=False)
     assert JournalState.of(()).last_step_s is None
     assert JournalState.of([JournalCommit(commit=commit)]).last_step_s is None
-    assert JournalState.of([JournalCommit(commit=commit, records=(took,))]).last_step_s == 0.25
+    undisturbed = JournalCommit(commit=commit, records=(took,))
+    assert JournalState.of([undisturbed]).last_step_s == 0.25
+    lost = node(2, Fate.LOST, strikes=True)
+    assert JournalState.of([lost, undisturbed]).last_step_s is None, "finding the loss took time too"
+    assert JournalState.of([lost, undisturbed, JournalRecovery()]).last_step_s is None
+
+
+def test_hosts_of_nodes_that_computed_wrong_are_remembered() -> None:
+    def lost(node: int, host: str) -> JournalNode:
+        wrong = ComputedWrong(node=node, step=2, held="replica", layers=(0,), host=host, times=1)
+        return JournalNode(node=NodeId(node), fate=Fate.LOST, cause="computed wrong", records=(wrong,))
+
+    past = JournalState.of([lost(0, "a"), lost(1, "b"), lost(2, "a")])
+    assert past.wrong_hosts == {"a": 2, "b": 1}
+    assert past.lost == {0, 1, 2}
+
+
+def test_a_distrusted_checkpoint_gives_way_to_the_one_before_it() -> None:
+    saved = [CheckpointRef(step=step, folder=f"step-{step}", exponents=()) for step in (2, 4)]
+    past = JournalState.of([JournalCheckpoint(checkpoint=one) for one in saved])
+    assert (past.checkpoint, past.earlier, past.saved) == (saved[1], saved[0], {2, 4})
+    past = past.after(JournalDistrust(step=4))
+    assert (past.checkpoint, past.earlier, past.saved) == (saved[0], None, {2})

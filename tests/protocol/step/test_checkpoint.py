@@ -123,3 +123,39 @@ def test_news_of_a_checkpoint_that_a_later_one_replaced_is_not_taken_for_the_lat
     assert machine.checkpoints.under_way is not None
     assert machine.checkpoints.under_way.step == 5
     assert machine.checkpoints.last is None
+
+
+def completed(checkpoints: Checkpoints, step: int) -> None:
+    begun(checkpoints, step)
+    checkpoints.complete(2.0)
+
+
+def test_a_checkpoint_of_what_was_not_compared_gives_way_to_the_one_before_it() -> None:
+    checkpoints = kept()
+    completed(checkpoints, 4)
+    completed(checkpoints, 6)
+    checkpoints.unproven = 6
+    found = checkpoints.distrust(is_earlier_kept=True)
+    assert found is not None
+    assert checkpoints.last is not None
+    assert (found.step, checkpoints.last.step) == (6, 4)
+    assert checkpoints.distrust(is_earlier_kept=True) is None, "the one before it was compared"
+
+
+def test_a_checkpoint_that_a_later_vote_proved_is_trusted() -> None:
+    checkpoints = kept()
+    completed(checkpoints, 4)
+    checkpoints.unproven = 4
+    checkpoints.prove(4)
+    assert checkpoints.unproven == 4, "the vote for step 4 is from before it"
+    checkpoints.prove(5)
+    assert checkpoints.distrust(is_earlier_kept=True) is None
+
+
+def test_where_only_one_checkpoint_is_kept_there_is_none_before_it() -> None:
+    checkpoints = kept()
+    completed(checkpoints, 4)
+    completed(checkpoints, 6)
+    checkpoints.unproven = 6
+    assert checkpoints.distrust(is_earlier_kept=False) is not None
+    assert checkpoints.last is None

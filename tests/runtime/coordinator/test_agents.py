@@ -102,6 +102,21 @@ def offering(tmp_path: Path) -> Iterator[Offering]:
     server.close()
 
 
+def test_a_host_whose_nodes_computed_wrong_twice_gets_no_more(
+    offering: Offering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {"10.0.0.1": 1}
+    monkeypatch.setattr(offering.agents.desk, "times_wrong", lambda host: times.get(host, 0))
+    offering.node()
+    times["10.0.0.1"] = 2
+    agent = offering.agent()
+    assert agent.receive() == WELCOME
+    agent.client.send(Available())
+    refused = agent.receive()
+    assert isinstance(refused, OfferRefused)
+    assert refused.reason == "nodes of host 10.0.0.1 computed wrong 2 times: no more are started there"
+
+
 def test_nodes_are_numbered_as_they_come(offering: Offering) -> None:
     agents = [offering.node() for _ in range(NODES)]
     assert [node for _, node in agents] == [0, 1, 2]

@@ -46,6 +46,18 @@ def test_who_opens_a_dataset_for_minutes_may_join_late() -> None:
     assert limits_of(job, 300.0).join_s > 3000
 
 
+def test_pipelines_that_a_job_asks_for_are_as_many_as_its_nodes_make() -> None:
+    def shape(*overrides: str) -> tuple[int, int] | None:
+        job = parse_job(TEXT.replace("nodes = 4", "nodes = 9"), overrides=overrides, origin="test")
+        return planner_settings(job, GPT3).shape
+
+    assert shape() is None
+    assert shape("resilience.nodes_per_pipeline=2") == (4, 2)
+    assert shape("resilience.nodes_per_pipeline=2", "resilience.num_pipelines=3") == (3, 2)
+    growing = "cluster.nodes={ least = 9, most = 11 }"
+    assert shape(growing, "resilience.nodes_per_pipeline=2") == (5, 2)
+
+
 GPT3 = preset("gpt3-6.7b", "a100", numerics="mixed")
 
 

@@ -82,6 +82,11 @@ def test_the_command_for_each_node_can_be_copied(tmp_path: Path) -> None:
     assert "0.0.0.0" not in call_agents(make_job(), folder, "0.0.0.0:29400").text
 
 
+def test_nobody_is_told_to_start_what_ray_starts(tmp_path: Path) -> None:
+    note = call_agents(make_job('cluster.launcher="ray"'), RunFolder.create(tmp_path, "run"), "0.0.0.0:29400")
+    assert note.text == "waiting for 3 nodes; Ray runs an agent on each"
+
+
 def test_where_every_host_finds_the_coordinator() -> None:
     assert named("0.0.0.0:1") == f"{socket.gethostname()}:1"
     assert named("10.0.0.1:1") == "10.0.0.1:1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,10 @@ class Looking(Keeper):
         super().__init__(engine, RunFolder(Path("/runs/job")), 2, 1, said.append)
         self.live: int | None = None
         self.wanted = 2
+        self.labels: dict[int, str] = {}
 
-    def _counted(self) -> tuple[int, int] | None:
-        return None if self.live is None else (self.live, self.wanted)
+    def _counted(self) -> tuple[int, int, Mapping[int, str]] | None:
+        return None if self.live is None else (self.live, self.wanted, self.labels)
 
 
 def of(*states: TaskState) -> list[Task]:
@@ -65,6 +67,22 @@ def test_a_lost_task_is_started_again_and_not_at_once_a_second_time() -> None:
     keeper.look()
     assert engine.replaced == ["1", "2"]
     assert said == ["task 1 is lost, and started again"]
+
+
+def test_a_task_that_runs_without_a_node_of_the_run_is_named_once() -> None:
+    engine, said = EngineStandIn(), list[str]()
+    keeper = Looking(engine, said)
+    engine.now = of(TaskState.RUNNING, TaskState.RUNNING, TaskState.SPARE)
+    keeper.labels = {0: "0", 1: "1"}
+    keeper.live = 2
+    keeper.look()
+    keeper.live, keeper.labels = 1, {0: "0"}
+    for _ in range(3):
+        keeper.look()
+    assert said == ["task 1 runs, and the run has no node of it: a spare may take its place"]
+    keeper.live, keeper.labels = 2, {0: "0", 2: "1"}
+    keeper.look()
+    assert len(said) == 1, "the node is back under another number"
 
 
 def test_a_spare_runs_while_the_engine_has_not_seen_a_loss() -> None:

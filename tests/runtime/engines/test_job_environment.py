@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import yaml
 from click.testing import CliRunner
 
 from planaria.job.errors import UserError
+from planaria.runtime.engines.attendant import Attendant
 from planaria.runtime.engines.engine import TaskState
-from planaria.runtime.engines.job_environment import NodePlace, first_host, place_of
+from planaria.runtime.engines.job_environment import NodePlace, first_host, label_of, place_of
 from planaria.runtime.engines.own_agent import OwnAgent
 from planaria.ui.cli.main import cli
 from tests.runtime.coordinator.test_remote_nodes import TOKEN
@@ -37,20 +39,32 @@ SKYPILOT = {
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        (TRAINER, NodePlace(rank=3, address="job-node-0-0.job:29500", nodes=4, devices=8)),
+        (TRAINER, NodePlace(rank=3, address="job-node-0-0.job:29500", nodes=(4, 4), devices=8)),
         ({"PET_MASTER_ADDR": "a"}, NodePlace(rank=None, address="a:29400")),
         (
             {**TRAINER, "PET_NNODES": "2:6", "PET_NPROC_PER_NODE": "auto"},
-            NodePlace(rank=3, address="job-node-0-0.job:29500", nodes=2),
+            NodePlace(rank=3, address="job-node-0-0.job:29500", nodes=(2, 6)),
         ),
-        (SLURM, NodePlace(rank=2, address="n07:29400", nodes=4, devices=2)),
-        (SKYPILOT, NodePlace(rank=1, address="10.0.0.1:29400", nodes=2, devices=1)),
-        ({**SLURM, **TRAINER}, NodePlace(rank=3, address="job-node-0-0.job:29500", nodes=4, devices=8)),
+        (SLURM, NodePlace(rank=2, address="n07:29400", nodes=(4, 4), devices=2)),
+        (SKYPILOT, NodePlace(rank=1, address="10.0.0.1:29400", nodes=(2, 2), devices=1)),
+        ({**SLURM, **TRAINER}, NodePlace(rank=3, address="job-node-0-0.job:29500", nodes=(4, 4), devices=8)),
         ({"SLURM_JOB_ID": "7", "HOME": "/root"}, None),
     ],
 )
 def test_a_place_is_read(environment: dict[str, str], expected: NodePlace | None) -> None:
     assert place_of(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "label"),
+    [
+        ({"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_ID": "9", "SLURM_PROCID": "0"}, "7_3"),
+        ({"SLURM_JOB_ID": "9", "SLURM_PROCID": "2"}, "9.2"),
+        (TRAINER, "host"),
+    ],
+)
+def test_a_node_is_called_what_its_launcher_calls_it(environment: dict[str, str], label: str) -> None:
+    assert label_of(environment, "host") == label
 
 
 @pytest.mark.parametrize("hosts", ["n1", "n1,n2", "n[1-3]", "n[1,3]", "n[1-2],m4"])
@@ -80,6 +94,23 @@ def test_a_node_without_a_place_says_so(environment: dict[str, str], words: str,
     assert done.exit_code == 2
     (line,) = done.output.splitlines()
     assert words in line
+
+
+@pytest.mark.parametrize(
+    ("given", "nnodes", "expected"),
+    [((), "2:6", "least = 2, most = 6"), (("--nodes", "3-5"), "2:6", "least = 3, most = 5"), ((), "4", "nodes=4")],
+)
+def test_a_range_of_nodes_is_a_run_that_grows(
+    given: tuple[str, ...], nnodes: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[Sequence[str]] = []
+    monkeypatch.setattr(Attendant, "__init__", lambda self, launch, command, *_: trained.append(command))
+    monkeypatch.setattr(Attendant, "run", lambda self: 0)
+    (tmp_path / "job.toml").write_text(JOB)
+    environment = {**TRAINER, "PLANARIA_TOKEN": TOKEN, "PET_NODE_RANK": "0", "PET_NNODES": nnodes}
+    command = ["launch", "here", str(tmp_path / "job.toml"), "--no-agent", *given]
+    assert CliRunner().invoke(cli, command, env=environment).exit_code == 0
+    assert any(expected in word for word in trained[0])
 
 
 def test_an_agent_asks_for_an_address_where_nothing_says_one() -> None:

@@ -118,8 +118,17 @@ def test_pods_find_what_they_name(folder: Path) -> None:
             assert parsed["coordinator"] == f"job-coordinator:{service['ports'][0]['port']}"
             assert parsed["give_up_s"] == 86400
         else:
-            assert (parsed["nodes"], parsed["no_agent"], parsed["overrides"]) == (2, True, ("train.seed=3",))
+            assert (parsed["nodes"], parsed["no_agent"], parsed["overrides"]) == ((2, 2), True, ("train.seed=3",))
     assert objects["ConfigMap job"]["data"]["job.toml"] == JOB
+
+
+def test_a_run_that_grows_has_a_pod_for_each_node_that_it_may_have(folder: Path) -> None:
+    objects = printed("--nodes", "4-16", "--spares", "2", "--image", "planaria")
+    check_strictly(objects)
+    jobs = jobs_of(objects)
+    assert jobs["agents"]["completions"] == jobs["agents"]["parallelism"] == 18
+    command = container_of(jobs["coordinator"])["command"]
+    assert command[command.index("--nodes") + 1] == "4-16"
 
 
 def test_the_token_is_in_one_private_file_and_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +166,7 @@ def test_kubectl_applies_what_was_written(folder: Path, monkeypatch: pytest.Monk
     [
         (("--nodes", "2"), "Missing option '--image'"),
         (("--nodes", "2", "--image", " "), "is no image"),
-        (("--nodes", "0", "--image", "planaria"), "0 is not in the range x>=1"),
+        (("--nodes", "0", "--image", "planaria"), "'0' is not a number of nodes"),
         (("--nodes", "2", "--image", "planaria", "--memory", "4Gib"), "--memory '4Gib' is no amount of bytes"),
         (("--nodes", "2", "--image", "planaria", "--memory", "64"), "--memory '64' is no amount of bytes"),
         (("--nodes", "2", "--image", "planaria", "--cpu", "0"), "--cpu '0' is no amount of processors"),

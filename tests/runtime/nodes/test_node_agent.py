@@ -428,6 +428,12 @@ def test_what_is_no_zone_is_refused(zone: str) -> None:
         AgentSettings(coordinator="host:1", token=TOKEN, zone=zone)
 
 
+@pytest.mark.parametrize("label", [" ", "a\nb", "z" * 129])
+def test_what_is_no_label_is_refused(label: str) -> None:
+    with pytest.raises(UserError, match="--label"):
+        AgentSettings(coordinator="host:1", token=TOKEN, label=label)
+
+
 def wait_for(condition: Callable[[], Any]) -> Any:
     waited = threading.Event()
     for _ in range(int(DEADLINE_S / 0.01)):

@@ -14,11 +14,10 @@ from planaria.runtime.observers.view_thread import Views
 from planaria.runtime.run_folder.run_folder import RunFolder
 from tests.runtime.run_folder.happenings import JOB, committed, short_run
 
-tracking = pytest.importorskip("mlflow.tracking", reason="the extra mlflow is not installed")
-
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow.tracking", reason="the extra mlflow is not installed")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
 
@@ -32,7 +31,9 @@ def show(folder: Path, records: list[AnyRecord], step: int = 0, *, ends: bool = 
 
 
 def client(folder: Path) -> Any:
-    return tracking.MlflowClient(tracking_uri=(folder / "mlruns").as_uri())
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=(folder / "mlruns").as_uri())
 
 
 def only_run(folder: Path) -> Any:

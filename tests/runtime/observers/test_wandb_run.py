@@ -19,9 +19,6 @@ from planaria.runtime.observers.wandb_run import WandbRun
 from planaria.runtime.run_folder.run_folder import RunFolder
 from tests.runtime.run_folder.happenings import JOB, committed, short_run
 
-wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
-wandb_internal_pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-
 _HEADER_BYTES = 7
 _BLOCK_BYTES = 32 * 1024
 
@@ -29,6 +26,7 @@ _BLOCK_BYTES = 32 * 1024
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """It reads the environment once a process, or after this."""
+    wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
     for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -43,11 +41,15 @@ def show(folder: Path, records: list[AnyRecord], step: int = 0) -> None:
     view.start(ViewedRun(name="short", job=JOB, folder=RunFolder(folder), step=step))
     view.show([(record, 100.0 + at) for at, record in enumerate(records)])
     view.close()
+    import wandb
+
     wandb.teardown()  # as the end of the process does: by then all is written
 
 
 def stored(file: Path) -> Iterator[Any]:
     """Yields what an offline file holds: records in LevelDB's log format, each of them in pieces."""
+    from wandb.proto import wandb_internal_pb2
+
     data = file.read_bytes()
     at, whole = _HEADER_BYTES, b""
     while at + _HEADER_BYTES <= len(data):

@@ -1042,6 +1042,9 @@ class Faults:
         mine = (one for one in slow if one.node == self._worker.node and one.step <= step)
         return max((one.factor for one in mine if not one.until or step < one.until), default=1.0)
 
+    def corrupt(self, at: str, step: int, tensors: object) -> None:
+        """Changes nothing: what a node computes wrong is tried in symbols, and on real processes."""
+
     def check(self, at: str, step: int) -> None:
         worker = self._worker
         worker.doing = f"{at} of step {step}"

@@ -182,6 +182,15 @@ def comings_and_goings(seed: int, source: str) -> Schedule:
     )
 
 
+def on_devices(plain: Schedule, devices: int) -> Schedule:
+    """The schedule on nodes with so many times the devices, as many to a stage."""
+    cluster = plain.job.cluster
+    cluster = msgspec.structs.replace(
+        cluster, devices_per_node=devices * cluster.devices_per_node, devices_per_stage=devices
+    )
+    return replace(plain, job=msgspec.structs.replace(plain.job, cluster=cluster))
+
+
 def restarts(seed: int, source: str) -> Schedule:
     """The schedule of a seed, in which the coordinator dies too: at any command of any batch."""
     return _with_crashes(seed, source, is_dark=False)

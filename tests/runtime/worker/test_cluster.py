@@ -54,11 +54,14 @@ from tests.runtime.worker.schedules import (
     Case,
     Schedule,
     all_holders_die,
+    any_policy,
     comings_and_goings,
     job_of,
+    on_devices,
     power_losses,
     restarts,
     schedule,
+    switching,
 )
 
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.json"))
@@ -202,6 +205,18 @@ def test_a_journal_that_lags_behind_its_workers_is_made_up_for(batch: range, lab
             raise
         lag += sum(record.lag for record in outcome.of(CoordinatorRestarted))
     assert lag >= 1
+
+
+@pytest.mark.parametrize("batch", batches(range(5000, 5060), size=10, kept=4), ids=str)
+def test_stages_on_several_devices_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
+    """Under all policies, with deaths at any instruction, comings, goings and restarts: the reference's bits."""
+    kinds = (schedule, comings_and_goings, restarts, any_policy, switching)
+    for seed in batch:
+        try:
+            laboratory.run(on_devices(kinds[seed % 5](seed, str(laboratory.source)), 2 + seed % 2))
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)

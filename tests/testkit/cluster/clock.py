@@ -1,4 +1,4 @@
-"""Virtual time: one heap ordered by (time, sequence), and the one generator of chance."""
+"""Virtual time: one heap ordered by (time, sequence), the one generator of chance, and hosts' clocks, which differ."""
 
 from __future__ import annotations
 
@@ -52,3 +52,25 @@ class Clock:
         self.num_events += 1
         action()
         return True
+
+
+class HostClock:
+    """A host's monotonic clock: it begins anywhere, drifts, and may jump ahead, as a host's that was suspended does.
+
+    Args:
+        clock: the true time.
+        drift: share by which it runs too fast.
+        began_s: what it shows at the start.
+    """
+
+    def __init__(self, clock: Clock, drift: float = 0.0, began_s: float = 0.0) -> None:
+        self._clock = clock
+        self._rate = 1.0 + drift
+        self._ahead_s = began_s
+
+    @property
+    def now(self) -> float:
+        return self._clock.now * self._rate + self._ahead_s
+
+    def jump(self, seconds: float) -> None:
+        self._ahead_s += seconds

@@ -6,7 +6,7 @@ One seed gives one history. Every promise is checked after every event (`tests.t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -37,14 +37,16 @@ from planaria.protocol.planning.memory_limits import Shortages
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
 from planaria.protocol.run.told_records import ToldRecords, untold
-from tests.testkit.cluster.clock import Clock
+from tests.testkit.cluster.clock import Clock, HostClock
 from tests.testkit.cluster.disk import Disk, SavedState
 from tests.testkit.cluster.injector import Injector
 from tests.testkit.cluster.network import COORDINATOR, Network, Way
+from tests.testkit.promises.liveness import Liveness
 from tests.testkit.promises.symbols import Algebra, Reference
 from tests.testkit.promises.witness import BrokenPromise, InvariantChecker
 from tests.testkit.schedules.faults import Fault, FaultKind, are_clear
 from tests.testkit.schedules.schedule import Schedule
+from tests.testkit.schedules.swarm import Calm
 from tests.testkit.server.server import MARK, Connection, Server
 from tests.testkit.server.wire import Wire
 from tests.testkit.worker.worker import Worker
@@ -88,6 +90,7 @@ class Cluster:
         self.is_telling = is_telling
         self.history: list[str] = []
         self.clock = Clock(Random(schedule.seed), schedule.weather.spread, is_exact=schedule.weather.is_exact)
+        self._clocks: dict[int, HostClock] = {}
         self.network = Network(self.clock)
         self.disk = Disk()
         self.profile = setup.profile
@@ -102,7 +105,7 @@ class Cluster:
             schedule.weather,
             Reference(self.algebra, setup.train),
             self.workers,
-            is_clear=are_clear(schedule.faults),
+            is_clear=are_clear([*schedule.faults, *(schedule.calm.broken if schedule.calm is not None else ())]),
             policies=frozenset(
                 {setup.policy, *(PolicyName(f.what) for f in schedule.faults if f.kind is FaultKind.SWITCH)}
             ),
@@ -138,6 +141,14 @@ class Cluster:
             self.may_fail.add("is not applied")
         for fault in schedule.faults:
             self.injector.expect(fault)
+        self.liveness = Liveness(self)
+        if schedule.calm is not None:
+            self.clock.at(schedule.calm.at_s, partial(self._calm, schedule.calm))
+
+    def _calm(self, calm: Calm) -> None:
+        if self.server.finished is None:
+            self.injector.calm(calm.broken)
+            self.liveness.begin()
 
     def _serve(self, past: JournalState | None) -> Server:
         """Returns a server whose coordinator begins, or begins again."""
@@ -147,7 +158,8 @@ class Cluster:
             return make_policy(name, Planner(profile, replace(setup.planner, memory_bytes=most_bytes)))
 
         shortages = Shortages(profile, partial(make, setup.policy))
-        return Server(Coordinator(self.settings, self._policy, past, shortages, make), self, past)
+        settings = replace(self.settings, clock=f"host of lead {self.lead}")
+        return Server(Coordinator(settings, self._policy, past, shortages, make), self, past)
 
     def _earlier_checkpoint(self) -> CheckpointRef | None:
         """Returns the checkpoint that an earlier run left."""
@@ -172,9 +184,11 @@ class Cluster:
             if self.injector.counts_events:
                 self.happened("event")
             self.witness.check()
+            self.liveness.check()
             if self.clock.num_events > MAX_EVENTS:
                 raise BrokenPromise(f"no end after {MAX_EVENTS} events")
         assert self.server.finished is not None
+        self.liveness.ended(self.server.finished)
         self.witness.ended(self.server.finished, allowed=self.may_fail, is_stopped=self.is_stopped, disk=self.disk)
         return self.server.finished
 
@@ -194,9 +208,11 @@ class Cluster:
             and not self.is_stopped
         ):
             self.witness.waits(machine)
-            self.injector.strike(Fault(kind=FaultKind.STOP))
+            self.liveness.waits()
+            self.injector.stop()
         if idle_s > PATIENCE_S:
-            left = [w.number for w in self.workers.values() if w.is_started and not w.is_over and not w.is_frozen]
+            away = [w for w in self.workers.values() if not w.is_started or w.is_over or w.is_frozen or w.is_stopped]
+            left = [w.number for w in self.workers.values() if w not in away]
             self.witness.require(finished is not None, f"a hang\n{self.describe()}")
             self.witness.require(not left, f"workers {left} are left behind\n{self.describe()}")
             return True
@@ -235,6 +251,7 @@ class Cluster:
             case JournalCommit():
                 self.note(f"    commit {entry.step} of generation {entry.commit.generation}")
                 self.witness.committed_step(machine, entry)
+                self.liveness.committed()
             case JournalEvaluation():
                 self.witness.evaluated(entry)
             case JournalPlan():
@@ -304,8 +321,17 @@ class Cluster:
         if connection.server is not None:
             connection.server.take(connection, message)
 
-    def way(self, node: NodeId, peer: WorkerId) -> Way:
-        return Way(self.network, node, self.workers[peer].node, self.weather.network_s)
+    def way(self, node: NodeId, peer: WorkerId, broken: Callable[[Way], None]) -> Way:
+        return Way(self.network, node, self.workers[peer].node, self.weather.network_s, broken)
+
+    def clock_of(self, place: int) -> HostClock:
+        """Returns the clock of a place's host: a node's, or below, that of each coordinator with a lead of its own."""
+        found = self._clocks.get(place)
+        if found is None:
+            draw, most = Random(f"clock of {place} in {self.schedule.seed}"), self.weather.drift
+            began_s = draw.uniform(0.0, 1e5) if most else 0.0
+            found = self._clocks[place] = HostClock(self.clock, draw.uniform(-most, most), began_s)
+        return found
 
     def kill(self, node: NodeId, *, silently: bool = False) -> None:
         """Kills every process of a node by SIGKILL, or by its host's loss of power. A node yet to come is not there."""

@@ -13,6 +13,10 @@ class DiskFull(Exception):
     """The disk is full."""
 
 
+class DiskDamaged(Exception):
+    """A file is not what was written, which its checksum says, or is not there."""
+
+
 @dataclass(frozen=True, slots=True)
 class SavedState:
     """One group's state in a file."""
@@ -33,12 +37,18 @@ class Disk:
         self.is_full = False
         self._files: dict[tuple[str, str], SavedState] = {}
         self._manifests: dict[str, WriteManifest] = {}
+        self._damaged: set[tuple[str, str]] = set()
+
+    def damage_last(self, number: int) -> None:
+        """Damages the last files that were written: torn, flipped or lost, of which their readers see the same."""
+        self._damaged.update(list(self._files)[-number:])
 
     def write(self, folder: str, writer: str, saved: SavedState) -> SavedGroup:
         """Writes one group's file. Two writers of one group, by their names, never share a file."""
         if self.is_full:
             raise DiskFull
         name = f"group-{saved.group:05d}-w{writer}"
+        self._damaged.discard((folder, name))
         self._files[folder, name] = saved
         return SavedGroup(group=saved.group, file=name, size_bytes=8, sha256=f"{saved.state & (1 << 64) - 1:064x}")
 
@@ -58,6 +68,9 @@ class Disk:
     def manifest(self, folder: str) -> WriteManifest:
         return self._manifests[folder]
 
-    def read(self, folder: str, group: int) -> SavedState:
-        """Returns a group's state from a whole checkpoint."""
-        return self._files[folder, self._manifests[folder].groups[group].file]
+    def read(self, folder: str, group: int, *, verifies: bool = True) -> SavedState:
+        """Returns a group's state from a whole checkpoint. Raises DiskDamaged."""
+        file = folder, self._manifests[folder].groups[group].file
+        if verifies and file in self._damaged:
+            raise DiskDamaged(f"checkpoint file {'/'.join(file)} is corrupt")
+        return self._files[file]

@@ -14,7 +14,9 @@ from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.events import NodeNotice, PolicyRequested, SaveRequested, StopRequested
 from planaria.protocol.messages.from_worker import Notice
 from planaria.protocol.messages.journal import LASTING, AnyEntry, JournalStop, decode_entry
-from tests.testkit.schedules.faults import DISCARD, Fault, FaultKind
+from tests.testkit.cluster.clock import Action
+from tests.testkit.cluster.network import PEERS, Island
+from tests.testkit.schedules.faults import CLEAR, DISCARD, FOR_GOOD, Fault, FaultKind
 
 if TYPE_CHECKING:
     from tests.testkit.cluster.cluster import Cluster
@@ -32,9 +34,17 @@ FOUND_S = 0.5
 
 
 class Injector:
-    """The injector of one run's faults."""
+    """The injector of one run's faults.
+
+    Attributes:
+        disturbed: nodes that may be taken for lost though they live, for what befell them or a peer of theirs.
+        leaving: nodes that gave notice, or that the user wants to go.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
+        self.disturbed: set[NodeId] = set()
+        self.leaving: set[NodeId] = set()
+        self._is_calm = False
         self._cluster = cluster
         self._clock = cluster.clock
         self._triggers: dict[str, dict[int, list[Fault]]] = {}
@@ -74,8 +84,32 @@ class Injector:
         owners = plan.owners_of[fault.group % len(plan.groups)]
         return sorted({plan.node_of(worker) for worker in owners[fault.spare :]})
 
+    def calm(self, broken: Sequence[Fault]) -> None:
+        """Ends the storm: nothing befalls anybody any more, and what passes by itself is over; `broken` stays."""
+        self._triggers.clear()
+        self._cluster.note("* the storm is over")
+        self._cluster.late.clear()
+        self._make_room()
+        for island in self._cluster.network.islands:
+            self._heal(island)
+        workers = list(self._cluster.workers.values())
+        self._speed_up(workers)
+        for worker in workers:
+            worker.transport.damages.clear()
+            worker.transport.twice.clear()
+            worker.resume()
+        for fault in broken:
+            self.strike(fault)
+        self._is_calm = True
+
     def strike(self, fault: Fault) -> None:
-        self._cluster.note(f"* {fault.kind.value} {list(self._victims(fault))}")
+        if self._is_calm:
+            return
+        victims = self._victims(fault)
+        self._cluster.note(f"* {fault.kind.value} {list(victims)} {fault.what}")
+        if fault.kind not in CLEAR:
+            is_of_all = fault.kind in (FaultKind.STUCK, FaultKind.DAMAGE) or fault.what == PEERS
+            self.disturbed.update({w.node for w in self._cluster.workers.values()} if is_of_all else victims)
         match fault.kind:
             case FaultKind.JOIN:
                 self._clock.after(0.0, self._cluster.join)
@@ -96,11 +130,21 @@ class Injector:
             case FaultKind.LATE:
                 self._cluster.late.append(fault)
             case FaultKind.PARTITION:
-                island = self._cluster.network.part(self._victims(fault))
-                self._clock.after(fault.for_s, partial(self._heal, island))
+                island = self._cluster.network.part(victims, fault.what)
+                self._later(fault, partial(self._heal, island))
+            case FaultKind.DECAY:
+                self._cluster.disk.damage_last(fault.times)
+                self._cluster.may_fail.add("is corrupt")
+            case FaultKind.JUMP if not victims:
+                self._cluster.server.jump(fault.for_s)
             case _:
-                for node in self._victims(fault):
+                for node in victims:
                     self._befall(fault, node)
+
+    def _later(self, fault: Fault, action: Action) -> None:
+        """Ends what a fault has begun, unless it lasts for good."""
+        if fault.for_s != FOR_GOOD:
+            self._clock.after(fault.for_s, action)
 
     def _befall(self, fault: Fault, node: NodeId) -> None:
         workers = [worker for worker in self._cluster.workers_of(node) if not worker.is_over]
@@ -110,17 +154,21 @@ class Injector:
             case FaultKind.HANG:
                 for worker in workers:
                     worker.stop()
-                self._clock.after(fault.for_s, partial(self._resume, workers))
+                self._later(fault, partial(self._resume, workers))
             case FaultKind.SLOW:
                 for worker in workers:
                     worker.slowness = fault.factor
                     worker.slowest = max(worker.slowest, fault.factor)
                 self._clock.after(fault.for_s, partial(self._speed_up, workers))
+            case FaultKind.JUMP:
+                self._cluster.clock_of(node).jump(fault.for_s)
             case FaultKind.NOTICE:
+                self.leaving.add(node)
                 for worker in workers[:1]:
                     worker.control.notice = Notice(grace_s=fault.for_s, cause="preemption")
                 self._clock.after(fault.for_s, partial(self._cluster.kill, node))
             case FaultKind.DRAIN:
+                self.leaving.add(node)
                 self._clock.after(0.0, partial(self._drain, NodeNotice(node, fault.for_s, "drain")))
             case FaultKind.REPLAY:
                 self._replay(workers)
@@ -139,11 +187,22 @@ class Injector:
                 self._cluster.may_fail.add("layer of worker")
             case FaultKind.DAMAGE:
                 worker.transport.damages[fault.what] += fault.times
+            case FaultKind.CORRUPT:
+                self._cluster.witness.struck.add(worker.node)
+                worker.interpreter.corrupts[fault.what] += fault.times
+                worker.interpreter.corrupt_at_rest()
+            case FaultKind.TWICE:
+                worker.transport.twice.extend([fault.for_s] * fault.times)
             case FaultKind.STUCK:
                 worker.transport.block()
             case FaultKind.SHORT:
                 worker.runs_out = True
                 self._cluster.may_fail |= {"ran out of memory", "out of memory"}
+
+    def stop(self) -> None:
+        """Has the user end the run."""
+        self._cluster.is_stopped = True
+        self._clock.after(0.0, partial(self._request_stop, discards=False))
 
     def _request_stop(self, *, discards: bool) -> None:
         server = self._cluster.server
@@ -187,7 +246,7 @@ class Injector:
             self._cluster.server.handle(notice)
 
     def _crash(self, fault: Fault) -> None:
-        """Kills the coordinator; its supervisor starts it again."""
+        """Kills the coordinator; its supervisor starts it again, if it leads still."""
         if self._cluster.server.is_dead or self._cluster.server.finished is not None:
             return
         self._cluster.server.die()
@@ -199,7 +258,7 @@ class Injector:
             lost = [decode_entry(entry) for entry in journal[kept:]]
             self._cluster.note(f"* the journal loses {[type(entry).__name__ for entry in lost]}")
             del journal[kept:]
-        self._clock.after(fault.for_s, partial(self._cluster.begin_again, lost, self._cluster.lead))
+        self._clock.after(fault.for_s, partial(self._cluster.begin_again, lost, self._cluster.server.lead))
 
     def _depose(self, fault: Fault) -> None:
         """Lets another coordinator lead. The one before is ended when its supervisor finds out."""
@@ -217,15 +276,19 @@ class Injector:
         self._cluster.note("* room on the disk")
         self._cluster.disk.is_full = False
 
-    def _heal(self, island: frozenset[int]) -> None:
+    def _heal(self, island: Island) -> None:
         """Heals the network; each node fenced meanwhile comes as a new one."""
-        self._cluster.note(f"* {sorted(island)} are back")
+        if island not in self._cluster.network.islands:
+            return
+        self._cluster.note(f"* {sorted(island.places)} are back")
         self._cluster.network.heal(island)
-        for node in sorted(island):
+        for node in sorted(island.places):
             if self._cluster.server.admission.is_fenced(NodeId(node)) and node not in self._cluster.dark:
                 self._cluster.join()
 
     def _resume(self, workers: Sequence[Worker]) -> None:
+        if self._is_calm:
+            return
         self._cluster.note(f"* {[worker.number for worker in workers]} go on")
         for worker in workers:
             worker.resume()

@@ -23,12 +23,22 @@ class FaultKind(enum.StrEnum):
     """The node's next messages to peers arrive damaged: `times` of them, of one kind or of any."""
     SHORT = "short"
     """The node's first worker runs out of memory in what it does next."""
+    CORRUPT = "corrupt"
+    """What one of the node's workers holds or makes is changed, `times` times: a replica that lies still, what its next
+    optimizer's step makes, or its next sum."""
     RAISE = "raise"
     """The user's code fails in the node's next instruction."""
     SLOW = "slow"
     """The node computes `factor` times as long for `for_s`."""
     PARTITION = "partition"
-    """The nodes reach neither the coordinator nor other nodes for `for_s`; those fenced then join as new nodes."""
+    """The nodes reach neither the coordinator nor other nodes for `for_s`; those fenced then join as new nodes. Or
+    nothing passes in one direction, or only between them and other nodes: see `Island`."""
+    TWICE = "twice"
+    """The node's next `times` messages to peers arrive a second time, `for_s` later, whatever plan is in force then."""
+    JUMP = "jump"
+    """The nodes' clocks jump ahead by `for_s`; without any nodes, the coordinator's."""
+    DECAY = "decay"
+    """The last `times` files that were written are torn, flipped or lost."""
     JOIN = "join"
     """A new node comes."""
     NOTICE = "notice"
@@ -58,6 +68,9 @@ class FaultKind(enum.StrEnum):
 DISCARD = "discard"
 """Word of `STOP` for a run that ends without being saved."""
 
+FOR_GOOD = -1.0
+"""Duration of what never ends."""
+
 APPLIED = "applied"
 """Word of `LATE` for an append that is carried out at once."""
 
@@ -76,6 +89,9 @@ CLEAR = frozenset(
         FaultKind.SWITCH,
         FaultKind.STOP,
         FaultKind.SAVE,
+        FaultKind.TWICE,
+        FaultKind.JUMP,
+        FaultKind.DECAY,
     }
 )
 """Faults after which no live process may be taken for lost; unless a journal loses entries that tell of a node."""
@@ -97,12 +113,13 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         at: name of what happens before.
         nth: how often.
         delay_s: virtual seconds.
-        for_s: how long it lasts.
+        for_s: how long it lasts; `FOR_GOOD`.
         factor: of a slow node.
-        what: kind of message that is damaged ("state", "sum", "activation", "gradient"), "": any; name of a policy;
-            whether a worker whose code fails "holds" its state or "ends"; folder under which the user saves;
-            `DISCARD`; `APPLIED`.
-        times: how many messages are.
+        what: kind of message that is damaged ("state", "sum", "activation", "gradient"), "": any; what is changed
+            ("rest", "apply", "sync"); name of a policy;
+            what a partition stops, as in `Island`; whether a worker whose code fails "holds" its state or "ends";
+            folder under which the user saves; `DISCARD`; `APPLIED`.
+        times: how many messages are, or how often something is changed; how many arrive twice; how many files decay.
         cut: entries that a journal loses.
         pause_s: for which a coordinator is stopped.
     """

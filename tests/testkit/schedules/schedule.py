@@ -11,7 +11,11 @@ from planaria.plan.plan import Redundancy, ScheduleKind
 from tests.testkit.schedules.faults import Fault, FaultKind
 from tests.testkit.schedules.manners import MANNERS, WEIGHTS, damages, failovers, slowness, when
 from tests.testkit.schedules.setup import Setup
+from tests.testkit.schedules.swarm import Calm, swarm
 from tests.testkit.schedules.weather import Weather
+
+SWARM_SHARE = 0.5
+"""Of schedules whose faults are drawn kind by kind, not in one of the manners."""
 
 LEAD_SHARE = 0.2
 """Of schedules in which the lead passes to another coordinator."""
@@ -23,6 +27,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         seed: of every delay.
         why: it is kept; for people.
+        calm: when all of it is over; None: at the end.
     """
 
     seed: int
@@ -30,6 +35,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weather: Weather
     faults: tuple[Fault, ...]
     why: str = ""
+    calm: Calm | None = None
 
 
 def schedule(seed: int) -> Schedule:
@@ -66,6 +72,10 @@ def schedule(seed: int) -> Schedule:
     if leads.random() < LEAD_SHARE and not any(fault.cut for fault in faults):  # etcd's members lose nothing
         faults += failovers(leads, setup)
     setup = _evaluated(Random(f"evaluation {seed}"), setup)
+    drawn = Random(f"swarm {seed}")
+    if drawn.random() < SWARM_SHARE:
+        setup, weather, faults, calm = swarm(drawn, setup, weather)
+        return Schedule(seed=seed, setup=setup, weather=weather, faults=tuple(faults), calm=calm)
     return Schedule(seed=seed, setup=setup, weather=weather, faults=tuple(faults))
 
 

@@ -81,7 +81,11 @@ def _candidates(which: Schedule) -> Iterator[Schedule]:
     replace, setup = msgspec.structs.replace, which.setup
     for at in range(len(which.faults)):
         yield replace(which, faults=which.faults[:at] + which.faults[at + 1 :])
-    if setup.steps > setup.done + 1:
+    if which.calm is not None:
+        broken = which.calm.broken
+        for at in range(len(broken)):
+            yield replace(which, calm=replace(which.calm, broken=broken[:at] + broken[at + 1 :]))
+    elif setup.steps > setup.done + 1:
         yield replace(which, setup=replace(setup, steps=setup.steps - 1))
     for name, plain in PLAIN.items():
         if getattr(setup, name) != plain:

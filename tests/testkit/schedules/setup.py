@@ -27,6 +27,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         is_large: its groups are so large that parts of them are worth moving apart.
         num_nodes: at the start.
         devices_per_node: workers on each.
+        devices_per_stage: of them that share a stage.
         fault_tolerance: f.
         min_nodes: n0.
         num_microbatches: of a step.
@@ -74,6 +75,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     eval_every: int = 0
     num_evaluated: int = 1
     eval_target: float = 0.0
+    devices_per_stage: int = 1
 
     def zone_of(self, node: int) -> str:
         return f"zone-{node % self.num_zones}" if self.num_zones else ""
@@ -110,6 +112,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             fault_tolerance=self.fault_tolerance,
             num_nodes=self.num_nodes,
             devices_per_node=self.devices_per_node,
+            devices_per_stage=self.devices_per_stage,
             min_nodes=self.min_nodes,
             schedule=self.order,
             redundancy=self.redundancy,

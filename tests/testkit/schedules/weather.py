@@ -19,6 +19,8 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         is_remote: nobody can kill a node, or see whether its processes are runnable.
         is_as_profiled: computing takes as long as the profile says, but for a few per cent; else `compute_s`.
         is_wired: control messages travel as bytes, and plans as what differs from the one before.
+        drift: share by which hosts' clocks run too fast or too slow, at most; with any, they begin anywhere.
+        patience_s: for how long a coordinator that hears of nobody judges nobody.
         writes_later: a checkpoint's manifest is written beside everything else, not at once.
         is_exact: nothing varies: what the profile has times for (computing, messages, sums, the optimizer) takes
             those, and all else its mean. So what happens is what the estimator says, or the estimator is wrong.
@@ -36,3 +38,5 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     is_wired: bool = False
     writes_later: bool = False
     is_exact: bool = False
+    drift: float = 0.0
+    patience_s: float = 0.0

@@ -41,6 +41,7 @@ from tests.testkit.cluster.network import COORDINATOR, Network, Way
 from tests.testkit.schedules.faults import APPLIED
 from tests.testkit.schedules.manners import UNANSWERED
 from tests.testkit.server.wire import Wire
+from tests.testkit.worker.control import COORDINATOR_TIMEOUT_S
 from tests.testkit.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Connection:
     ) -> None:
         self.process = process
         self.worker: WorkerId | None = None
-        self.up = Way(network, place, COORDINATOR, mean_s)
+        self.up = Way(network, place, COORDINATOR, mean_s, self._given_up, COORDINATOR_TIMEOUT_S)
         self.down = Way(network, COORDINATOR, place, mean_s)
         self.is_closed = self.is_left = False
         self._server: Server | None = None
@@ -95,6 +96,12 @@ class Connection:
     def _ended(self) -> None:
         if self.server is not None:
             self.server.drop(self, "connection closed")
+
+    def _given_up(self, way: Way) -> None:
+        """Breaks the worker's end, as nothing that it sent was acknowledged for so long."""
+        if self.process is not None and not self.is_left:
+            self.is_left = True
+            self.process.lose_connection(self)
 
     def send(self, message: ToWorker | Challenge) -> None:
         if self.process is not None:
@@ -127,8 +134,11 @@ class Server(Reception[Connection]):
 
     def __init__(self, machine: Coordinator, cluster: Cluster, past: JournalState | None = None) -> None:
         self.machine = machine
+        self._host_clock = host_clock = cluster.clock_of(COORDINATOR - cluster.lead)
         self.admission: Admission[Connection] = Admission(machine.settings.devices_per_node, mark=MARK)
-        super().__init__(machine, self.admission, Judge(self.admission, LIMITS, 0.0, cluster.clock.now), past)
+        super().__init__(
+            machine, self.admission, Judge(self.admission, LIMITS, cluster.weather.patience_s, host_clock.now), past
+        )
         self.accepted: list[Connection] = []
         self.finished: Finish | None = None
         self.lead = cluster.lead
@@ -200,7 +210,11 @@ class Server(Reception[Connection]):
             self.drop(connection, "it sent what is not a message")
 
     def _now(self) -> float:
-        return self._clock.now
+        return self._host_clock.now
+
+    def jump(self, seconds: float) -> None:
+        """Lets its host's clock jump ahead."""
+        self._host_clock.jump(seconds)
 
     def _new_nonce(self) -> str:
         return f"{self._incarnation}.{len(self.accepted)}"
@@ -227,14 +241,14 @@ class Server(Reception[Connection]):
 
     def expect(self, node: NodeId) -> None:
         """Expects a node that was started."""
-        self._judge.expect(node, self._clock.now)
+        self._judge.expect(node, self._now())
 
     def _look_at_the_clock(self) -> None:
         """Removes the nodes whose workers are silent or hang."""
         if self._is_dead or self.finished is not None:
             return
         if not self._pauses:
-            self._judge_all(self._clock.now)
+            self._judge_all(self._now())
         self._clock.after(DETECTOR_TICK_S, self._look_at_the_clock)
 
     # The machine
@@ -259,8 +273,8 @@ class Server(Reception[Connection]):
 
     def _prepare(self, pieces: int) -> None:
         """Precomputes decisions, as far as they take no time."""
-        while pieces and self._lives and self.machine.thinks(self._clock.now):
-            self.machine.handle(Idle(), self._clock.now)
+        while pieces and self._lives and self.machine.thinks(self._now()):
+            self.machine.handle(Idle(), self._now())
             pieces -= 1
 
     def _carry_out(self, command: Command) -> None:

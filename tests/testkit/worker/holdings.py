@@ -17,6 +17,7 @@ from tests.testkit.promises.symbols import Algebra, Symbol
 class Replica:
     """A replica of one group: its history as a symbol, the last step it has been through, and that step's whole sum.
 
+    `written`: what this worker itself made of the state last. `is_changed`: by a fault.
     `pieces`: of the state, as they arrive, each with whether it is of the bytes that it is taken for.
     """
 
@@ -24,6 +25,8 @@ class Replica:
     state: Symbol = 0
     step: int = 0
     gradient: Symbol | None = None
+    written: Symbol | None = None
+    is_changed: bool = False
     pieces: list[tuple[Symbol, bool]] = field(default_factory=list)
 
     def take(self, state: Symbol, *, is_right: bool) -> None:
@@ -53,6 +56,11 @@ class Accumulator:
     def add_all(self, other: Accumulator) -> None:
         if not other.is_empty:
             self.add(other.total)
+
+
+def _digest(symbol: Symbol) -> int:
+    """Returns 64 bits of a symbol; a sum of many may have more."""
+    return hash(symbol) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Layers:
@@ -141,6 +149,13 @@ class Holdings(HeldState[Replica, Accumulator]):
 
     def new_replica(self, group: int) -> Replica:
         return Replica(group)
+
+    def _digest_of_state(self, replica: Replica) -> int:
+        return _digest(replica.state)
+
+    def _digest_of_sum(self, replica: Replica) -> int:
+        assert replica.gradient is not None
+        return _digest(replica.gradient)
 
     def _new_accumulator(self, group: int) -> Accumulator:
         return Accumulator()

@@ -5,7 +5,7 @@ When things happen, how long they take and who waits is the worker's business (`
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
@@ -131,6 +131,10 @@ class Interpreter(StepWork[Symbol, Symbol]):
         mail: the worker's.
         ways: to its peers.
         host_of: worker -> whose memory it shares.
+        corrupted: told of each state that a fault has changed, and of what comes of it.
+
+    Attributes:
+        corrupts: "rest", "apply" or "sync" -> how often it is still to be changed.
     """
 
     def __init__(
@@ -141,12 +145,15 @@ class Interpreter(StepWork[Symbol, Symbol]):
         mail: WatchedMail,
         ways: Ways[Read],
         host_of: Callable[[WorkerId], Hashable],
+        corrupted: Callable[[Symbol], None],
     ) -> None:
         self.sums = SymbolSums(worker, holdings, ways, mail, algebra, host_of)
         super().__init__(worker, algebra.num_layers, holdings, holdings.compute, self.sums, mail, 0)
         self._algebra = algebra
         self._letters = mail
         self._ways = ways
+        self._corrupted = corrupted
+        self.corrupts: Counter[str] = Counter()
 
     @property
     def has_plan(self) -> bool:
@@ -154,6 +161,26 @@ class Interpreter(StepWork[Symbol, Symbol]):
 
     def _update(self, groups: Collection[int], commit: Commit) -> None:
         self._holdings.apply(groups, commit.step, commit.clip_factor, commit.scale)
+        for group in groups:
+            if self._holdings.replicas[group].is_changed:
+                self._corrupted(self._holdings.replicas[group].state)
+        self._change("apply")
+
+    def corrupt_at_rest(self) -> None:
+        """Changes a replica, if that is due and one is held."""
+        self._change("rest")
+
+    def _change(self, what: str) -> None:
+        """Changes the first replica that is held, or its sum, if that is due."""
+        held = [self._holdings.replicas[group] for group in self.given if group in self._holdings.replicas]
+        if not self.corrupts[what] or not held:
+            return
+        self.corrupts[what] -= 1
+        if what == "sync":
+            held[0].gradient = hash((held[0].gradient, what))
+            return
+        held[0].state, held[0].is_changed = hash((held[0].state, what)), True
+        self._corrupted(held[0].state)
 
     def is_ready(self, instruction: Instruction) -> bool:
         """Returns whether what a receipt or a vote waits for is here."""
@@ -167,7 +194,10 @@ class Interpreter(StepWork[Symbol, Symbol]):
         return self.sums.awaited() if instruction.op is Op.VOTE else instruction.peer
 
     def execute(self, instruction: Instruction) -> None:
+        self.corrupt_at_rest()
         self.perform(instruction)
+        if instruction.op is Op.VOTE and self.plan.evaluation is None:
+            self._change("sync")
         if self.plan.evaluation is not None and instruction.op is Op.FORWARD:
             assert instruction.microbatch not in self._batches, "an evaluated batch stays on the device"
         self.progress.finish()

@@ -33,7 +33,7 @@ class Moves(StateTransfers[Replica]):
             worker.holdings,
             worker.mail,
             worker.control.send,
-            lambda: cluster.clock.now,
+            lambda: cluster.clock_of(worker.node).now,
         )
         self._transport = worker.transport
         self._cluster = cluster

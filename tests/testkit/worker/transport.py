@@ -5,7 +5,7 @@ Who is not in the plan gets nothing, and a way that is lost is complained of.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,10 +32,12 @@ class Transport:
 
     Attributes:
         damages: kind of message (as in `Kind.NAMES`, or `ANY`) -> how many of the next to any peer arrive damaged.
+        twice: of the next messages to any peer, seconds after which they arrive once more.
     """
 
     def __init__(self, worker: Worker, cluster: Cluster) -> None:
         self.damages: Counter[str] = Counter()
+        self.twice: deque[float] = deque()
         self._worker = worker
         self._cluster = cluster
         self._clock = cluster.clock
@@ -53,7 +55,7 @@ class Transport:
         assert peer in self._peers, f"worker {self._worker.number} sends to {peer}, which is not in its plan"
         way = self._ways.get(peer)
         if way is None:
-            way = self._ways[peer] = self._cluster.way(self._worker.node, peer)
+            way = self._ways[peer] = self._cluster.way(self._worker.node, peer, partial(self._broke, peer))
         takes_s = self._takes_s(peer, key, size_bytes) if self._cluster.weather.is_exact else None
         payload = _Payload(read)
         way.send(
@@ -84,6 +86,11 @@ class Transport:
         for way in self._ways.values():
             way.cut()
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether nothing arrives any more on some connection to a process that is there."""
+        return any(way.is_stuck and not self._cluster.workers[peer].is_over for peer, way in self._ways.items())
+
     def block(self) -> None:
         """Blocks the present connections: nothing arrives on them any more, and nobody is told."""
         for way in self._ways.values():
@@ -97,9 +104,16 @@ class Transport:
                 target.transport.hear(self._worker.number, key, payload, read_bytes, is_damaged=is_damaged)
             else:
                 target.receive(key, payload, is_damaged=is_damaged)
+                if self.twice:
+                    again = partial(target.receive, key, payload, is_damaged=is_damaged)
+                    self._clock.after(self.twice.popleft(), again)
         elif not self._cluster.is_dark(target.node):
             way.is_stuck = True
-            self._clock.after(CUT_OFF_S, partial(self._complain_of, way, peer))
+            self._broke(peer, way)
+
+    def _broke(self, peer: WorkerId, way: Way) -> None:
+        """Complains of a peer whose connection broke, unless it is out of the plan a while later."""
+        self._clock.after(CUT_OFF_S, partial(self._complain_of, way, peer))
 
     def hear(self, peer: WorkerId, key: Key, payload: Any, read_bytes: float, *, is_damaged: bool) -> None:
         """Schedules the reading of a sum's part: one after another, whichever worker it is of."""

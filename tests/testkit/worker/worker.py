@@ -27,6 +27,7 @@ from planaria.protocol.worker.machine import (
     WorkerMachine,
 )
 from planaria.protocol.worker.mail import Key
+from tests.testkit.cluster.disk import DiskDamaged
 from tests.testkit.worker.control import Control
 from tests.testkit.worker.device import Device
 from tests.testkit.worker.holdings import Holdings
@@ -80,6 +81,7 @@ class Worker(WorkerExecutor):
             self.mail,
             self.transport,
             lambda peer: 0 if cluster.weather.is_one_host else cluster.workers[peer].node,
+            cluster.witness.tainted.add,
         )
         super().__init__(number, self.holdings, self.moves, self.interpreter, self.mail, self.transport, self.control)
         self._then: Callable[[], None] | None = None
@@ -133,8 +135,14 @@ class Worker(WorkerExecutor):
         return not self.is_over
 
     @property
-    def _is_in_trouble(self) -> bool:
+    def is_in_trouble(self) -> bool:
+        """Whether its main thread will misbehave."""
         return self.freezes or bool(self.fails) or self.runs_out
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether it works no more, and keeps what it holds."""
+        return self._gave_up
 
     def _exit(self) -> None:
         """Ends the process by itself."""
@@ -167,7 +175,7 @@ class Worker(WorkerExecutor):
         if is_damaged:
             self.mail.put_damaged(key)
         else:
-            self.mail.put(key, payload, self._clock.now)
+            self.mail.put(key, payload, self._cluster.clock_of(self.node).now)
         self.run()
 
     # The main thread
@@ -226,7 +234,7 @@ class Worker(WorkerExecutor):
         self._cluster.happened(instruction.op.value, self.node)
         if not self.is_active:
             return False
-        if self._is_in_trouble:
+        if self.is_in_trouble:
             return self._misbehave()
         if instruction.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT, Op.VOTE):
             return self._take_or_add_up(instruction)
@@ -303,7 +311,11 @@ class Worker(WorkerExecutor):
             if self.control.is_closed or any(isinstance(order, Stop | CoordinatorGone) for order in self._orders):
                 self._exit()  # it was told so already
             return
-        self._carry_out(command)
+        try:
+            self._carry_out(command)
+        except DiskDamaged as error:
+            self.control.send(Failed(where=str(error), text="a checkpoint is damaged"))
+            self._exit()
         self._cluster.witness.touched(self)
 
     def _apply(self, commit: Commit, *, proceed: bool) -> None:

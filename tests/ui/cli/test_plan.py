@@ -205,6 +205,7 @@ def test_what_is_missing_or_contradicts_is_said_in_one_line(
         (("--nodes", "3"), "cluster.nodes"),
         (("--devices-per-node", "1"), "cluster.devices_per_node"),
         (("--min-nodes", "2"), "resilience.min_nodes_per_pipeline"),
+        (("--objective", "oobleck"), "cluster.objective"),
         (("--schedule", "1f1b"), "cluster.schedule"),
         (("--recompute",), "train.activation_checkpointing"),
     ],

@@ -17,6 +17,7 @@ SHORT = ["train.steps=2", "train.global_batch=8", "train.warmup_steps=0", "eval.
 SHORT += ["resilience.fault_tolerance=0"]
 
 
+@pytest.mark.usefixtures("forked_forkservers")
 @pytest.mark.parametrize("kind", rest_in_proof(["module", "text", "chats", "images"]))
 def test_a_job_trains_as_it_is_written(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -7,8 +7,9 @@ import re
 
 from planaria.job.registry import Launcher
 from planaria.job.sections.section import Section
-from planaria.job.values import at_least, path, positive, refuse
+from planaria.job.values import at_least, is_host_port, path, positive, refuse
 from planaria.plan.schedule_kind import ScheduleKind
+from planaria.plan.settings import Objective
 
 LOOPBACK = "127.0.0.1"
 
@@ -37,6 +38,28 @@ class NodeRange(Section, frozen=True):
     most: int
 
 
+RAY_AUTO = "auto"
+"""`cluster.ray.address` of the cluster to which this machine belongs."""
+
+
+class RaySection(Section, frozen=True):
+    """[cluster.ray]
+
+    Attributes:
+        address: HOST:PORT of the Ray cluster; auto: the one of which this machine is a node, or RAY_ADDRESS.
+        spares: nodes beyond those that train, which take over at once.
+        cpus: processors that Ray sets aside on each node.
+        gpus: GPUs likewise; left out: devices_per_node where device is cuda, else none.
+        wait_s: seconds that Ray may take to find the nodes.
+    """
+
+    address: str = RAY_AUTO
+    spares: int = 0
+    cpus: float = 1.0
+    gpus: float | None = None
+    wait_s: float = 60.0
+
+
 class ClusterSection(Section, frozen=True):
     """[cluster]
 
@@ -44,6 +67,8 @@ class ClusterSection(Section, frozen=True):
         nodes: machines that the job starts on. { least = 8, most = 32 }: it starts on 8, grows to 32 as they come, and
             gives back those that bring too little; see docs/howto/hosts.md.
         devices_per_node: worker processes on each.
+        devices_per_stage: of a node that each stage is on, a divisor of devices_per_node: every one of them holds the
+            stage's layers, and they take its microbatches in turn. Losses and weights are the same for any number.
         device: cpu, cuda, or emulated: processes, messages and recoveries as ever, but nothing is computed; layers
             and messages take the times that `profile` gives, losses and weights are made up, no data is needed.
         profile: file of a model profile. An emulated device needs it; on a real one the layers are not measured, and
@@ -54,9 +79,15 @@ class ClusterSection(Section, frozen=True):
             measured it at its first restore. Only policies that weigh one ask. An emulated device takes that long.
         schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b, gpipe, zb-h1 or zb-h2. The policies
             adaptive and reroute take zb-h1, adaptive zb-h2 too, for what they plan wherever that is quicker and fits.
+        objective: what plans are made for: steptime (the shortest step), or oobleck, for comparison: the templates,
+            sets of pipelines and shares of the batch (Eq. 6) of Oobleck's paper. Goes with resilience.policy =
+            "templates".
         port: TCP port of the coordinator; 0: any free one.
         launcher: local: nodes are processes of this machine. agents: nodes are hosts on which `planaria agent` runs.
+            ray: nodes of a Ray cluster, on which Ray runs the agents; see docs/howto/ray.md.
+        ray: with launcher = "ray": where Ray is, and what each agent takes of its node.
         host: IPv4 address, or name, at which the coordinator listens; loopback unless told otherwise. Goes with agents.
+            Of a job on Ray that leaves it out, every interface.
         tls: folder with ca.pem, cert.pem and key.pem (planaria certificates makes one): every connection is under TLS,
             and both ends show a certificate that ca.pem has signed. Goes with agents, which name theirs by --tls.
         data_encryption: false: with cluster.tls, tensors between workers travel plain nevertheless.
@@ -69,13 +100,16 @@ class ClusterSection(Section, frozen=True):
 
     nodes: NodeRange | int
     devices_per_node: int = 1
+    devices_per_stage: int = 1
     device: Device = Device.CPU
     profile: str | None = None
     memory_gb: float = 0.0
     storage_gb_per_s: float = 1.0
     schedule: ScheduleKind = ScheduleKind.EAGER_ONE_F_ONE_B
+    objective: Objective = Objective.STEP_TIME
     port: int = 0
     launcher: Launcher = Launcher.LOCAL
+    ray: RaySection | None = None
     host: str = LOOPBACK
     tls: str = ""
     data_encryption: bool = True
@@ -109,6 +143,13 @@ def check_cluster(cluster: ClusterSection) -> None:
     else:
         at_least("cluster.nodes", cluster.nodes, 1)
     at_least("cluster.devices_per_node", cluster.devices_per_node, 1)
+    at_least("cluster.devices_per_stage", cluster.devices_per_stage, 1)
+    if cluster.devices_per_node % cluster.devices_per_stage:
+        refuse(
+            "cluster.devices_per_stage", cluster.devices_per_stage,
+            f"does not divide cluster.devices_per_node = {cluster.devices_per_node}",
+            f"Set a divisor of {cluster.devices_per_node}.",
+        )  # fmt: skip
     at_least("cluster.most_workers", cluster.most_workers, 0)
     at_least("cluster.memory_gb", cluster.memory_gb, 0)
     positive("cluster.storage_gb_per_s", cluster.storage_gb_per_s)
@@ -122,6 +163,8 @@ def check_cluster(cluster: ClusterSection) -> None:
     if not 0 <= cluster.port <= 65535:
         refuse("cluster.port", cluster.port, "is not a TCP port", "Set 1 to 65535, or 0 for any free one.")
     _check_host(cluster)
+    if cluster.ray is not None:
+        _check_ray(cluster.launcher, cluster.ray)
     for zone in cluster.zones:
         check_zone("cluster.zones", zone)
     if cluster.zones and cluster.launcher is not Launcher.LOCAL:
@@ -148,6 +191,20 @@ def _check_host(cluster: ClusterSection) -> None:
         )  # fmt: skip
 
 
+def _check_ray(launcher: Launcher, ray: RaySection) -> None:
+    if launcher is not Launcher.RAY:
+        refuse(
+            "cluster.launcher", launcher.value, "does not go with [cluster.ray]", 'Set it to "ray", or leave that out.'
+        )
+    if ray.address != RAY_AUTO and ("://" in ray.address or not is_host_port(ray.address)):
+        refuse(
+            "cluster.ray.address", ray.address, "is not HOST:PORT",
+            "`ray start --head` prints it; its port is 6379.",
+        )  # fmt: skip
+    for name in ("spares", "cpus", "gpus", "wait_s"):
+        at_least(f"cluster.ray.{name}", getattr(ray, name) or 0, 0)
+
+
 def check_dealing(cluster: ClusterSection) -> None:
     """Checks that nodes can be dealt out to zones in turn. (A drill's zones are its script's, also of nodes to come.)
 
@@ -170,5 +227,14 @@ def check_dealing(cluster: ClusterSection) -> None:
 
 def check_zone(field: str, zone: str) -> None:
     """Raises UserError for what is no name of a zone."""
-    if not (zone.strip() and zone.isprintable() and len(zone) <= MAX_ZONE_LENGTH):
-        refuse(field, zone, "is not the name of a zone", f"Use 1 to {MAX_ZONE_LENGTH} printable characters.")
+    _check_printable(field, zone, "is not the name of a zone")
+
+
+def check_label(field: str, label: str) -> None:
+    """Raises UserError for what is no label of a node."""
+    _check_printable(field, label, "is not a label")
+
+
+def _check_printable(field: str, value: str, problem: str) -> None:
+    if not (value.strip() and value.isprintable() and len(value) <= MAX_ZONE_LENGTH):
+        refuse(field, value, problem, f"Use 1 to {MAX_ZONE_LENGTH} printable characters.")

@@ -51,6 +51,9 @@ class ResilienceSection(Section, frozen=True):
             How often nodes go in it, and how many at a time, counts as if this job had seen it.
         when_exhausted: what to do when fewer than (f + 1) n0 nodes are left and the policy has no plan for them.
         min_nodes_per_pipeline: n0; 0: the fewest that the memory allows.
+        nodes_per_pipeline: P, the nodes of every pipeline (Bamboo's depth); 0: whatever is best. Kept while there are
+            nodes enough for all pipelines, and never exceeded.
+        num_pipelines: D, the number of pipelines. Goes with nodes_per_pipeline; 0: as many as cluster.nodes make.
         heartbeat_timeout_s: seconds without a sign of life after which a node counts as lost. A process that is seen to
             be gone is lost at once; one that is seen to be runnable has ten times as long.
         coordinator_timeout_s: seconds for which a worker whose coordinator is gone tries to reach the next one, before
@@ -58,6 +61,9 @@ class ResilienceSection(Section, frozen=True):
         preemption: where notices come from that a node will be taken away, so that it hands over its work before: none,
             aws (EC2 Spot, IMDSv2), google (Compute Engine Spot VMs), or "module:function", which the first worker of
             each node calls about once a second and which returns None or the seconds that the node has left.
+        compare_replicas: whether workers tell digests of their replicas and sums with each step, so that a node whose
+            bits differ is found before the step is committed, with train.numerics = "exact"; with "fast" bits say
+            nothing, and none are compared. See docs/howto/wrong-nodes.md.
     """
 
     fault_tolerance: int = 1
@@ -68,9 +74,12 @@ class ResilienceSection(Section, frozen=True):
     failure_trace: str = ""
     when_exhausted: WhenExhausted = WhenExhausted.EXIT
     min_nodes_per_pipeline: int = 0
+    nodes_per_pipeline: int = 0
+    num_pipelines: int = 0
     heartbeat_timeout_s: float = 1.0
     coordinator_timeout_s: float = 60.0
     preemption: str = NO_PREEMPTION
+    compare_replicas: bool = True
 
     @property
     def may_drop(self) -> bool:
@@ -81,7 +90,8 @@ class ResilienceSection(Section, frozen=True):
 def check_resilience(resilience: ResilienceSection) -> None:
     """Refuses a [resilience] that cannot be. Raises UserError."""
     at_least("resilience.fault_tolerance", resilience.fault_tolerance, 0)
-    at_least("resilience.min_nodes_per_pipeline", resilience.min_nodes_per_pipeline, 0)
+    for name in ("min_nodes_per_pipeline", "nodes_per_pipeline", "num_pipelines"):
+        at_least(f"resilience.{name}", getattr(resilience, name), 0)
     positive("resilience.coordinator_timeout_s", resilience.coordinator_timeout_s)
     positive("resilience.mean_time_between_failures_s", resilience.mean_time_between_failures_s)
     if resilience.failure_trace:

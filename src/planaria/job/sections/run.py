@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planaria.job.sections.section import Section
-from planaria.job.values import ETCD_URL, at_least, check_name, function, is_host_port, is_url, path, refuse
+from planaria.job.values import at_least, check_name, etcd_members, function, is_url, path, refuse
 
 
 class RunSection(Section, frozen=True):
@@ -20,7 +20,8 @@ class RunSection(Section, frozen=True):
         checkpoint_folder: a URL under which checkpoints are written, in a folder of the run's name: s3://bucket/folder,
             or another that fsspec knows; "": in the run folder. See docs/howto/resume-and-save.md.
         journal: where the coordinator's decisions are kept: "etcd://HOST:PORT,HOST:PORT,...", so that another host may
-            go on when the coordinator's dies (nodes are agents); "": in the run folder. See docs/howto/standby.md.
+            go on when the coordinator's dies (nodes are agents), or "etcds://..." for an etcd under TLS, with the
+            certificates of cluster.tls; "": in the run folder. See docs/howto/standby.md.
         callbacks: functions, each "module:function" (record, run), that are called with each record of the run; see
             docs/howto/callbacks.md.
     """
@@ -61,10 +62,9 @@ def check_run(run: RunSection) -> None:
             "run.checkpoint_folder", run.checkpoint_folder, "is not a URL",
             "Write for instance s3://bucket/folder, or leave it out: then they are in the run folder.",
         )  # fmt: skip
-    members = run.journal.removeprefix(ETCD_URL).split(",")
-    if run.journal and not (run.journal.startswith(ETCD_URL) and all(map(is_host_port, members))):
+    if run.journal and not etcd_members(run.journal):
         refuse(
-            "run.journal", run.journal, "is not etcd://HOST:PORT,HOST:PORT,...",
+            "run.journal", run.journal, "is not etcd://HOST:PORT,HOST:PORT,..., or etcds:// for one under TLS",
             "Name etcd's members, or leave it out: then the journal is in the run folder.",
         )  # fmt: skip
     for callback in run.callbacks:

@@ -119,13 +119,15 @@ def redundant_workers(plan: Plan, hops: Sequence[Stage]) -> tuple[WorkerId | Non
 
 
 def redundant_ring(plan: Plan, workers: Sequence[WorkerId]) -> dict[WorkerId, WorkerId]:
-    """Returns, of workers that are a pipeline each, whose microbatches each one runs once more: the next one's.
+    """Returns, of workers that are a pipeline each, whose microbatches each one runs once more: the next one's, of
+    stages on several devices on the same one of them.
 
-    Empty where they are fewer than two; without pairs on one node.
+    Without pairs on one node.
     """
-    if plan.redundancy is None or len(workers) < 2:
+    if plan.redundancy is None:
         return {}
-    pairs = zip(workers, [*workers[1:], workers[0]], strict=True)
+    lanes = [[w for w in workers if w % plan.devices_per_stage == lane] for lane in range(plan.devices_per_stage)]
+    pairs = [pair for lane in lanes for pair in zip(lane, [*lane[1:], *lane[:1]], strict=True)]
     return {worker: other for worker, other in pairs if plan.node_of(worker) != plan.node_of(other)}
 
 

@@ -27,11 +27,12 @@ LayerHolders = Mapping[WorkerId, Collection[int]]
 def to_halt(plan: Plan, live: Collection[WorkerId], unready: Collection[WorkerId] = ()) -> frozenset[WorkerId]:
     """Returns the live workers that must stop and report their ledgers; all others go on undisturbed.
 
-    They are the survivors of pipelines that are not whole, and all that share a pipeline or a route, at any remove,
-    with a worker that is lost or `unready` (has no state yet). A worker never has one route kept and another
+    They are the survivors of pipelines that are not whole, and all that share a pipeline, a route or a stage, at any
+    remove, with a worker that is lost or `unready` (has no state yet). A worker never has one route kept and another
     dropped, so what it accumulates is either reported or known from its routes.
     """
     circles: list[Sequence[WorkerId]] = [pipeline.workers for pipeline in plan.pipelines]
+    circles += plan.stage_mates
     circles += [
         [hop.worker for hop in route.hops]
         for route, at in zip(plan.routes, plan.pipeline_of_route, strict=True)

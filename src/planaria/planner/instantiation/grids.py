@@ -23,7 +23,7 @@ from planaria.plan.costs.pipeline_time import (
 from planaria.plan.plan import NodeId, Pipeline, Plan
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.instantiation.instantiate import place, plan_of
-from planaria.planner.instantiation.microbatch_shares import distribute
+from planaria.planner.instantiation.microbatch_shares import shares_of
 from planaria.planner.placement.placement import Holders, assign
 
 
@@ -72,7 +72,7 @@ def grids(
     ordered = sorted(set(nodes), key=lambda node: (-speeds.get(node, 1.0), node))
     differ = len({speeds.get(node, 1.0) for node in ordered}) > 1
     for template in templates:
-        width = min(len(ordered) // template.num_nodes, settings.num_microbatches)
+        width = min(len(ordered) // template.num_nodes, settings.most_pipelines)
         if not width:
             continue
         if differ:
@@ -122,7 +122,7 @@ def _grid(
     speeds: NodeSpeeds,
 ) -> Grid:
     times = [_times(profile, template, pipeline, settings, speeds) for pipeline in pipelines]
-    shares = distribute(times, settings.num_microbatches)
+    shares = shares_of(times, settings)
     plan = plan_of(pipelines, shares, profile, settings, generation)
     slowest_s = max(float(time[share - 1]) for time, share in zip(times, shares, strict=True))
     return Grid(plan=plan, step_time_s=slowest_s)

@@ -27,8 +27,9 @@ from planaria.plan.costs.pipeline_time import (
 )
 from planaria.plan.plan import NodeId, Pipeline, Plan, Route, Stage, WorkerId
 from planaria.plan.settings import PlannerSettings
+from planaria.planner.instantiation.enumeration import quickest_of_all
 from planaria.planner.instantiation.knapsack import Knapsack, fewer_nodes
-from planaria.planner.instantiation.microbatch_shares import Distribution, check_batch, distribute
+from planaria.planner.instantiation.microbatch_shares import check_batch, shares_of
 from planaria.planner.instantiation.speed_groups import group_nodes
 from planaria.planner.placement.zones import Role, Zones, differ, zone_of, zones_of_roles
 from planaria.planner.templates.templates import check_replicas
@@ -40,8 +41,10 @@ def instantiate(
     """Returns how many pipelines of each template make the shortest step.
 
     Every node is used, unless no sum of template sizes gives their number (possible only where the number of layers,
-    or memory, cuts the templates short): then the most that can be. Exact over all such sets with at least f + 1
-    pipelines and a microbatch for each; of equally fast ones, one that could do the most microbatches in that time.
+    memory, or the shape that is asked for, cuts the templates short): then the most that can be. Exact over all such
+    sets with at least f + 1 pipelines and a microbatch for each; of equally fast ones, one that could do the most
+    microbatches in that time. Under Oobleck's objective, the set that the paper takes (see `enumeration`), unless
+    pipelines are kept.
 
     Args:
         templates: the job's templates, fewest nodes first.
@@ -53,18 +56,33 @@ def instantiate(
         PlanError: too few nodes for f + 1 pipelines.
         Undistributable: too few microbatches for the pipelines needed.
     """
-    return _instantiate(templates, num_nodes, settings.fault_tolerance, settings.num_microbatches, kept)
+    if settings.is_oobleck and not kept:
+        found = quickest_of_all(templates, num_nodes, settings)
+        if found is not None:
+            return found
+    return _instantiate(templates, num_nodes, *_limits(settings), kept)
+
+
+def _limits(settings: PlannerSettings) -> tuple[int, int, int]:
+    """Returns f, microbatches in a step, and the most pipelines."""
+    return settings.fault_tolerance, settings.num_microbatches, settings.most_pipelines
 
 
 def _instantiate(
-    templates: Sequence[Template], num_nodes: int, fault_tolerance: int, num_microbatches: int, kept: Sequence[Times]
+    templates: Sequence[Template],
+    num_nodes: int,
+    fault_tolerance: int,
+    num_microbatches: int,
+    most_pipelines: int,
+    kept: Sequence[Times],
 ) -> tuple[int, ...]:
     least = max(0, fault_tolerance + 1 - len(kept))
     if not kept:
         check_replicas(num_nodes, templates[0].num_nodes, fault_tolerance)
     check_batch(fault_tolerance + 1, num_microbatches)
     times = step_times_of(templates, num_microbatches)
-    return fewest_seconds([t.num_nodes for t in templates], times, num_nodes, least, num_microbatches, kept)
+    sizes, most = [t.num_nodes for t in templates], most_pipelines - len(kept)
+    return fewest_seconds(sizes, times, num_nodes, least, num_microbatches, kept, most)
 
 
 def instantiate_beside(
@@ -72,8 +90,9 @@ def instantiate_beside(
 ) -> tuple[int, ...]:
     """Returns what `instantiate` does, cached, for nodes of speed 1 beside existing pipelines of the templates `kept`:
     as nodes come and go, the same numbers are asked for again and again."""
-    numbers = settings.fault_tolerance, settings.num_microbatches
-    return _found_beside(_Same(templates), num_nodes, *numbers, _Same(sorted(kept, key=attrgetter("num_nodes"))))
+    return _found_beside(
+        _Same(templates), num_nodes, *_limits(settings), _Same(sorted(kept, key=attrgetter("num_nodes")))
+    )
 
 
 class _Same:
@@ -96,12 +115,12 @@ class _Same:
 
 @lru_cache(maxsize=1 << 11)
 def _found_beside(
-    templates: _Same, num_nodes: int, fault_tolerance: int, num_microbatches: int, kept: _Same
+    templates: _Same, num_nodes: int, fault_tolerance: int, num_microbatches: int, most_pipelines: int, kept: _Same
 ) -> tuple[int, ...]:
     """Returns the cached result of `instantiate_beside`. The order of the kept templates makes no difference: of their
     times it takes the union, sums of whole numbers and the greatest count."""
     times = step_times_of(kept.templates, num_microbatches)
-    return _instantiate(templates.templates, num_nodes, fault_tolerance, num_microbatches, times)
+    return _instantiate(templates.templates, num_nodes, fault_tolerance, num_microbatches, most_pipelines, times)
 
 
 def fewest_seconds(
@@ -289,7 +308,7 @@ def plan_of_templates(
         for template, first in zip(templates, firsts, strict=False)
     ]
     times = step_times_of(templates, settings.num_microbatches)
-    return plan_of(pipelines, distribute(times, settings.num_microbatches), profile, settings, generation)
+    return plan_of(pipelines, shares_of(times, settings), profile, settings, generation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,6 +360,7 @@ def _instances(
 ) -> list[Instance]:
     check_speeds(speeds)
     ordered = sorted(set(nodes), key=lambda node: (-speeds.get(node, 1.0), zone_of(zones, node), node))
+    ordered = ordered[: settings.usable(len(ordered))]
     different = {speeds.get(node, 1.0) for node in ordered}
     if len(different) > 1:
         return [
@@ -356,9 +376,11 @@ def _instances(
             slowed(time, TemplateSlowdown(t, profile).on_parts(s))
             for time, t, s in zip(times, templates, even, strict=True)
         ]
-    sizes = [template.num_nodes for template in templates]
-    least = settings.fault_tolerance + 1 if number is None else number
-    counts = fewest_seconds(sizes, times, len(ordered), least, settings.num_microbatches, most=number)
+    counts = quickest_of_all(templates, len(ordered), settings) if settings.is_oobleck and number is None else None
+    if counts is None:
+        sizes = [template.num_nodes for template in templates]
+        least, most = (settings.fault_tolerance + 1, settings.most_pipelines) if number is None else (number, number)
+        counts = fewest_seconds(sizes, times, len(ordered), least, settings.num_microbatches, most=most)
     result: list[Instance] = []
     for template, time, count in reversed(list(zip(templates, times, counts, strict=True))):
         for _ in range(count):
@@ -400,7 +422,6 @@ def initial_plan(
     *,
     speeds: NodeSpeeds | None = None,
     zones: Zones | None = None,
-    distribution: Distribution = Distribution.MINMAX,
     number: int | None = None,
 ) -> Plan:
     """Returns a job's first plan: the best instantiation.
@@ -413,7 +434,6 @@ def initial_plan(
         generation: the new plan's generation.
         speeds: of nodes that compute slower or faster than the profile says.
         zones: where the nodes are.
-        distribution: what the microbatches are dealt out for.
         number: of pipelines, see `instances`.
 
     Raises:
@@ -421,5 +441,5 @@ def initial_plan(
     """
     chosen = instances(profile, templates, settings, nodes, speeds or {}, zones, number)
     pipelines = [place(instance.template, instance.nodes, settings.devices_per_node) for instance in chosen]
-    shares = distribute([instance.times for instance in chosen], settings.num_microbatches, distribution)
+    shares = shares_of([instance.times for instance in chosen], settings)
     return plan_of(pipelines, shares, profile, settings, generation)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from planaria.plan.costs.pipeline_time import Times
 from planaria.plan.plan import PlanError
+from planaria.plan.settings import PlannerSettings
 
 
 class Distribution(enum.StrEnum):
@@ -149,6 +150,20 @@ def distribute(
             return _earliest(times, num_microbatches)
         case Distribution.EQ6:
             return least_variance([float(time[0]) for time in times], num_microbatches)
+
+
+def shares_of(times: Sequence[Times], settings: PlannerSettings) -> tuple[int, ...]:
+    """Returns a job's microbatches dealt out to its pipelines, by what its templates are made for.
+
+    Args:
+        times: see `distribute`.
+        settings: what the job asks of its plans.
+
+    Raises:
+        Undistributable: fewer microbatches than pipelines.
+    """
+    objective = Distribution.EQ6 if settings.is_oobleck else Distribution.MINMAX
+    return distribute(times, settings.num_microbatches, objective)
 
 
 def _earliest(times: Sequence[Times], num_microbatches: int) -> tuple[int, ...]:

@@ -61,11 +61,11 @@ def group_nodes(
     """
     check_replicas(len(nodes), templates[0].num_nodes, settings.fault_tolerance)
     check_batch(settings.fault_tolerance + 1, settings.num_microbatches)
-    least, most = settings.fault_tolerance + 1, settings.num_microbatches
+    least, most = settings.fault_tolerance + 1, settings.most_pipelines
     sizes = [template.num_nodes for template in templates]
     usable = fewer_nodes(sizes, len(nodes), least, most)
     ordered = sorted(nodes, key=lambda node: (-speeds.get(node, 1.0), node))[:usable]
-    moves = _Moves(profile, templates, most)
+    moves = _Moves(profile, templates, settings.num_microbatches)
     by_speed = [list(run) for _, run in groupby(ordered, key=lambda node: speeds.get(node, 1.0))]
     classes = _Classes(moves, by_speed, speeds, least, most)
     if exact or (exact is None and classes.cost <= EXACT_GROUPS_COST):

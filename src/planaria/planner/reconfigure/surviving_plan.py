@@ -31,7 +31,7 @@ from planaria.planner.instantiation.instantiate import (
     place,
     plan_of,
 )
-from planaria.planner.instantiation.microbatch_shares import Distribution, Undistributable, distribute
+from planaria.planner.instantiation.microbatch_shares import Undistributable, shares_of
 from planaria.planner.placement.placement import assign
 from planaria.planner.placement.senders import Holders, Sources
 from planaria.planner.placement.transfers import moved
@@ -57,7 +57,6 @@ class Change:
         generation: of the new plan.
         speeds: of nodes that compute slower or faster than the profile says.
         zones: where the nodes are.
-        distribution: what the microbatches are dealt out for.
     """
 
     profile: ModelProfile
@@ -71,7 +70,6 @@ class Change:
     joined: Collection[NodeId] = ()
     speeds: NodeSpeeds = field(default_factory=dict)
     zones: Zones = field(default_factory=dict)
-    distribution: Distribution = Distribution.MINMAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +121,10 @@ class SurvivingPlan:
         self.situation = Situation(
             before=[len(pipeline.nodes(per_node)) for pipeline in plan.pipelines],
             alive=self.alive,
-            num_spares=len(self._live) - sum(self.alive),
+            num_spares=max(0, self.num_usable - sum(self.alive)),
             sizes=[template.num_nodes for template in change.templates],
             num_replicas=replicas,
-            most=change.settings.num_microbatches,
+            most=change.settings.most_pipelines,
         )
         self._paces: dict[int, TemplateSlowdown] = {}
         self._step_times: dict[int, Times] = {}
@@ -136,9 +134,9 @@ class SurvivingPlan:
         return Sources(self._holders, self._change.plan.devices_per_node, len(self._change.profile.groups))
 
     @property
-    def num_live(self) -> int:
+    def num_usable(self) -> int:
         """Number of nodes that pipelines can be made of."""
-        return len(self._live)
+        return self._change.settings.usable(len(self._live))
 
     @property
     def speeds_differ(self) -> bool:
@@ -148,12 +146,14 @@ class SurvivingPlan:
         """Returns the sizes of the best instantiation around the intact pipelines `kept`; None where that leaves too
         few replicas, or the batch does not allow for it."""
         change, sizes = self._change, self.situation.sizes
-        nodes = len(self._live) - sum(self.alive[at] for at in kept)
+        nodes = self.num_usable - sum(self.alive[at] for at in kept)
+        if kept and (nodes < 0 or len(kept) > change.settings.most_pipelines):
+            return None
         counts = [0] * len(sizes)
         if nodes or not kept:
             beside = [self._by_size[self.alive[at]] for at in kept]
             try:
-                if not change.speeds:
+                if not change.speeds and (kept or not change.settings.is_oobleck):
                     counts = list(instantiate_beside(change.templates, nodes, change.settings, beside))
                 else:
                     times = [self._times(one, change.plan.pipelines[at]) for one, at in zip(beside, kept, strict=True)]
@@ -187,7 +187,7 @@ class SurvivingPlan:
         `Reconfiguration.step_time_s`. Raises Undistributable: the batch does not allow for it."""
         settings = self._change.settings
         times = step_times_of([self._by_size[size] for size in sizes if size], settings.num_microbatches)
-        shares = distribute(times, settings.num_microbatches, self._change.distribution)
+        shares = shares_of(times, settings)
         return max(float(time[share - 1]) for time, share in zip(times, shares, strict=True))
 
     def build(self, sizes: Sequence[int], how: How) -> Reconfiguration:
@@ -223,7 +223,7 @@ class SurvivingPlan:
         not whole, on nodes that are gone, or more than there are microbatches."""
         change = self._change
         live = set(self._live)
-        if not change.settings.fault_tolerance < len(pipelines) <= change.settings.num_microbatches:
+        if not change.settings.fault_tolerance < len(pipelines) <= change.settings.most_pipelines:
             return None
         for pipeline in pipelines:
             nodes = {change.plan.node_of(worker) for worker in pipeline.workers}
@@ -243,7 +243,7 @@ class SurvivingPlan:
 
     def _planned(self, pipelines: Sequence[Pipeline], times: Sequence[Times], how: How) -> Reconfiguration:
         change, profile = self._change, self._change.profile
-        shares = distribute(times, change.settings.num_microbatches, change.distribution)
+        shares = shares_of(times, change.settings)
         new = plan_of(pipelines, shares, profile, change.settings, change.generation)
         new = moved(new.following(change.plan), self._holders, change.leaving, change.plan.devices_of, self._sources)
         before = set(change.plan.pipelines)

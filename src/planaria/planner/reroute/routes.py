@@ -127,7 +127,10 @@ class Detours:
                 waits before its first one, and perhaps after its last.
             busy_s: seconds for which workers have other work; it counts as theirs.
         """
-        heads = {stage.worker: head * self._costs.forward_s(0, stage.first_layer) for stage in self._stages}
+        heads = {
+            stage.worker: head * self._costs.forward_s(0, stage.first_layer, stage.num_devices)
+            for stage in self._stages
+        }
         busy = busy_s or {}
         loads = {worker: head_s + busy.get(worker, 0.0) for worker, head_s in heads.items()}
         queue = [(*self._key(self._hops(at, loads), loads), at) for at in range(len(self._sections))]

@@ -42,7 +42,8 @@ def make_templates(
 ) -> tuple[Template, ...]:
     """Returns templates for n0, n0 + 1, ... min(N - f n0, what layers allow) nodes, fewest first (Oobleck, 4.1.1).
 
-    A number of nodes above n0 whose every split breaks the memory limit has no template.
+    A number of nodes above n0 whose every split breaks the memory limit has no template. None has more nodes than the
+    shape that is asked for.
 
     Args:
         profile: what layers and links cost.
@@ -56,8 +57,17 @@ def make_templates(
     if is_tight:
         return _with_shadows(profile, settings, without)
     search = _Search.of(profile, settings)
+    _check_shape(settings, search.sizes)
     sizes = [nodes for nodes in search.sizes if nodes not in without]
     return tuple(_template(profile, settings, nodes, search.best(nodes)) for nodes in sizes)
+
+
+def of_shape(templates: Sequence[Template], num_nodes: int, settings: PlannerSettings) -> Sequence[Template]:
+    """Returns the one template that is asked for, where so many nodes are enough for as many pipelines of it as are
+    asked for; else all."""
+    if settings.shape is None or not settings.is_enough(num_nodes):
+        return templates
+    return [template for template in templates if template.num_nodes == settings.shape[1]]
 
 
 def fewest_nodes(profile: ModelProfile, settings: PlannerSettings) -> int:
@@ -87,6 +97,7 @@ def _with_shadows(profile: ModelProfile, settings: PlannerSettings, without: Col
             f"successor's state on devices of {size(settings.memory_bytes)}. Use more nodes or devices with more "
             "memory, or plan without shadows."
         )
+    _check_shape(settings, sizes)
     most = settings.largest - settings.fault_tolerance * sizes[0]
     made = []
     for nodes in sizes:
@@ -137,6 +148,8 @@ class _Search:
         smallest, fitting = _node_counts(profile, settings, space_of)
         check_replicas(settings.num_nodes, smallest, settings.fault_tolerance)
         most = settings.largest - settings.fault_tolerance * smallest
+        if settings.shape is not None:
+            most = min(most, settings.shape[1])
         sizes = [nodes for nodes in fitting if smallest <= nodes <= most]
         ahead_s = sum(expected_s(space_of(nodes), nodes, each) for nodes in sizes for each in settings.shares)
         return cls(settings=settings, space_of=space_of, sizes=sizes, work=Work(ahead_s * num_calls))
@@ -274,6 +287,19 @@ def _stages_per_node(space: Space) -> int:
             "cannot use them all. Profile the layers on 1 device too, or change devices_per_node."
         )
     return fewest[-1]
+
+
+def _check_shape(settings: PlannerSettings, sizes: Sequence[int]) -> None:
+    """Raises PlanError: there is no template of the nodes that pipelines are to have."""
+    if settings.shape is None or settings.shape[1] in sizes:
+        return
+    nodes = settings.shape[1]
+    limit = f" of devices of {size(settings.memory_bytes)}" if settings.memory_bytes else ""
+    known = f"{sizes[0]} to {sizes[-1]}" if sizes else "none"
+    raise PlanError(
+        f"The model cannot be cut onto {count(nodes, 'node')}{limit}; of the numbers of nodes up to that, {known} can "
+        "be had. Set another nodes_per_pipeline, or leave it out."
+    )
 
 
 def _does_not_fit(profile: ModelProfile, settings: PlannerSettings, space: Space) -> PlanError:

@@ -44,20 +44,20 @@ def searched_pipelines(planner: Planner, request: ReplanRequest) -> Iterator[Can
     fewest = max(settings.fault_tolerance + 1, now - NEAR_NUMBERS)
     shapes = {
         tuple(sorted(sizes, reverse=True))
-        for number in range(fewest, min(now + NEAR_NUMBERS, settings.num_microbatches) + 1)
+        for number in range(fewest, min(now + NEAR_NUMBERS, settings.most_pipelines) + 1)
         for sizes in _partitions(left, number)
         if all(size in known for size in sizes)
     }
     shapes |= {
-        sizes for sizes in _instantiations(planner.sizes, left.num_live, settings) if len(sizes) <= now + NEAR_NUMBERS
+        sizes for sizes in _instantiations(planner.sizes, left.num_usable, settings) if len(sizes) <= now + NEAR_NUMBERS
     }
     seconds = {sizes: _seconds(sizes, known, settings.num_microbatches) for sizes in shapes}
     order = sorted(shapes, key=lambda sizes: (seconds[sizes], sizes))
     yield None
     chosen = _best_of_each_number(order)
     least_s = math.inf
-    for number in range(max(fewest, now - NEXT_NUMBERS), min(now + NEXT_NUMBERS, settings.num_microbatches) + 1):
-        uneven = _quickest(known, left.num_live, number, settings.num_microbatches)
+    for number in range(max(fewest, now - NEXT_NUMBERS), min(now + NEXT_NUMBERS, settings.most_pipelines) + 1):
+        uneven = _quickest(known, left.num_usable, number, settings.num_microbatches)
         yield None
         if uneven is not None and uneven not in seconds:
             seconds[uneven] = _seconds(uneven, known, settings.num_microbatches)
@@ -167,7 +167,7 @@ def _partitions(left: SurvivingPlan, number: int) -> Iterator[list[int]]:
     intact = sorted((left.alive[at] for at, is_intact in enumerate(left.intact) if is_intact), reverse=True)
     for num_kept in range(min(len(intact), number) + 1):
         kept, others = intact[:num_kept], number - num_kept
-        nodes = left.num_live - sum(kept)
+        nodes = left.num_usable - sum(kept)
         if others == 0:
             if not nodes:
                 yield kept

@@ -19,6 +19,7 @@ from planaria.plan.validate import lacking
 from planaria.planner.finish_step.shadow_takeover import filled
 from planaria.planner.reroute.plans import left_over
 from planaria.planner.rings import left_in_place
+from planaria.planner.templates.templates import of_shape
 from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.redundancy import (
@@ -111,8 +112,8 @@ def _all_shapes(planner: Planner, num_nodes: int) -> list[tuple[float, Template,
     """Returns seconds of a step, template and number of pipelines of all that keep f + 1 replicas."""
     settings = planner.settings
     found: list[tuple[float, Template, int]] = []
-    for template in planner.templates:
-        number = min(num_nodes // template.num_nodes, settings.num_microbatches)
+    for template in of_shape(planner.templates, num_nodes, settings):
+        number = min(num_nodes // template.num_nodes, settings.most_pipelines)
         if number < least_pipelines(planner, template.num_nodes):
             continue
         times = step_times(template, settings.num_microbatches)

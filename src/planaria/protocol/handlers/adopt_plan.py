@@ -6,7 +6,11 @@ Whoever takes one has decided on it before: nothing here chooses.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
+import msgspec
+
+from planaria.plan.plan import WorkerId
 from planaria.policy.interface import Candidate
 from planaria.protocol.handlers import end
 from planaria.protocol.messages.events import Command, Publish, Release, Send
@@ -19,6 +23,7 @@ from planaria.protocol.run.replay import decision_of
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.ballot import Ballot
 from planaria.protocol.step.halt_reports import Salvage
+from planaria.protocol.step.telling_order import telling_order
 
 
 def take(
@@ -41,8 +46,11 @@ def take(
     """
     if purpose is not Purpose.FINISH_STEP:
         proposal = _evaluating(run, proposal)
-    measured = put_in_force(run, proposal, purpose, source)
     plan = proposal.plan
+    targets: Sequence[WorkerId] = plan.workers  # who waits for any other plan waits for it as all do
+    if purpose is Purpose.FINISH_STEP:
+        targets = telling_order(run.plan, plan, run.attempt.salvage.halted)
+    measured = put_in_force(run, proposal, purpose, source)
     message = PlanMessage(
         plan=plan,
         step=run.step,
@@ -64,15 +72,18 @@ def take(
         records=told,
         learnt=run.to_write(),
     )
-    sends: list[Command] = [Send(worker, message) for worker in plan.workers]
+    sends: list[Command] = [Send(worker, message) for worker in targets]
     return [*measured, entry, *sends, *map(Publish, told)]
 
 
 def _evaluating(run: Run, proposal: Candidate) -> Candidate:
-    """Returns the proposal with an evaluation before its step, if one is due."""
+    """Returns the proposal with an evaluation before its step, if one is due. After it, the step's messages get names
+    that none of the evaluation's had, which were of the same step."""
     plan = proposal.plan.of_step
     if run.evaluations.is_due(run.step - 1):
         plan = plan.evaluating(run.evaluations.num_microbatches)
+    elif run.current is not None and run.current.evaluation is not None:
+        plan = plan.renewed(routes=tuple(msgspec.structs.replace(r, born=plan.generation) for r in plan.routes))
     return proposal if plan is proposal.plan else dataclasses.replace(proposal, plan=plan)
 
 

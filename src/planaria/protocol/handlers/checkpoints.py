@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.events import Command, Discard, Publish, Send
+from planaria.protocol.messages.journal import JournalDistrust
 from planaria.protocol.messages.records import Note, NoteSubject
 from planaria.protocol.messages.to_worker import Save
 from planaria.protocol.phases import Phase
@@ -50,6 +51,19 @@ def lose_writers(run: Run, node: NodeId) -> list[Command]:
         return []
     saving.forget(run.members.workers_of(node))
     return give_up(run, "a node was lost that wrote it") if saving.has_orphans else []
+
+
+def distrust(run: Run) -> list[Command]:
+    """Gives up what was saved of the state that is found to be wrong somewhere, on disk or under way."""
+    saving, commands = run.checkpoints.under_way, list[Command]()
+    if saving is not None and saving.step == run.step - 1:
+        commands += give_up(run, "what it is made of may be wrong")
+    found = run.checkpoints.distrust(is_earlier_kept=run.settings.keep_checkpoints > 1)
+    if found is None:
+        return commands
+    text = f"the checkpoint of step {found.step} is removed: what it is made of may be wrong"
+    note = Note(level="warning", text=text, subject=NoteSubject.CHECKPOINT)
+    return [*commands, JournalDistrust(step=found.step, records=(note,)), Discard(found.folder), Publish(note)]
 
 
 def give_up(run: Run, why: str) -> list[Command]:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from planaria.plan.plan import NodeId
 from planaria.protocol.handlers import checkpoints
 from planaria.protocol.messages.events import Command, Evict, NodeGone, Publish, Received
 from planaria.protocol.messages.from_worker import FaultInjected
 from planaria.protocol.messages.journal import Fate, JournalNode
-from planaria.protocol.messages.records import NodeLost
+from planaria.protocol.messages.records import ComputedWrong, NodeLost
 from planaria.protocol.run.run import Run
+from planaria.protocol.step.agreement import Held
 from planaria.protocol.step.recovery import OpenRecovery
 
+COMPUTED_WRONG = "computed wrong"
+"""Cause of the loss of a node whose bits are not those of the others."""
 
-def lose(run: Run, event: NodeGone) -> list[Command]:
-    """Fences a node and forgets its workers."""
+
+def lose_wrong(run: Run, node: NodeId, held: Held, layers: tuple[int, ...]) -> list[Command]:
+    """Fences a node that computed wrong; its host is remembered."""
+    host = run.members.host_of(node)
+    run.members.wrong_hosts[host] += 1
+    wrong = ComputedWrong(
+        node=node, step=run.step, held=held.value, layers=layers, host=host, times=run.members.wrong_hosts[host]
+    )
+    return [*lose(run, NodeGone(node, COMPUTED_WRONG), wrong), Publish(wrong)]
+
+
+def lose(run: Run, event: NodeGone, *why: ComputedWrong) -> list[Command]:
+    """Fences a node and forgets its workers; `why`: records of what led to it."""
     if event.ran_out is not None:
         event = run.shortages.note(event, run.current, run.step)
     run.failures.lost(run.step, run.now)
@@ -44,7 +59,7 @@ def lose(run: Run, event: NodeGone) -> list[Command]:
         fate=Fate.LOST,
         cause=event.cause,
         strikes=strikes,
-        records=(lost,),
+        records=(*why, lost),
         learnt=run.to_write(),
     )
     return [entry, Evict(event.node), Publish(lost), *given_up]

@@ -45,12 +45,15 @@ def join(run: Run, event: WorkerJoined) -> list[Command]:
     if event.zone and run.members.zones.get(node) != event.zone:
         run.members.zones[node] = event.zone
         run.plan_selector.locate(run.members.zones)
+    if event.label:
+        run.members.labels[node] = event.label
     if not is_complete or node in run.past.joined:
         return []
     run.count_cost()
-    zone = run.members.zones.get(node, "")
-    record = NodeJoined(node=node, live_nodes=len(run.members.nodes), zone=zone)
-    entry = JournalNode(node=node, fate=Fate.JOINED, zone=zone, records=(record,), learnt=run.to_write())
+    zone, label = run.members.zones.get(node, ""), run.members.labels.get(node, "")
+    record = NodeJoined(node=node, live_nodes=len(run.members.nodes), zone=zone, label=label)
+    learnt = run.to_write_of_join()
+    entry = JournalNode(node=node, fate=Fate.JOINED, zone=zone, label=label, records=(record,), learnt=learnt)
     return [entry, Publish(record)]
 
 
@@ -118,12 +121,12 @@ def no_room(run: Run, started: Mapping[NodeId, str], zones: Sequence[str]) -> st
         zones: of those that would be started.
     """
     members = run.members
-    there = {node: members.zones.get(node, "") for node in {*members.nodes, *run.past.joined}} | dict(started)
-    there = {node: zone for node, zone in there.items() if node not in members.gone}
-    number = len(there.keys() - members.leaving.keys()) + len(zones)
+    there = {*members.nodes, *run.past.joined, *started} - members.gone
+    number = len(there - members.leaving.keys()) + len(zones)
     if number <= run.node_count.least:
         return None
-    return run.node_count.refusal(run.step, number) or run.spending.over_hourly([*there.values(), *zones])
+    all_zones = (*(started.get(node) or members.zones.get(node, "") for node in sorted(there)), *zones)
+    return run.node_count.refusal(run.step, number) or run.spending.over_hourly(all_zones)
 
 
 def wanted(run: Run) -> int:

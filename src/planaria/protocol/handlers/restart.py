@@ -38,6 +38,7 @@ from planaria.protocol.thresholds import UNMEASURED_INSTRUCTION_S
 def restarted(run: Run, event: Restarted) -> list[Command]:
     """Carries out the dead coordinator's last decisions again, as far as they may not have been."""
     past = run.past
+    run.read_clock()
     run.returning.began = run.now
     run.attempt.begin(run.now if event.step_began is None else event.step_began)
     run.members.leaving = dict.fromkeys(past.leaving, run.now)

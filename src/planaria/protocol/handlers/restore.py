@@ -3,6 +3,8 @@ when too few nodes are left for it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from planaria.plan.plan import PlanError
 from planaria.policy.interface import Candidate
 from planaria.protocol.handlers import checkpoints as saving_course
@@ -24,8 +26,17 @@ def restore(run: Run, without: list[int]) -> list[Command]:
         run: whose state is lost in part.
         without: groups that nobody holds.
     """
-    layers = sorted({layer for group in without for layer in run.plan.groups[group].layers})
-    lost = f"no replica of layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))} is left"
+    return restore_all(run, f"no replica of {layers_text(run, without)} is left")
+
+
+def layers_text(run: Run, groups: Iterable[int]) -> str:
+    """Names the layers of these groups: "layers 2, 3"."""
+    layers = sorted({layer for group in groups for layer in run.plan.groups[group].layers})
+    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
+
+
+def restore_all(run: Run, lost: str) -> list[Command]:
+    """Restores all live nodes from the last checkpoint; `lost` says why."""
     if run.fatal is not None:
         return end.end(run, RunStatus.FAILED, f"{run.fatal}; {lost}")
     if not _can_go_back(run):
@@ -84,6 +95,7 @@ def _no_plan(run: Run, error: PlanError, lost: str) -> list[Command]:
 
 def _rewind(run: Run, checkpoint: CheckpointRef | None) -> None:
     run.plan_selector.wake_all(run.step)
+    run.checkpoints.unproven = None
     if run.checkpoints.under_way is not None:
         run.checkpoints.give_up("the job goes back")
     run.step = 1 + (checkpoint.step if checkpoint else 0)

@@ -1,20 +1,27 @@
-"""A loss inside a step: what it broke is halted and asked; once all workers have reported, the rest is planned."""
+"""A loss inside a step: what it broke is halted and asked; once all workers have reported, the rest is planned.
+
+And owners of a group that do not hold the same bits: the step is not committed with what is wrong.
+"""
 
 from __future__ import annotations
 
-from planaria.plan.plan import PlanError
+from collections.abc import Collection, Mapping
+
+from planaria.plan.plan import PlanError, WorkerId
 from planaria.plan.thresholds import ANEW_CLEARLY, LONG_REST
 from planaria.planner.finish_step.salvage import to_halt
 from planaria.policy.interface import Candidate
-from planaria.protocol.handlers import boundary
+from planaria.protocol.handlers import boundary, checkpoints
 from planaria.protocol.handlers.adopt_plan import take
-from planaria.protocol.handlers.restore import restore
-from planaria.protocol.messages.events import Command, Publish, Received, Send
-from planaria.protocol.messages.from_worker import Report
+from planaria.protocol.handlers.fencing import lose, lose_wrong
+from planaria.protocol.handlers.restore import layers_text, restore, restore_all
+from planaria.protocol.messages.events import Command, NodeGone, Publish, Received, Send
+from planaria.protocol.messages.from_worker import Digest, Report
 from planaria.protocol.messages.records import Note
 from planaria.protocol.messages.to_worker import Halt, StateSource
 from planaria.protocol.phases import Phase, Purpose
 from planaria.protocol.run.run import Run
+from planaria.protocol.step.agreement import Claims, Difference, Held, difference
 from planaria.protocol.step.retained_replicas import Holders
 
 
@@ -103,3 +110,97 @@ def _anew_s(run: Run, proposal: Candidate, holders: Holders) -> tuple[float, flo
         return None
     anew_s = (anew.beside or anew).step_time_s * stretch
     return (rest_s, anew_s) if anew_s < ANEW_CLEARLY * rest_s else None
+
+
+# Owners that do not hold the same
+
+
+def disagree(run: Run) -> list[Command] | None:
+    """Compares what the owners of each group told of it in their votes; None: they agree, and the step is concluded.
+
+    Who is wrong is fenced, and the step begun anew without it. If that is not known, it is made known: sums are made
+    again; and where replicas differ, the job goes back to the last checkpoint, until it comes here again.
+    """
+    claims = run.attempt.votes.digests
+    found = difference(claims)
+    if found is not None:
+        return _undo(run, found, claims)
+    run.checkpoints.prove(run.step)
+    if run.plan.evaluation is not None:
+        return None
+    denied = run.disputes.settle(run.step, claims, _num_dropped(run))
+    return _fence(run, _suspected_twice(run, denied)) or None
+
+
+def _undo(run: Run, found: Difference, claims: Claims) -> list[Command]:
+    commands = checkpoints.distrust(run) if found.held is Held.REPLICA else []
+    wrong, unclear = found.known - found.misled, frozenset[WorkerId]()
+    if not found.known:
+        wrong, unclear = run.disputes.again(run.step, found, claims, _num_dropped(run))
+    commands += _lose(run, dict.fromkeys(wrong, found))
+    commands += _lose_beside(run, found.misled, "it has a replica of a node that computed wrong")
+    commands += _lose_beside(run, unclear, "it or another node computed wrong, again and again")
+    left = {group: _live(run, claims[group]) for group in claims}
+    undecided = difference(left)
+    if undecided is not None and undecided.known:
+        return commands + _undo(run, undecided, left)
+    if undecided is not None and undecided.held is Held.REPLICA:
+        run.disputes.begin(run.step, undecided, left, _num_dropped(run))
+        return commands + restore_all(run, f"replicas of {_where(run, undecided, left)} differ")
+    if undecided is not None:
+        run.disputes.begin(run.step, undecided, left, _num_dropped(run))
+        text = f"sums of {_where(run, undecided, left)} differ; step {run.step} is begun anew"
+        commands.append(Publish(Note(level="warning", text=text)))
+    run.attempt.is_void = True
+    return commands + begin(run)
+
+
+def _num_dropped(run: Run) -> int:
+    return run.counts.dropped + len(run.plan.dropped)
+
+
+def _live(run: Run, digests: Mapping[WorkerId, Digest]) -> dict[WorkerId, Digest]:
+    return {worker: digest for worker, digest in digests.items() if worker in run.members.addresses}
+
+
+def _where(run: Run, found: Difference, claims: Claims) -> str:
+    """Describes for people what differs: "layers 2, 3 at nodes 0, 4"."""
+    nodes = sorted({run.members.node_of(worker) for group in found.groups for worker in claims[group]})
+    return f"{layers_text(run, found.groups)} at nodes {', '.join(map(str, nodes))}"
+
+
+def _suspected_twice(run: Run, denied: Mapping[WorkerId, Difference]) -> Mapping[WorkerId, Difference]:
+    """Returns those of the workers that count as wrong now: one copies a sum from the next, so of several nodes whose
+    sums were wrong, each is suspected, and wrong the second time."""
+    nodes = {run.members.node_of(worker) for worker in denied}
+    if len(nodes) < 2 or all(found.held is Held.REPLICA for found in denied.values()):
+        return denied
+    before, run.suspects = run.suspects, run.suspects | nodes
+    return {worker: found for worker, found in denied.items() if run.members.node_of(worker) in before}
+
+
+def _fence(run: Run, wrong: Mapping[WorkerId, Difference]) -> list[Command]:
+    """Fences those who were wrong and are here still, and begins the step anew without them."""
+    commands = _lose(run, wrong)
+    if commands:
+        run.attempt.is_void = True
+        commands += begin(run)
+    return commands
+
+
+def _lose(run: Run, wrong: Mapping[WorkerId, Difference]) -> list[Command]:
+    commands: list[Command] = []
+    for node in sorted({run.members.node_of(worker) for worker in wrong if worker in run.members.addresses}):
+        mine = [worker for worker in sorted(wrong) if run.members.node_of(worker) == node]
+        found = wrong[mine[0]]
+        layers = {layer for group in found.groups_of(mine) for layer in run.plan.groups[group].layers}
+        commands += lose_wrong(run, node, found.held, tuple(sorted(layers)))
+    return commands
+
+
+def _lose_beside(run: Run, workers: Collection[WorkerId], cause: str) -> list[Command]:
+    """Fences those whose replica is of no use, though they may have made no mistake."""
+    commands: list[Command] = []
+    for node in sorted({run.members.node_of(worker) for worker in workers if worker in run.members.addresses}):
+        commands += lose(run, NodeGone(node, cause))
+    return commands

@@ -49,6 +49,7 @@ def manifest_written(run: Run, event: ManifestWritten) -> list[Command]:
     if not run.checkpoints.is_made_whole(event.step, event.folder):
         return []  # given up while it was made whole: a later one was wanted, or the job went back
     saving = run.checkpoints.complete(run.now)
+    run.checkpoints.unproven = event.step if event.step == run.step - 1 else None
     record = CheckpointSaved(step=event.step, folder=event.folder, seconds=run.now - saving.began)
     run.evaluations.saved(event.step)
     assert run.checkpoints.last is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from planaria.job.sections.train import WhenNotFinite
-from planaria.protocol.handlers import boundary, checkpoints, end, joins
+from planaria.protocol.handlers import boundary, checkpoints, end, joins, salvage
 from planaria.protocol.handlers.adopt_plan import release
 from planaria.protocol.messages.events import Command, Publish, Received, Send
 from planaria.protocol.messages.from_worker import Ready, Vote
@@ -51,7 +51,10 @@ def voted(run: Run, event: Received) -> list[Command]:
 
 
 def conclude(run: Run) -> list[Command]:
-    """Concludes what all have voted for: the step, or the evaluation before it."""
+    """Concludes what all have voted for, the step or the evaluation before it, if all owners hold the same."""
+    undoing = salvage.disagree(run)
+    if undoing is not None:
+        return undoing
     return commit(run) if run.plan.evaluation is None else _conclude_evaluation(run)
 
 

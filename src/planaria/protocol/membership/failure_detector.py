@@ -61,13 +61,13 @@ class Judge:
             is_runnable: whether a node's processes are known to be there, and not stopped.
             expectation: of the plan in force, how long things take.
         """
-        if now - self._judged > DETECTOR_AWAY_S:
-            self.liveness.excuse(now)
+        if (away_s := now - self._judged) > DETECTOR_AWAY_S:
+            self.liveness.excuse(now, away_s + OVERDUE_S)
         self._judged = now
         if self._isolation.holds(self.liveness.quiet_s(now)):
             return
         if lasted_s := self._isolation.ended():
-            self.liveness.excuse(now + lasted_s)
+            self.liveness.excuse(now + lasted_s, 2 * lasted_s)
         node_of = self._admission.node_of
         for worker, silence_s in list(self.liveness.silent(now)):
             if self.liveness.is_gone(silence_s, runnable=is_runnable(node_of(worker))):
@@ -110,6 +110,8 @@ class Isolation:
         Args:
             quiet_s: seconds since the last sign of anybody.
         """
+        if quiet_s > self._patience_s:
+            self._quiet_s = None  # nobody was heard of: whoever is silent is judged, or it would wait for ever
         if not self._suspicious_s < quiet_s <= self._patience_s:
             return False
         self._quiet_s = quiet_s

@@ -124,10 +124,16 @@ class Liveness:
         """Workers that were started and have not joined."""
         return tuple(sorted(map(int, self._awaited)))
 
-    def excuse(self, now: float) -> None:
-        """Restarts all workers' time after the failure detector itself was away (process stopped, host overloaded)."""
+    def excuse(self, now: float, lost_s: float) -> None:
+        """Excuses all workers after the failure detector heard nobody for so long.
+
+        Their silence counts from now on. What they did, and whether they joined, was not seen for `lost_s`, which does
+        not count: all of their time would be too much, as whoever hangs would never be found by a detector that is
+        away again and again.
+        """
         for seen in self._seen.values():
-            seen.heard = seen.since = now
+            seen.heard, seen.since = now, min(now, seen.since + lost_s)
+        self._awaited = {worker: min(now, since + lost_s) for worker, since in self._awaited.items()}
 
     def quiet_s(self, now: float) -> float:
         """Returns seconds since the last sign of any worker; 0 where there is none."""
@@ -135,9 +141,8 @@ class Liveness:
 
     def silent(self, now: float) -> Iterator[tuple[WorkerId, float]]:
         """Yields workers that sent nothing for longer than `silence_s`, and for how long."""
-        for worker, seen in sorted(self._seen.items()):
-            if now - seen.heard > self._limits.silence_s:
-                yield worker, now - seen.heard
+        limit_s = self._limits.silence_s
+        yield from sorted((w, now - seen.heard) for w, seen in self._seen.items() if now - seen.heard > limit_s)
 
     def is_gone(self, silence_s: float, *, runnable: bool) -> bool:
         """Returns whether a silence means that the worker is gone; `runnable`: its process is known to be there."""
@@ -153,9 +158,9 @@ class Liveness:
         """
         limits = self._limits
         quiet = self._quiet()
-        for worker, seen in sorted(self._seen.items()):
-            if worker in quiet:
-                continue
+        shortest_s = min(limits.least_s, limits.busy_s)  # hardly anybody is without progress for as long
+        for worker in sorted(w for w, seen in self._seen.items() if now - seen.since > shortest_s and w not in quiet):
+            seen = self._seen[worker]
             stuck_s = now - seen.since
             works = now - seen.worked_at <= limits.silence_s
             computing_s = max(limits.least_s, (limits.working_factor if works else limits.factor) * instruction_s)
@@ -177,9 +182,11 @@ class Liveness:
 
         From waiter to waiter, the way ends with one whose peer waits for nothing: that peer has sent.
         """
-        waiting = {w: seen for w, seen in sorted(self._seen.items()) if seen.pulse.activity is Activity.WAITING}
         works = any(s.pulse.activity in (Activity.COMPUTING, Activity.BUSY) for s in self._seen.values())
-        if not waiting or works or any(now - seen.since <= limit_s for seen in self._seen.values()):
+        if works or any(now - seen.since <= limit_s for seen in self._seen.values()):
+            return None
+        waiting = {w: seen for w, seen in sorted(self._seen.items()) if seen.pulse.activity is Activity.WAITING}
+        if not waiting:
             return None
         worker = next((w for w, seen in waiting.items() if seen.pulse.waits_for >= 0), None)
         passed: set[WorkerId] = set()

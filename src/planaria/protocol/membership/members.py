@@ -20,6 +20,8 @@ class Membership:
         gone: nodes that were lost or released; they never come back under the same number.
         leaving: live nodes that gave notice, and when (monotonic seconds).
         zones: of live nodes that said where they are.
+        wrong_hosts: how many nodes of a host computed wrong.
+        labels: of live nodes that have one.
     """
 
     def __init__(self, num_nodes: int, devices_per_node: int) -> None:
@@ -29,6 +31,8 @@ class Membership:
         self.gone: set[NodeId] = set()
         self.leaving: dict[NodeId, float] = {}
         self.zones: dict[NodeId, str] = {}
+        self.wrong_hosts: Counter[str] = Counter()
+        self.labels: dict[NodeId, str] = {}
         self._faults: dict[NodeId, float] = {}
         self._joined: Counter[NodeId] = Counter()
         self._nodes: tuple[NodeId, ...] | None = ()
@@ -41,6 +45,11 @@ class Membership:
         """Returns the numbers of a node's workers, whether it lives or not."""
         first = node * self._devices_per_node
         return tuple(WorkerId(first + device) for device in range(self._devices_per_node))
+
+    def host_of(self, node: NodeId) -> str:
+        """Returns the host of a live node, as its peers reach it."""
+        addresses = (self.addresses.get(worker, "") for worker in self.workers_of(node))
+        return next(addresses, "").rpartition(":")[0].strip("[]")
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
@@ -95,6 +104,7 @@ class Membership:
         self.gone.add(node)
         self.leaving.pop(node, None)
         self.zones.pop(node, None)
+        self.labels.pop(node, None)
         lost = tuple(worker for worker in self.workers_of(node) if worker in self.addresses)
         for worker in lost:
             del self.addresses[worker]

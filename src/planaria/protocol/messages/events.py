@@ -23,6 +23,7 @@ class WorkerJoined:
     worker: WorkerId
     data_address: str
     zone: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import msgspec
 
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.message import Message, Seconds, ZoneName, decoded
+from planaria.protocol.messages.message import Message, NodeLabel, Seconds, ZoneName, decoded
 from planaria.protocol.messages.to_worker import Commit, PlanMessage, Save
 
 
@@ -82,6 +82,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
         mark: of the run for which it was started: who is left of an earlier run with the same token has no part here.
         data_address: where peers reach it ("host:port").
         zone: where its node is.
+        label: of its node.
         data: hash of the tokens that it trains on; "": it has none, or cannot read them.
     """
 
@@ -91,6 +92,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     pid: int
     data_address: str
     zone: ZoneName = ""
+    label: NodeLabel = ""
     data: str = ""
     mark: str = ""
 
@@ -130,6 +132,21 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
     num_labels: int
 
 
+class Digest(msgspec.Struct, frozen=True, array_like=True):
+    """Digests of what an owner of a group holds as it votes; owners that hold the same bits tell the same.
+
+    Attributes:
+        state: of its replica.
+        sum: of the step's summed gradient, which it is about to apply; 0 in an evaluation.
+        written: of the replica as this worker itself wrote it last, by its optimizer's step or from a checkpoint; None:
+            the replica came from a peer since.
+    """
+
+    state: int
+    sum: int = 0
+    written: int | None = None
+
+
 class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     """Tells that the program of (generation, step) ran to its end here, and that the sums are whole.
 
@@ -140,6 +157,7 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
         compute_s: how long its forwards and backwards of the step took; 0: not measured.
         flows: what it has sent to each peer on another host, once in `FLOWS_EVERY` steps.
         scores: of an evaluation, in place of losses: microbatch -> what was made of it.
+        digests: group -> digests of what this worker holds of it; empty where replicas are not compared.
     """
 
     generation: int
@@ -150,6 +168,7 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     compute_s: Seconds = 0.0
     flows: dict[WorkerId, Flow] = msgspec.field(default_factory=dict)
     scores: dict[int, Score] = msgspec.field(default_factory=dict)
+    digests: dict[int, Digest] = msgspec.field(default_factory=dict)
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):

@@ -98,6 +98,7 @@ class JournalNode(JournalEntry, frozen=True, kw_only=True, tag="node"):
         cause: the cause of a loss.
         strikes: it was lost while the plan in force needed it, so that there is something to recover from.
         zone: of a node that joined.
+        label: likewise.
     """
 
     node: NodeId
@@ -105,6 +106,7 @@ class JournalNode(JournalEntry, frozen=True, kw_only=True, tag="node"):
     cause: str = ""
     strikes: bool = False
     zone: str = ""
+    label: str = ""
 
 
 class JournalRecovery(JournalEntry, frozen=True, kw_only=True, tag="recovery"):
@@ -115,6 +117,12 @@ class JournalCheckpoint(JournalEntry, frozen=True, kw_only=True, tag="checkpoint
     """A checkpoint is whole on disk."""
 
     checkpoint: CheckpointRef
+
+
+class JournalDistrust(JournalEntry, frozen=True, kw_only=True, tag="distrust"):
+    """The checkpoint of this step, the newest, may be of a wrong state: it counts no more, and is removed."""
+
+    step: int
 
 
 class JournalPolicy(JournalEntry, frozen=True, kw_only=True, tag="policy"):
@@ -146,6 +154,7 @@ AnyEntry = (
     | JournalNode
     | JournalRecovery
     | JournalCheckpoint
+    | JournalDistrust
     | JournalPolicy
     | JournalStop
     | JournalRestart

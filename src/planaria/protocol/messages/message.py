@@ -12,7 +12,7 @@ import msgspec
 
 from planaria.job.sections.cluster import MAX_ZONE_LENGTH
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 
 def other_version(speaker: str, version: int) -> str | None:
@@ -30,6 +30,9 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
 ZoneName = Annotated[str, msgspec.Meta(max_length=MAX_ZONE_LENGTH)]
 """Name of the zone where a node is; a zone fails as one. "": not known."""
+
+NodeLabel = Annotated[str, msgspec.Meta(max_length=MAX_ZONE_LENGTH)]
+"""What whoever started a node's agent calls it: a task of SLURM's, a pod, a host. "": not known."""
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """Longest control message in bytes that is read; a longer one is refused before memory is taken for it."""

@@ -256,7 +256,8 @@ class Orders:
 
 def _frame(plan: Plan) -> tuple[object, ...]:
     """Returns what two plans must have in common for one to be told as an update of the other."""
-    return plan.num_layers, plan.num_microbatches, plan.devices_per_node, plan.groups, plan.schedule, plan.redundancy
+    devices = plan.devices_per_node, plan.devices_per_stage
+    return plan.num_layers, plan.num_microbatches, devices, plan.groups, plan.schedule, plan.redundancy
 
 
 def _cuts(stages: Sequence[Stage]) -> tuple[Cut, ...]:

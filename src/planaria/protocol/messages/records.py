@@ -24,11 +24,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class NodeJoined(Record, frozen=True, kw_only=True, tag="node_joined"):
-    """A node joined. `zone`: where the node is; "": not known."""
+    """A node joined. `zone`: where the node is; `label`: what whoever started it calls it; "": not known."""
 
     node: int
     live_nodes: int
     zone: str = ""
+    label: str = ""
 
 
 class NodeLost(Record, frozen=True, kw_only=True, tag="node_lost"):
@@ -40,6 +41,25 @@ class NodeLost(Record, frozen=True, kw_only=True, tag="node_lost"):
     cause: str
     live_nodes: int
     detect_ms: float | None
+
+
+class ComputedWrong(Record, frozen=True, kw_only=True, tag="computed_wrong"):
+    """A node computed something wrong, or did not keep what it had: its bits are not those of the others. It is lost.
+
+    Attributes:
+        step: in progress; no earlier one was committed with what is wrong.
+        held: what was wrong: a "replica", or a "sum" of gradients.
+        layers: of which it was.
+        host: of the node.
+        times: how many nodes of that host computed wrong so far, this one included.
+    """
+
+    node: int
+    step: int
+    held: str
+    layers: tuple[int, ...]
+    host: str
+    times: int
 
 
 class NodeLeaving(Record, frozen=True, kw_only=True, tag="node_leaving"):
@@ -306,6 +326,7 @@ class RunEnded(Record, frozen=True, kw_only=True, tag="run_ended"):
 AnyRecord = (
     NodeJoined
     | NodeLost
+    | ComputedWrong
     | NodeLeaving
     | NodeReleased
     | NodeSpeed

@@ -1,8 +1,8 @@
 """What a coordinator learns of the running job, as it is written down for the next one. Values only.
 
 All of it is advice: a coordinator that finds none, or old news, decides by what the job file and the profile say, and
-learns anew. It changes no bit of training. Moments are monotonic seconds of the coordinator's host, which outlives
-whoever reads them: a journal is of one run of the command.
+learns anew. It changes no bit of training. Moments are monotonic seconds of the coordinator's host. Whoever reads them
+on another, or after another boot, has moments of its own made of them (`RunMeasurements.on`).
 """
 
 from __future__ import annotations
@@ -190,6 +190,8 @@ class RunMeasurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         stretch: how many times longer steps take than the profile says, where that was measured for estimates to come.
         spent: what the run has cost.
         given_back: nodes that brought too little.
+        clock: whose moments these are; see `RunSettings.clock`.
+        at: the moment at which it was written down; None: it was not, or by an earlier version.
     """
 
     losses: SeenLosses = SeenLosses()
@@ -205,3 +207,29 @@ class RunMeasurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     stretch: float | None = None
     spent: Spent = Spent()
     given_back: GivenBack = GivenBack()
+    clock: str = ""
+    at: float | None = None
+
+    def on(self, clock: str, now: float) -> RunMeasurements:
+        """Returns the same with moments of this clock, which shows `now`.
+
+        How long there was no coordinator is not known where the clock is another one, and counts as no time.
+        """
+        if self.at is None or clock == self.clock:
+            return self
+        replace, moved = msgspec.structs.replace, now - self.at
+        losses, rests, saves, spent = self.losses, self.rests, self.saves, self.spent
+        recent = tuple(moment + moved for moment in losses.recent)
+        return replace(
+            self,
+            losses=replace(losses, began=_moved(losses.began, moved), recent=recent),
+            rests=replace(rests, quiet_until=_moved(rests.quiet_until, moved)),
+            saves=replace(saves, began=_moved(saves.began, moved)),
+            spent=replace(spent, since=_moved(spent.since, moved)),
+            clock=clock,
+            at=now,
+        )
+
+
+def _moved(moment: float | None, by_s: float) -> float | None:
+    return None if moment is None else moment + by_s

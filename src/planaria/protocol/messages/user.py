@@ -85,6 +85,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         speeds: of nodes that are slower than the others, as parts of their speed.
         resting: nodes that the plan does without because they are slow.
         zones: of nodes that said where they are.
+        labels: what those who started nodes call them, where they said so.
         links: the links between hosts, as they were measured.
         policy: the policy in force.
         cost: dollars that the run has cost so far; None: nothing is counted.
@@ -107,6 +108,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     speeds: dict[int, float] = {}
     resting: tuple[int, ...] = ()
     zones: dict[int, str] = {}
+    labels: dict[int, str] = {}
     links: tuple[LinkFigures, ...] = ()
     policy: str = ""
     cost: float | None = None
@@ -143,6 +145,7 @@ class GoneNode(msgspec.Struct, frozen=True, kw_only=True):
     zone: str
     cause: str
     ago_s: float
+    label: str = ""
 
 
 class RunDetails(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,7 +88,7 @@ class Failures:
         """Takes over what the last coordinator saw. Time without a coordinator counts too, as nodes may die then."""
         self._began, self._losses, self._last_step = seen.began, seen.count, seen.last_step
         self._nodes = max(seen.nodes, seen.count)
-        self._recent.extend(seen.recent)
+        self._recent = deque(seen.recent, maxlen=LOSSES_EXAMINED)
 
     def fork(self) -> Failures:
         """Returns a copy for a run that was this one until now."""
@@ -109,7 +109,7 @@ class Failures:
         for number, at in enumerate(reversed(self._recent), start=1):
             # The first of them began the storm: what came after it is what it says.
             span_s = max(0.0, now - at)
-            if number > 1 and (chance := _at_least(number - 1, span_s / usual_s)) < least:
+            if number > 1 and span_s and (chance := _at_least(number - 1, span_s / usual_s)) < least:
                 least, expected_s = chance, span_s / (number - 1)
         return min(expected_s, usual_s)
 

@@ -47,6 +47,8 @@ class MeasuredCluster:
         self.speeds.recall(learnt.speeds, live)
         self.stretch = learnt.stretch
         self.links.recall(learnt.links)
+        for node in learnt.links.hosts.keys() - set(live):
+            self.links.forget(node)
 
     def corrected(self, planner: Planner) -> Planner:
         """Returns the planner with the known links, zones, stretch and speeds."""

@@ -31,15 +31,13 @@ from planaria.protocol.thresholds import (
 
 
 class MeasuredLinks:
-    """Links between hosts, by class and by pair.
+    """Links between hosts, by class and by pair. Classes are made when they are asked for: thousands of hosts join.
 
     Args:
         given: the profile that the run began with.
 
     Attributes:
         hosts: of the nodes that said so.
-        profile: the given one, with the classes as measured.
-        far_pairs: those that are far off their class.
         slowdown: how many times slower than probed links count, as steps show.
     """
 
@@ -47,15 +45,28 @@ class MeasuredLinks:
         self._given = given
         self._probed: dict[HostPair, HostLink] = {}
         self.hosts: dict[NodeId, str] = {}
-        self.profile = given
-        self.far_pairs: dict[HostPair, LinkCost] = {}
+        self._profile = given
+        self._far_pairs: dict[HostPair, LinkCost] = {}
+        self._is_classified = True
+        self._learnt: KnownLinks | None = None
         self.slowdown = 1.0
+
+    @property
+    def profile(self) -> ModelProfile:
+        """The given profile, with the classes as measured."""
+        self._classify()
+        return self._profile
+
+    @property
+    def far_pairs(self) -> dict[HostPair, LinkCost]:
+        """The pairs of hosts that are far off their class."""
+        self._classify()
+        return self._far_pairs
 
     def measured(self, node: NodeId, host: str, links: Sequence[HostLink]) -> None:
         """Records what a node's host measured before it joined."""
         self.hosts[node] = host
         self._note(links)
-        self._classify()
 
     def forget(self, node: NodeId) -> None:
         """Forgets the host of a lost node; what was measured of it stays."""
@@ -65,12 +76,14 @@ class MeasuredLinks:
         """Takes over what the last coordinator knew."""
         self.hosts, self.slowdown = dict(known.hosts), known.slowdown
         self._note(known.probed)
-        self._classify()
 
     @property
     def learnt(self) -> KnownLinks:
-        """Measured links, for the next coordinator."""
-        return KnownLinks(hosts=dict(self.hosts), probed=tuple(self._probed.values()), slowdown=self.slowdown)
+        """Measured links, for the next coordinator, which is told elsewhere of nodes that were lost since."""
+        if self._learnt is None:
+            probed = tuple(self._probed.values())
+            self._learnt = KnownLinks(hosts=dict(self.hosts), probed=probed, slowdown=self.slowdown)
+        return self._learnt
 
     def change(self, pair: HostPair, factor: float, *, across_zones: bool) -> HostLink:
         """Counts the link between two hosts as so many times faster than it was; returns what it is now.
@@ -93,7 +106,6 @@ class MeasuredLinks:
             )
         changed = msgspec.structs.replace(link, bytes_per_s=link.bytes_per_s * factor)
         self._note([changed])
-        self._classify()
         return changed
 
     def explain(self, took_s: float, step_s: Callable[[MeasuredLinks], float]) -> bool:
@@ -121,7 +133,7 @@ class MeasuredLinks:
 
     def _count(self, slowdown: float) -> None:
         self.slowdown = slowdown
-        self._classify()
+        self._note(())
 
     @property
     def figures(self) -> tuple[LinkFigures, ...]:
@@ -138,10 +150,12 @@ class MeasuredLinks:
     def _note(self, links: Iterable[HostLink]) -> None:
         for link in links:
             self._probed[host_pair(link.one, link.other)] = link
+        self._is_classified, self._learnt = False, None
 
     def _classify(self) -> None:
-        if not self._probed:
+        if self._is_classified or not self._probed:
             return
+        self._is_classified = True
         links, within = self._given.links, self._given.links.within_node
         near, far = self._of_class(across=False), self._of_class(across=True)
         over = partial(_over, within, self.slowdown)
@@ -151,14 +165,14 @@ class MeasuredLinks:
         if across is not None and not _is_off(across, between, ZONES_APART):
             across = None
         of_class = {**dict.fromkeys(near, between), **dict.fromkeys(far, across or between)}
-        self.far_pairs = {
+        self._far_pairs = {
             pair: cost for pair, wire in wires.items() if _is_off(cost := over(wire), of_class[pair], FAR_OFF)
         }
         links = Links(within_node=within, between_nodes=between, across_zones=across)
         # A vote goes to the coordinator and its commit comes back over the slower class.
         wire_s = max(link.latency_s for link in (between, across or between)) - within.latency_s
         step = msgspec.structs.replace(self._given.step, vote_s=self._given.step.vote_s + 2 * wire_s)
-        self.profile = msgspec.structs.replace(self._given, links=links, step=step)
+        self._profile = msgspec.structs.replace(self._given, links=links, step=step)
 
     def _of_class(self, *, across: bool) -> dict[HostPair, LinkCost]:
         """Returns the pairs of hosts in different zones, or in the same."""

@@ -84,7 +84,6 @@ class PlanSelector:
         evidence: of nodes' speeds, how much is needed.
 
     Attributes:
-        policy: for the nodes' speeds and zones as they are known by now.
         policy_switch: which policy that is, and which others there are.
         shortages: of memory that were seen.
         measured: the cluster, as far as it is known.
@@ -100,7 +99,9 @@ class PlanSelector:
         switching: PolicySwitch | None = None,
         evidence: SpeedEvidence | None = None,
     ) -> None:
-        self.policy = policy
+        self._policy = policy
+        self._is_news = False
+        """Zones or links are known that the policy has not been told."""
         self.policy_switch = switching or PolicySwitch(PolicyName.TEMPLATES, None, may_drop=False)
         self.shortages = shortages
         self.measured = MeasuredCluster(policy.planner.profile, evidence)
@@ -115,7 +116,6 @@ class PlanSelector:
     def recall(self, learnt: RunMeasurements, live: Collection[NodeId]) -> None:
         """Takes over what the last coordinator knew of the nodes that live."""
         self.measured.recall(learnt, live)
-        self.straggler_policy.recall(learnt.rests, live)
         self.policy = self._for_now(self.policy)
 
     def next_generation(self) -> int:
@@ -124,14 +124,26 @@ class PlanSelector:
         return self.generation
 
     def locate(self, zones: Zones) -> None:
-        """Records the zones of the nodes."""
-        self.measured.zones = dict(zones)
-        self.policy = self.policy.with_planner(self.policy.planner.with_zones(self.measured.zones))
+        """Records the zones of the nodes. What changes in the mapping later is told by another call."""
+        self.measured.zones, self._is_news = zones, True
 
     def links_measured(self, node: NodeId, host: str, links: Sequence[HostLink]) -> None:
         """Records what a node's host measured of its links to others."""
         self.measured.links.measured(node, host, links)
-        self.policy = self._for_now(self.policy)
+        self._is_news = True
+
+    @property
+    def policy(self) -> Policy:
+        """The policy, for the nodes' speeds, zones and links as they are known by now: told when it is asked for, as
+        thousands of nodes may join before it is."""
+        if self._is_news:
+            self._is_news, self.measured.zones = False, dict(self.measured.zones)
+            self._policy = self._for_now(self._policy)
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy = policy
 
     # Plans that need no other
 
@@ -175,11 +187,13 @@ class PlanSelector:
         """Returns a plan for what a loss left undone of the step in progress, or of the evaluation before it; None
         where it cannot be finished.
 
-        Some device has no room for it; or of a layer with two groups each is with another worker, because state was on
-        its way.
+        Some device has no room for it; or, because state was on its way, of a layer with two groups each is with
+        another worker, or a stage's devices do not all hold the same.
         """
         layers = {id(groups): plan.layers_held(groups) for groups in distinct(holders.values())}
         if len(set().union(*layers.values())) < plan.num_layers:
+            return None
+        if any(len({frozenset(holders[w]) for w in mates if w in holders}) > 1 for mates in plan.stage_mates):
             return None
         policy = self.policy.with_forecast(forecast)
         finish = policy.finish_step if plan.evaluation is None else policy.finish_evaluation

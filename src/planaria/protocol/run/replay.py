@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
@@ -14,6 +15,7 @@ from planaria.protocol.messages.journal import (
     Fate,
     JournalCheckpoint,
     JournalCommit,
+    JournalDistrust,
     JournalEnd,
     JournalEvaluation,
     JournalNode,
@@ -23,7 +25,15 @@ from planaria.protocol.messages.journal import (
     JournalRestart,
     JournalStop,
 )
-from planaria.protocol.messages.records import AnyRecord, Evaluated, PlanTaken, Restored, StepCommitted, StepSkipped
+from planaria.protocol.messages.records import (
+    AnyRecord,
+    ComputedWrong,
+    Evaluated,
+    PlanTaken,
+    Restored,
+    StepCommitted,
+    StepSkipped,
+)
 from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.messages.to_worker import StateSource
 from planaria.protocol.phases import Purpose
@@ -50,7 +60,10 @@ class JournalState:
         leaving: live nodes that gave notice.
         newcomers: nodes that came since the placement in force was made, or tried in vain.
         zones: of the nodes that joined, where they said so.
+        labels: likewise.
         checkpoint: the last whole one of this run; None: there is none.
+        earlier: the whole one before it.
+        wrong_hosts: how many nodes of a host computed wrong.
         saved: steps of which there was one, and the job has not gone back before them.
         evaluated: the evaluations of this run, of which the same is true.
         skipped_steps: that were committed without being applied.
@@ -65,6 +78,7 @@ class JournalState:
         steps_redone: by which the job went back because of them.
         has_resumed: a step was committed after the first of them.
         records: that the last entries made public: the last commit's and all since.
+        is_disturbed: nodes were lost in the last committed step, or since the one before it.
         restarts: how often a coordinator began on this journal.
     """
 
@@ -76,7 +90,10 @@ class JournalState:
     leaving: frozenset[NodeId] = frozenset()
     newcomers: frozenset[NodeId] = frozenset()
     zones: Mapping[NodeId, str] = field(default_factory=dict)
+    labels: Mapping[NodeId, str] = field(default_factory=dict)
     checkpoint: CheckpointRef | None = None
+    earlier: CheckpointRef | None = None
+    wrong_hosts: Mapping[str, int] = field(default_factory=dict)
     saved: frozenset[int] = frozenset()
     evaluated: tuple[Evaluated, ...] = ()
     skipped_steps: frozenset[int] = frozenset()
@@ -91,6 +108,7 @@ class JournalState:
     steps_redone: int = 0
     has_resumed: bool = False
     records: tuple[AnyRecord, ...] = ()
+    is_disturbed: bool = False
     restarts: int = 0
 
     @classmethod
@@ -108,8 +126,8 @@ class JournalState:
 
     @property
     def last_step_s(self) -> float | None:
-        """Seconds that the last committed step took; None if unknown."""
-        records = () if self.commit is None else self.commit.records
+        """Seconds that the last committed step took; None if unknown, or if they say nothing of the next."""
+        records = () if self.commit is None or self.is_disturbed else self.commit.records
         return next((record.duration_s for record in records if isinstance(record, StepCommitted | StepSkipped)), None)
 
     @property
@@ -119,11 +137,20 @@ class JournalState:
             return self.commit.step + 1
         return None if self.plan is None else self.plan.message.step
 
+    @property
+    def unproven(self) -> int | None:
+        """Step of the last checkpoint, if no vote may have compared what it was made of, and none began with it."""
+        last, plan = self.checkpoint, self.plan
+        if last is None or plan is None or self.step != last.step + 1:
+            return None
+        begins = plan.message.source is not StateSource.LIVE and plan.message.step == self.step
+        return None if begins else last.step
+
     def after(self, entry: AnyEntry) -> JournalState:
         """Returns the state after one more entry."""
         match entry:
             case JournalCommit():
-                past = self._committed(entry)
+                past = replace(self._committed(entry), is_disturbed=bool(self.losses))
             case JournalEvaluation():
                 told = (*self.evaluated, entry.evaluated)
                 past = replace(self, evaluated=told, has_resumed=bool(self.losses))
@@ -134,7 +161,10 @@ class JournalState:
             case JournalRecovery():
                 past = replace(self, losses=(), steps_redone=0, has_resumed=False)
             case JournalCheckpoint():
-                past = replace(self, checkpoint=entry.checkpoint, saved=self.saved | {entry.checkpoint.step})
+                saved = self.saved | {entry.checkpoint.step}
+                past = replace(self, checkpoint=entry.checkpoint, earlier=self.checkpoint, saved=saved)
+            case JournalDistrust():
+                past = replace(self, checkpoint=self.earlier, earlier=None, saved=self.saved - {entry.step})
             case JournalPolicy():
                 past = replace(self, policy=entry.policy)
             case JournalStop():
@@ -198,21 +228,27 @@ class JournalState:
         match entry.fate:
             case Fate.JOINED:
                 zones = {**self.zones, entry.node: entry.zone} if entry.zone else self.zones
-                return replace(self, joined=self.joined | node, newcomers=self.newcomers | node, zones=zones)
+                labels = {**self.labels, entry.node: entry.label} if entry.label else self.labels
+                came = replace(self, joined=self.joined | node, newcomers=self.newcomers | node)
+                return replace(came, zones=zones, labels=labels)
             case Fate.LEAVING:
                 return replace(self, leaving=self.leaving | node, newcomers=self.newcomers - node)
             case Fate.RELEASED:
                 return replace(self._without(node), released=self.released | node)
             case Fate.LOST:
                 losses = (*self.losses, entry) if self.losses or entry.strikes else self.losses
-                return replace(self._without(node), lost=self.lost | node, losses=losses)
+                wrong = Counter(record.host for record in entry.records if isinstance(record, ComputedWrong))
+                wrong.update(self.wrong_hosts)
+                return replace(self._without(node), lost=self.lost | node, losses=losses, wrong_hosts=dict(wrong))
 
     def _without(self, node: frozenset[NodeId]) -> JournalState:
         zones = {other: zone for other, zone in self.zones.items() if other not in node}
+        labels = {other: label for other, label in self.labels.items() if other not in node}
         return replace(
             self,
             joined=self.joined - node,
             leaving=self.leaving - node,
             newcomers=self.newcomers - node,
             zones=zones,
+            labels=labels,
         )

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import repeat
 
+import msgspec
+
 from planaria.estimate.step_remainder import PlanInterval
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.thresholds import USUAL_DECISION_S
@@ -35,6 +37,7 @@ from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.returning import ReturningWorkers
 from planaria.protocol.run.settings import RunSettings
 from planaria.protocol.run.spending import Spending
+from planaria.protocol.step.agreement import Disputes
 from planaria.protocol.step.ballot import Ballot
 from planaria.protocol.step.cadence import Cadence
 from planaria.protocol.step.checkpoint import Checkpoints
@@ -44,6 +47,7 @@ from planaria.protocol.step.evaluation import Evaluations
 from planaria.protocol.step.halt_reports import Salvage
 from planaria.protocol.step.recovery import OpenRecovery
 from planaria.protocol.step.retained_replicas import RetainedReplicas
+from planaria.protocol.thresholds import LEARNT_AGAIN_S
 
 
 @dataclass(slots=True)
@@ -158,6 +162,7 @@ class Run:
         current: the plan in force; None until the workers have joined.
         is_degraded: the plan in force has too few replicas of some layer.
         decision: the last one on a placement, as it was told.
+        suspects: nodes of which one or another had a wrong sum, in a step in which several had.
         recovery: from the losses that are not recovered from.
         history: the machine's latest transitions: phase before, event, phase after.
     """
@@ -195,6 +200,8 @@ class Run:
         self.replan_trigger = SecondLook()
         self.failures = Failures(settings.mean_time_between_failures_s, settings.watched)
         self.damages = Damages()
+        self.disputes = Disputes()
+        self.suspects: set[NodeId] = set()
         self.attempt = Attempt()
         self.recovery: OpenRecovery | None = None
         self.intent = Intent()
@@ -209,6 +216,8 @@ class Run:
         self.returning = ReturningWorkers(self.past, settings.num_nodes, settings.devices_per_node)
         self.history: deque[tuple[Phase, str, Phase]] = deque(maxlen=64)
         self._written = RunMeasurements()
+        self._num_written = 0
+        """Nodes that had joined when it was written."""
         if past is not None:
             self._begin_with(past)
 
@@ -216,6 +225,8 @@ class Run:
         self.phase = Phase.RETURNING if past.end is None else Phase.ENDED
         self.step = past.step or self.step
         self.checkpoints.last = past.checkpoint or self.checkpoints.last
+        self.checkpoints.earlier = past.earlier
+        self.checkpoints.unproven = past.unproven
         self.skipped_steps = set(past.skipped_steps)
         for record in past.evaluated:
             self.evaluations.note(record)
@@ -230,10 +241,12 @@ class Run:
         self.shortages.recall(past.learnt.shortages, past.carried)
         self.intent.is_stopping = past.is_stopping
         self.members.gone = set(past.gone)
+        self.members.wrong_hosts.update(past.wrong_hosts)
         self.members.leaving = dict.fromkeys(past.leaving, 0.0)
-        self.members.zones = dict(past.zones)
+        self.members.zones, self.members.labels = dict(past.zones), dict(past.labels)
         self.plan_selector.locate(self.members.zones)
-        self._recall(past)
+        self._written = past.learnt
+        self._recall(past.learnt)
         if past.plan is not None:
             self.step_times.expect(past.plan.step_time_s, past.plan.longest_s)
             self.is_degraded = bool(lacking(past.plan.message.plan, self.settings.fault_tolerance))
@@ -241,17 +254,26 @@ class Run:
                 self.step_times.took_before(past.last_step_s)
             self.step_times.patience_s = float("inf")
 
-    def _recall(self, past: JournalState) -> None:
-        learnt = self._written = past.learnt
-        self.failures.recall(learnt.losses)
+    def read_clock(self) -> None:
+        """Has moments of another host's clock count as they do on this one's, which is known from now on."""
+        learnt = self.past.learnt.on(self.settings.clock, self.now)
+        if learnt is not self.past.learnt:
+            self._recall_moments(learnt)
+
+    def _recall(self, learnt: RunMeasurements) -> None:
         self.transition_times.recall(learnt.moves)
         self.loading.recall(learnt.read_bytes_per_s)
         self.step_times.decision_s = learnt.decision_s
         self.replan_trigger.chosen_for_s = learnt.chosen_for_s
-        self.plan_selector.recall(learnt, past.joined)
+        self.plan_selector.recall(learnt, self.past.joined)
+        self.node_count.recall(learnt.given_back)
+        self._recall_moments(learnt)
+
+    def _recall_moments(self, learnt: RunMeasurements) -> None:
+        self.failures.recall(learnt.losses)
+        self.plan_selector.straggler_policy.recall(learnt.rests, self.past.joined)
         self.checkpoints.cadence.recall(learnt.saves)
         self.spending.recall(learnt.spent)
-        self.node_count.recall(learnt.given_back)
 
     @property
     def recent(self) -> str:
@@ -345,12 +367,22 @@ class Run:
         )
 
     def to_write(self) -> RunMeasurements | None:
-        """Returns what was learnt, once, if it is more than was written down; the caller writes it down."""
-        learnt = self.learnt
-        if learnt == self._written:
+        """Returns what was learnt, if it is more than was written down, or that was long ago; the caller writes it
+        down."""
+        learnt = msgspec.structs.replace(self.learnt, clock=self.settings.clock, at=self._written.at)
+        if learnt == self._written and self.now - (learnt.at or 0.0) < LEARNT_AGAIN_S:
             return None
-        self._written = learnt
-        return learnt
+        self._written = msgspec.structs.replace(learnt, at=self.now)
+        return self._written
+
+    def to_write_of_join(self) -> RunMeasurements | None:
+        """Returns what `to_write` does. While nodes gather, only once an eighth more have joined than last time: the
+        links of all of them are in it, and thousands may join in a second."""
+        num_nodes = len(self.members.nodes)
+        if self.phase is Phase.GATHERING and 8 * num_nodes < 9 * self._num_written:
+            return None
+        self._num_written = num_nodes
+        return self.to_write()
 
     # Whether the plan in force goes on
 

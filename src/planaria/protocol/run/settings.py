@@ -49,6 +49,7 @@ class RunSettings:
         budget: what nodes cost, and may.
         spent: dollars that earlier parts of the run cost.
         memory_bytes: that a plan may use of one device; 0: no limit is known.
+        clock: of the host that it runs on: where this is the same, monotonic seconds are. "": there is one host.
         hashes_plans: records of plans bear their hash, which takes milliseconds for thousands of nodes.
     """
 
@@ -79,6 +80,7 @@ class RunSettings:
     budget: BudgetSection = field(default_factory=BudgetSection)
     spent: float = 0.0
     memory_bytes: int = 0
+    clock: str = ""
     hashes_plans: bool = True
     most_nodes: int | None = None
 

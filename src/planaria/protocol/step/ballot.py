@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planaria.plan.ledger import combine, mask_of
 from planaria.plan.plan import Plan, WorkerId
-from planaria.protocol.messages.from_worker import Flow, Score, Vote
+from planaria.protocol.messages.from_worker import Digest, Flow, Score, Vote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,15 @@ class Ballot:
     @property
     def voters(self) -> tuple[WorkerId, ...]:
         return tuple(sorted(self._votes))
+
+    @property
+    def digests(self) -> dict[int, dict[WorkerId, Digest]]:
+        """Returns what the owners of each group told of it, where they told anything."""
+        told: dict[int, dict[WorkerId, Digest]] = {}
+        for worker in self.voters:
+            for group, digest in self._votes[worker].digests.items():
+                told.setdefault(group, {})[worker] = digest
+        return told
 
     def is_enough(self, live: Collection[WorkerId]) -> bool:
         """Returns whether every live worker of the plan voted, and nothing that the step needs was lost.

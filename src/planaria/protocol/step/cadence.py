@@ -63,7 +63,7 @@ class Cadence:
 
     def recall(self, learnt: MeasuredSaves) -> None:
         """Takes over what the last coordinator measured."""
-        self._costs.extend(learnt.costs_s)
+        self._costs = deque(learnt.costs_s, maxlen=COSTS_KEPT)
         self._count, self._began, self._took_s = learnt.count, learnt.began, learnt.took_s
 
     def begin(self, now: float) -> None:

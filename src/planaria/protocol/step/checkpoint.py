@@ -135,6 +135,8 @@ class Checkpoints:
 
     Attributes:
         last: the newest whole one.
+        earlier: the whole one before it.
+        unproven: step of the newest, while the votes that compare what it was made of are not in.
         under_way: beside training, or while everybody waits for it.
         wish: of the user, for one that is not there yet.
         answered: what came of the user's last one; None while it is not known.
@@ -145,6 +147,8 @@ class Checkpoints:
         self._orders = 0
         self.cadence = cadence
         self.last = resume
+        self.earlier: CheckpointRef | None = None
+        self.unproven: int | None = None
         self.under_way: Saving | None = None
         self.wish: SaveWish | None = None
         self.answered: SaveAnswer | None = None
@@ -204,10 +208,24 @@ class Checkpoints:
         self.cadence.written(now)
         saving, self.under_way = self.under_way, None
         self._answer_wish(saving, f"step {saving.step} is saved in {saving.folder}", is_done=True)
+        self.earlier = self.last
         self.last = CheckpointRef(
             step=saving.step, folder=saving.folder, exponents=saving.exponents, num_dropped=saving.num_dropped
         )
         return saving
+
+    def prove(self, step: int) -> None:
+        """Records that all owners voted for `step` with the same replicas: what was saved before is of right ones."""
+        if self.unproven is not None and self.unproven < step:
+            self.unproven = None
+
+    def distrust(self, *, is_earlier_kept: bool) -> CheckpointRef | None:
+        """Forgets the newest checkpoint if what it was made of may be wrong, and returns it."""
+        if self.last is None or self.unproven != self.last.step:
+            return None
+        distrusted, self.last = self.last, self.earlier if is_earlier_kept else None
+        self.earlier = self.unproven = None
+        return distrusted
 
     def give_up(self, why: str) -> Saving:
         """Gives up the checkpoint under way, and returns it."""

@@ -48,9 +48,9 @@ class Damages:
 
 
 def _holders(plan: Plan, group: int) -> set[WorkerId]:
-    """Returns the workers with the group's state when the plan began: owners that need not receive it, and senders."""
+    """Returns the workers with the group's state when the plan began: owners and senders that need not receive it."""
     moves = [move for move in plan.transfers if move.group == group]
-    return set(plan.owners_of[group]) - {move.target for move in moves} | {move.source for move in moves}
+    return {*plan.owners_of[group], *(move.source for move in moves)} - {move.target for move in moves}
 
 
 def what(plan: Plan, told: Damaged) -> str:

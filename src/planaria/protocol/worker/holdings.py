@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 from planaria.plan.ledger import Ledger, mask_of
+from planaria.protocol.messages.from_worker import Digest
 
 
 class LayerModules(Protocol):
@@ -25,9 +26,13 @@ class LayerModules(Protocol):
 
 
 class AnyReplica(Protocol):
-    """A copy of one group's state, as of the last `step` that it has been through."""
+    """A copy of one group's state, as of the last `step` that it has been through.
+
+    `written`: digest of the state as this worker itself wrote it last; None: it came from a peer, or none is made.
+    """
 
     step: int
+    written: int | None
 
 
 class AnyAccumulator(Protocol):
@@ -56,6 +61,7 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
     Args:
         layers_of: group -> its layers.
         num_layers: the model's number of layers.
+        compares: digests are made of replicas and sums, for the coordinator to compare.
 
     Attributes:
         compute: runs the layers that are bound.
@@ -63,11 +69,12 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
 
     compute: LayerModules
 
-    def __init__(self, layers_of: Sequence[Collection[int]], num_layers: int) -> None:
+    def __init__(self, layers_of: Sequence[Collection[int]], num_layers: int, *, compares: bool = True) -> None:
         self.replicas: dict[int, Replica] = {}
         self.accumulators: dict[int, Accumulator] = {}
         self.exponents: tuple[int, ...] = ()
         self._layers_of = layers_of
+        self._compares = compares
         self._counted = [0] * num_layers
         self._shadows: dict[int, Accumulator] = {}
         self._is_shadow = False
@@ -88,6 +95,28 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
     @abstractmethod
     def _bind(self, layer: int) -> None:
         """Makes a layer runnable with the replicas that are held now."""
+
+    @abstractmethod
+    def _digest_of_state(self, replica: Replica) -> int: ...
+
+    @abstractmethod
+    def _digest_of_sum(self, replica: Replica) -> int: ...
+
+    def note_written(self, groups: Iterable[int]) -> None:
+        """Notes that this worker itself has just written these groups' replicas."""
+        for group in groups if self._compares else ():
+            self.replicas[group].written = self._digest_of_state(self.replicas[group])
+
+    def digests(self, groups: Iterable[int], *, with_sums: bool) -> dict[int, Digest]:
+        """Returns digests of what is held of these groups now; nothing where replicas are not compared."""
+        if not self._compares:
+            return {}
+        made = {}
+        for group in groups:
+            replica = self.replicas[group]
+            total = self._digest_of_sum(replica) if with_sums else 0
+            made[group] = Digest(self._digest_of_state(replica), total, replica.written)
+        return made
 
     def put(self, group: int, replica: Replica) -> None:
         """Holds this replica. Layers that were bound to an older one are dropped, to be bound anew."""

@@ -1,8 +1,9 @@
 """Transfers of state to and from a worker: which pieces are sent and awaited under a plan, in which order, under which
 names, and when all of it is in place.
 
-One piece is taken after the other, in the order of groups, so that the parts of one come together; a piece that came
-damaged is awaited again, from wherever the coordinator's order says. How bytes are read and moved is a subclass's.
+One piece is taken after the other, in the order of groups, so that the parts of one come together. What a worker gets
+and is to give to others it passes on when it is whole. A piece that came damaged is awaited again, from wherever the
+coordinator's order says. How bytes are read and moved is a subclass's.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class StateTransfers(ABC, Generic[Replica]):
         self._now = now
         self._plan: Plan | None = None
         self._incoming: list[Transfer] = []
+        self._to_pass_on: list[Transfer] = []
+        """Of groups that are on their way to this worker."""
         self._attempts: dict[Transfer, int] = {}
         self._arriving: Replica | None = None
         self._came_s: float | None = None
@@ -90,6 +93,7 @@ class StateTransfers(ABC, Generic[Replica]):
                 replica = self._holdings.new_replica(group)
                 self._load(replica, group, message)
                 self._holdings.put(group, replica)
+                self._holdings.note_written((group,))
         elif message.afresh:
             self._mail.forget_older_plans(plan.generation)
         self._incoming = sorted((t for t in plan.transfers if t.target == self._worker), key=lambda t: t.group)
@@ -98,9 +102,10 @@ class StateTransfers(ABC, Generic[Replica]):
         self._attempts.clear()
         self._await()
         self._mail.tell_damage_again()
+        self._to_pass_on.clear()
         for transfer in plan.transfers:
             if transfer.source == self._worker:
-                self._send(transfer, self._key(transfer))
+                self._give(transfer)
         self.is_settled = False
 
     def again(self, order: Resend) -> None:
@@ -108,11 +113,18 @@ class StateTransfers(ABC, Generic[Replica]):
         transfer = order.transfer
         self._attempts[transfer] = order.attempt
         if transfer.source == self._worker:
-            self._send(transfer, self._key(transfer))
+            self._give(transfer)
         if transfer.target == self._worker:
             awaited = [(move.group, move.part) for move in self._incoming]
             if (transfer.group, transfer.part) in awaited:
                 self._incoming[awaited.index((transfer.group, transfer.part))] = transfer
+
+    def _give(self, transfer: Transfer) -> None:
+        """Sends a piece, once the group is here."""
+        if any(move.group == transfer.group for move in self._incoming):
+            self._to_pass_on.append(transfer)
+        else:
+            self._send(transfer, self._key(transfer))
 
     def is_needed_by(self, instruction: Instruction | None) -> bool:
         """Returns whether an instruction has to wait for missing state; None: the program's end, which does.
@@ -152,6 +164,9 @@ class StateTransfers(ABC, Generic[Replica]):
             self._arriving.step = self._machine.step - 1
             self._holdings.put(transfer.group, self._arriving)
             self._arriving = None
+            for move in [move for move in self._to_pass_on if move.group == transfer.group]:
+                self._to_pass_on.remove(move)
+                self._send(move, self._key(move))
 
     def _await(self) -> None:
         """Prepares for the pieces that are about to come; nothing by default."""

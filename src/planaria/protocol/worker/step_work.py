@@ -256,6 +256,7 @@ class StepWork(ABC, Generic[Batch, Value]):
     def apply(self, commit: Commit) -> None:
         groups = self.plan.groups_of[self._worker]
         self._update(groups, commit)
+        self._holdings.note_written(groups)
         self._holdings.keep_only(groups)
 
     def vote(self, generation: int, step: int) -> Vote:
@@ -268,6 +269,7 @@ class StepWork(ABC, Generic[Batch, Value]):
             ledger=self._holdings.ledger,
             compute_s=self.compute_s,
             scores=dict(self.scores),
+            digests=self._holdings.digests(self.given, with_sums=self.plan.evaluation is None),
         )
 
     # Instructions

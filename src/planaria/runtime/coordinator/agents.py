@@ -37,6 +37,7 @@ from planaria.protocol.messages.agent import (
 )
 from planaria.protocol.messages.message import Message, decode_first, encode, other_version
 from planaria.protocol.messages.run_measurements import HostLink
+from planaria.protocol.thresholds import MOST_WRONG
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import LIGHT_PROBE_S, PROBE_S
 from planaria.runtime.wire.connection import Connection
@@ -64,6 +65,10 @@ class Desk(Protocol):
     def no_room(self, started: Mapping[NodeId, str], zone: str) -> str | None:
         """Returns why a node in this zone is not started now, beside those that were, with their zones; None if it may
         be."""
+        ...
+
+    def times_wrong(self, host: str) -> int:
+        """Returns how many nodes of a host computed wrong so far."""
         ...
 
     def tell(self, text: str) -> None:
@@ -130,6 +135,10 @@ class Agents:
         self._faults = faults
         self._only_boot = only_boot
         self._agents: dict[Connection, _Agent] = {}
+        self._by_identity: dict[str, _Agent] = {}
+        self._by_node: dict[NodeId, _Agent] = {}
+        self._zones: dict[NodeId, str] = {}
+        """Nodes that agents run, each with its zone."""
         self._probes: LinkProbes[Connection] = LinkProbes()
         self._spares: dict[Connection, tuple[HostLink, ...] | None] = {}
         """Agents whose node may start, with its links, and for which there is no room for now."""
@@ -175,7 +184,7 @@ class Agents:
                 self._probes.answer(connection, message.latency_s, message.bytes_per_s)
                 self._go_on()
             case NodeEnded() if agent is not None and agent.node == message.node:
-                agent.node = None
+                self._set_node(agent, None)
                 self.desk.lost(NodeId(message.node), message.cause)
             case NodeLog() if agent is not None and agent.node == message.node:
                 self._keep_log(message)
@@ -205,13 +214,13 @@ class Agents:
             raise FrameError(refusal)
         # What belongs to an earlier run ends when the agent hears of this one.
         node = NodeId(enrol.node) if enrol.node >= 0 and enrol.mark == self._welcome.mark else None
-        for other in [other for other in self._agents.values() if other.identity == enrol.identity]:
+        if (other := self._by_identity.get(enrol.identity)) is not None:
             self.dropped(other.connection)
             self.desk.hang_up(other.connection)
-        taken = node is not None and any(other.node == node for other in self._agents.values())
-        agent = self._agents[connection] = _Agent(
-            connection, enrol.identity, enrol.host, enrol.probe_port, enrol.zone, None if taken else node
-        )
+        taken = node in self._by_node
+        agent = _Agent(connection, enrol.identity, enrol.host, enrol.probe_port, enrol.zone, None)
+        self._agents[connection] = self._by_identity[enrol.identity] = agent
+        self._set_node(agent, None if taken else node)
         if enrol.probe_port and not self._only_boot:
             self._probes.add(connection, enrol.host, enrol.zone)
         if self._over is not None:
@@ -267,27 +276,50 @@ class Agents:
         """Starts nodes that waited as spares, as soon as there is room for them."""
         if self._over is not None:
             return
-        waiting, self._spares = self._spares, {}
-        for connection, links in waiting.items():
-            self._start(self._agents[connection], links)
+        full: set[str] = set()
+        for connection, links in list(self._spares.items()):
+            agent = self._agents[connection]
+            if agent.zone not in full and not self._start(agent, links):
+                full.add(agent.zone)
 
-    def _start(self, agent: _Agent, links: tuple[HostLink, ...] | None) -> None:
-        started = {other.node: other.zone for other in self._agents.values() if other.node is not None}
-        if (no_room := self.desk.no_room(started, agent.zone)) is not None:
+    def _start(self, agent: _Agent, links: tuple[HostLink, ...] | None) -> bool:
+        """Starts a node if there is room for it; returns whether there is. Hosts that computed wrong are refused."""
+        if (times := self.desk.times_wrong(agent.host)) >= MOST_WRONG:
+            self._spares.pop(agent.connection, None)
+            reason = f"nodes of host {agent.host} computed wrong {times} times: no more are started there"
+            self.desk.tell(reason)
+            self._tell(agent, OfferRefused(reason=reason))
+            return True
+        if (no_room := self.desk.no_room(self._zones, agent.zone)) is not None:
             self._spares[agent.connection] = links
             if no_room != self._spares_told:
                 self._spares_told = no_room
                 self.desk.tell(f"host {agent.host} waits as a spare: {no_room}")
-            return
-        agent.node = self.desk.new_node()
-        log.info("node %d runs on %s", agent.node, agent.host)
+            return False
+        self._spares.pop(agent.connection, None)
+        node = self.desk.new_node()
+        self._set_node(agent, node)
+        log.info("node %d runs on %s", node, agent.host)
         if links is not None:
-            self.desk.links_measured(agent.node, agent.host, links)
-        self._tell(agent, StartNode(node=agent.node, faults=self._faults.get(agent.node, ())))
+            self.desk.links_measured(node, agent.host, links)
+        self._tell(agent, StartNode(node=node, faults=self._faults.get(node, ())))
+        return True
+
+    def _set_node(self, agent: _Agent, node: NodeId | None) -> None:
+        """Records which node the agent runs; None: none."""
+        if agent.node is not None:
+            del self._by_node[agent.node], self._zones[agent.node]
+        agent.node = node
+        if node is not None:
+            self._by_node[node], self._zones[node] = agent, agent.zone
 
     def dropped(self, connection: Connection) -> None:
         """Forgets a closed connection. If it was an agent's, its node's workers may live on."""
-        self._agents.pop(connection, None)
+        agent = self._agents.pop(connection, None)
+        if agent is None:
+            return
+        self._set_node(agent, None)
+        del self._by_identity[agent.identity]
         self._spares.pop(connection, None)
         self._probes.remove(connection)
         self._go_on()
@@ -305,16 +337,14 @@ class Agents:
 
     def kill(self, node: NodeId) -> None:
         """Has a node's agent kill its workers; an agent that is out of reach is told when it comes back."""
-        for agent in list(self._agents.values()):
-            if agent.node == node:
-                self._tell(agent, KillNode(node=node))
+        if (agent := self._by_node.get(node)) is not None:
+            self._tell(agent, KillNode(node=node))
 
     def refuse(self, node: NodeId, reason: str) -> None:
         """Dismisses the agent of a node for good."""
-        for agent in list(self._agents.values()):
-            if agent.node == node:
-                self._tell(agent, OfferRefused(reason=reason))
+        if (agent := self._by_node.get(node)) is not None:
+            self._tell(agent, OfferRefused(reason=reason))
 
     def all_ended(self) -> bool:
         """Whether all nodes whose agents are within reach have ended."""
-        return all(agent.node is None for agent in self._agents.values())
+        return not self._by_node

@@ -19,6 +19,7 @@ from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.manifests import ManifestWriter
 from planaria.runtime.journal.journal import Journal
 from planaria.runtime.wire.connection import Connection
+from planaria.runtime.wire.control_frames import control_frame
 from planaria.runtime.wire.socket_server import SocketServer
 
 Observer = Callable[[AnyRecord, float], None]
@@ -91,8 +92,8 @@ class Executor:
         if isinstance(message, PlanMessage):
             before, connection.plan = connection.plan, message
         if self._encoded is None or self._encoded[0] is not message or self._encoded[1] is not before:
-            self._encoded = (message, before, encoded(message, before))
-        self._socket_server.say(connection, self._encoded[2])
+            self._encoded = (message, before, control_frame(encoded(message, before)))
+        self._socket_server.say_frame(connection, self._encoded[2])
 
     def warn(self, text: str) -> None:
         self.tell("warning", text)

@@ -59,6 +59,7 @@ from planaria.runtime.coordinator.supervisor_link import Begin, Finished, Link, 
 from planaria.runtime.journal.etcd_journal import EtcdJournal, NotLeader
 from planaria.runtime.journal.journal import Journal
 from planaria.runtime.journal.sqlite_journal import SqliteJournal
+from planaria.runtime.machine.boot import boot_id
 from planaria.runtime.machine.limits import most_nodes, num_cores, shared_cores
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.sentences import sentence
@@ -248,7 +249,7 @@ def journal_of(settings: CoordinatorSettings, lead: int) -> Journal:
     if not job.run.journal:
         return SqliteJournal(folder.journal, settings.run_id, job_fingerprint(job))
     patience_s = job.resilience.coordinator_timeout_s
-    return EtcdJournal(job.run.journal, folder.path.name, settings.run_id, lead, patience_s)
+    return EtcdJournal(job.run.journal, folder.path.name, settings.run_id, lead, patience_s, job.cluster.tls)
 
 
 def _planner(job: Job, profile: ModelProfile, most_bytes: int = 0) -> Planner:
@@ -292,6 +293,7 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
         spent=settings.spent,
         memory_bytes=planner_settings(job, profile).memory_bytes,
         evidence=SpeedEvidence() if is_emulated(job) else ON_REAL_HOSTS,
+        clock=boot_id(),
     )
 
 

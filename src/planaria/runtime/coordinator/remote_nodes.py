@@ -19,7 +19,7 @@ from planaria.job.parse import EMULATED_MODEL
 from planaria.job.registry import Launcher
 from planaria.job.sections.model import AUTO_MODEL
 from planaria.job.settings import Job
-from planaria.job.values import is_loopback
+from planaria.job.values import ETCD_URL, is_loopback
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.agent import Welcome
 from planaria.protocol.messages.records import Note
@@ -153,10 +153,12 @@ def named(address: str) -> str:
 
 def call_agents(job: Job, folder: RunFolder, address: str) -> Note:
     """Has the job's launcher start the agents; returns a note of that, or of how the user is to start them."""
+    nodes = f"{job.cluster.least_nodes} node{'s' if job.cluster.least_nodes > 1 else ''}"
+    if job.cluster.launcher is Launcher.RAY:  # it has begun to start them before this run began
+        return Note(level="info", text=f"waiting for {nodes}; Ray runs an agent on each")
     command = ["planaria", "agent", "--coordinator", named(address), "--token-file", str(folder.token)]
     if job.cluster.tls:
         command += ["--tls", job.cluster.tls]
-    nodes = f"{job.cluster.least_nodes} node{'s' if job.cluster.least_nodes > 1 else ''}"
     start: StartAgents | None = job.cluster.launcher.load()
     if start is None:
         return Note(level="info", text=f"waiting for {nodes}; run on each: {shlex.join(command)}")
@@ -168,7 +170,10 @@ def network_warnings(job: Job) -> tuple[Note, ...]:
     """Returns what people should know of how processes of the run talk to each other."""
     cluster = job.cluster
     if cluster.tls:
-        return tuple(Note(level="warning", text=text) for text in Security(Path(cluster.tls)).warnings)
+        warnings = Security(Path(cluster.tls)).warnings
+        if job.run.journal.startswith(ETCD_URL):
+            warnings += (f"run.journal: connections to {job.run.journal} are plain; etcds:// encrypts these too",)
+        return tuple(Note(level="warning", text=text) for text in warnings)
     if cluster.launcher is Launcher.LOCAL or is_loopback(cluster.host):
         return ()
     text = (

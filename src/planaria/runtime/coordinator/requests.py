@@ -79,9 +79,9 @@ class Requests:
         self._started: tuple[NodeId, ...] = ()
         """Nodes started by the request that is being answered."""
         self._last: StepCommitted | StepSkipped | None = None
-        self._zones: dict[int, str] = {}
-        self._gone: deque[tuple[int, str, str, float]] = deque(maxlen=GONE_SHOWN)
-        """The last nodes that went: number, zone, cause, and when (monotonic seconds)."""
+        self._joined: dict[int, NodeJoined] = {}
+        self._gone: deque[tuple[GoneNode, float]] = deque(maxlen=GONE_SHOWN)
+        """The last nodes that went, and when (monotonic seconds)."""
 
     def note(self, record: AnyRecord) -> None:
         """Notes what users may want to know of a record that is published."""
@@ -89,10 +89,13 @@ class Requests:
             case StepCommitted() | StepSkipped():
                 self._last = record
             case NodeJoined():
-                self._zones[record.node] = record.zone
+                self._joined[record.node] = record
             case NodeLost() | NodeReleased():
                 cause = record.cause if isinstance(record, NodeLost) else ""
-                self._gone.append((record.node, self._zones.pop(record.node, ""), cause, time.monotonic()))
+                came = self._joined.pop(record.node, None)
+                zone, label = ("", "") if came is None else (came.zone, came.label)
+                gone = GoneNode(node=record.node, zone=zone, cause=cause, ago_s=0.0, label=label)
+                self._gone.append((gone, time.monotonic()))
             case _:
                 pass
 
@@ -101,9 +104,7 @@ class Requests:
         return RunDetails(
             workers=self._liveness.words(now),
             awaited=self._liveness.awaited,
-            gone=tuple(
-                GoneNode(node=node, zone=zone, cause=cause, ago_s=now - at) for node, zone, cause, at in self._gone
-            ),
+            gone=tuple(msgspec.structs.replace(gone, ago_s=now - at) for gone, at in self._gone),
             last=self._last,
             memory_bytes=self._machine.settings.memory_bytes,
         )

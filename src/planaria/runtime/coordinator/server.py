@@ -142,7 +142,14 @@ class Server(Reception[Connection]):
         super().__init__(machine, admission, judge, past)
         for node in (*self._started, *(past.gone if past else ()), *(past.joined if past else ())):
             self._admission.took_number(node)
-        self._socket_server = SocketServer(self._take, self._ended, lambda text: self._executor.warn(text), security)
+        nodes_at_once = machine.settings.most_nodes or machine.settings.num_nodes
+        self._socket_server = SocketServer(
+            self._take,
+            self._ended,
+            lambda text: self._executor.warn(text),
+            security,
+            expected=nodes_at_once * (1 + machine.settings.devices_per_node),
+        )
         self._manifests = ManifestWriter(write_manifest, self._wake)
         self._prices = Prices(machine.settings.budget, self._wake)
         self._executor = Executor(
@@ -384,6 +391,9 @@ class Server(Reception[Connection]):
 
     def no_room(self, started: Mapping[NodeId, str], zone: str) -> str | None:
         return self._machine.no_room(started, [zone])
+
+    def times_wrong(self, host: str) -> int:
+        return self._machine.times_wrong(host)
 
     def tell(self, text: str) -> None:
         self._executor.tell("info", text)

@@ -31,7 +31,10 @@ class TaskState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task of the engine that runs an agent: its name for the engine, its state, and why it is lost, where known."""
+    """A task of the engine that runs an agent: its name for the engine, its state, and why it is lost, where known.
+
+    The name is the label of the agent's node.
+    """
 
     name: str
     state: TaskState

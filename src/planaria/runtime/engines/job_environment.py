@@ -28,13 +28,13 @@ class NodePlace:
     Attributes:
         rank: of this node, from 0; None: not said.
         address: "host:port" at which rank 0 is to be found.
-        nodes: of the job; 0: not said.
+        nodes: of the job, the fewest and the most; None: not said.
         devices: of each node; 0: not said.
     """
 
     rank: int | None
     address: str
-    nodes: int = 0
+    nodes: tuple[int, int] | None = None
     devices: int = 0
 
     @property
@@ -55,7 +55,7 @@ def place_of(environment: Mapping[str, str]) -> NodePlace | None:
         return NodePlace(
             rank=_number(environment, "PET_NODE_RANK") if environment.get("PET_NODE_RANK") else None,
             address=f"{environment['PET_MASTER_ADDR']}:{port}",
-            nodes=_number(environment, "PET_NNODES"),
+            nodes=_nodes(environment, "PET_NNODES"),
             devices=_number(environment, "PET_NPROC_PER_NODE"),
         )
     if environment.get("SKYPILOT_NODE_RANK"):
@@ -63,7 +63,7 @@ def place_of(environment: Mapping[str, str]) -> NodePlace | None:
         return NodePlace(
             rank=_number(environment, "SKYPILOT_NODE_RANK"),
             address=f"{first[0]}:{DEFAULT_PORT}",
-            nodes=_number(environment, "SKYPILOT_NUM_NODES"),
+            nodes=_nodes(environment, "SKYPILOT_NUM_NODES"),
             devices=_number(environment, "SKYPILOT_NUM_GPUS_PER_NODE"),
         )
     if environment.get("SLURM_PROCID"):
@@ -71,10 +71,18 @@ def place_of(environment: Mapping[str, str]) -> NodePlace | None:
         return NodePlace(
             rank=_number(environment, "SLURM_PROCID"),
             address=f"{first_host(hosts) or '127.0.0.1'}:{DEFAULT_PORT}",
-            nodes=_number(environment, "SLURM_STEP_NUM_TASKS") or _number(environment, "SLURM_NTASKS"),
+            nodes=_nodes(environment, "SLURM_STEP_NUM_TASKS") or _nodes(environment, "SLURM_NTASKS"),
             devices=_number(environment, "SLURM_GPUS_ON_NODE"),
         )
     return None
+
+
+def label_of(environment: Mapping[str, str], host: str) -> str:
+    """Returns what the launcher calls this node: SLURM's name of the task, as squeue shows it, else the host's name."""
+    array, job = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_JOB_ID")
+    if array:
+        return f"{array}_{environment.get('SLURM_ARRAY_TASK_ID', '')}"
+    return f"{job}.{environment['SLURM_PROCID']}" if job and environment.get("SLURM_PROCID") else host
 
 
 def first_host(hosts: str) -> str:
@@ -82,13 +90,21 @@ def first_host(hosts: str) -> str:
     return re.sub(r"\[([^],-]*)[^]]*]", r"\1", hosts).partition(",")[0]
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
-    """Returns a variable's number, the least one of a range ("2:4"); 0: it says none."""
-    least = environment.get(name, "").partition(":")[0]
-    if least in _UNKNOWN:
+def _nodes(environment: Mapping[str, str], name: str) -> tuple[int, int] | None:
+    """Returns a variable's fewest and most nodes: of a range ("2:4"), or twice its number; None: it says none."""
+    text = environment.get(name, "")
+    least, _, most = text.partition(":")
+    fewest = _number(environment, name, least)
+    return (fewest, max(fewest, _number(environment, name, most))) if fewest else None
+
+
+def _number(environment: Mapping[str, str], name: str, text: str | None = None) -> int:
+    """Returns the number that a variable says, or a part of its text; 0: it says none."""
+    said = environment.get(name, "") if text is None else text
+    if said in _UNKNOWN:
         return 0
-    if not (least.isascii() and least.isdecimal()):
+    if not (said.isascii() and said.isdecimal()):
         raise UserError(
             f"environment variable {name} = {environment[name]!r} is not a number. Correct it, or unset it."
         )
-    return int(least)
+    return int(said)

@@ -6,7 +6,7 @@ import _thread
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from planaria.protocol.messages.user import Wish
 from planaria.runtime.coordinator.client import Contact, NotReached, ask
@@ -37,6 +37,7 @@ class Keeper:
         self._allowed: int | None = None  # as the engine began, or as a coordinator before this one left it
         self._was_complete = False
         self._was_short = False
+        self._without_node: frozenset[str] = frozenset()
         self._complaint = ""
 
     def look(self) -> None:
@@ -77,12 +78,13 @@ class Keeper:
         counted = self._counted()
         if counted is None:
             return
-        live, wanted = counted
+        live, wanted, labels = counted
         self._was_complete = self._was_complete or live >= self._nodes
         if not self._was_complete:
             return
         missing = max(0, wanted - live)
         running = sum(task.state is TaskState.RUNNING for task in tasks)
+        self._tell_of_nodes(tasks, labels if missing and self._was_short else None)
         allowed = wanted
         if missing and self._was_short and running >= wanted:
             allowed += min(missing, self._spares)
@@ -91,14 +93,24 @@ class Keeper:
             self._engine.allow(allowed)
             self._allowed = allowed
 
-    def _counted(self) -> tuple[int, int] | None:
-        """Returns how many nodes live, and how many are wanted; None: the coordinator does not say."""
+    def _tell_of_nodes(self, tasks: Sequence[Task], labels: Mapping[int, str] | None) -> None:
+        """Says which tasks run though the run has no node of theirs; None: no node is missing."""
+        nodes = frozenset() if labels is None else frozenset(labels.values())
+        without = frozenset(
+            task.name for task in tasks if labels and task.state is TaskState.RUNNING and task.name not in nodes
+        )
+        for name in sorted(without - self._without_node):
+            self._say(f"task {name} runs, and the run has no node of it: a spare may take its place")
+        self._without_node = without
+
+    def _counted(self) -> tuple[int, int, Mapping[int, str]] | None:
+        """Returns how many nodes live, how many are wanted, and their labels; None: the coordinator does not say."""
         try:
             contact = Contact.read(self._run.contact)
             state = ask(contact, Wish.STATUS, run=self._run.path.name, timeout_s=ENGINE_POLL_S).state
         except NotReached:
             return None
-        return len(state.nodes), state.wanted or self._nodes
+        return len(state.nodes), state.wanted or self._nodes, state.labels
 
 
 @contextlib.contextmanager

@@ -42,7 +42,8 @@ class KubernetesRun:
         queue: Kueue's local queue; "": none.
         image: of all pods.
         nodes: agents with which the run begins.
-        spares: agents beyond these. They train too.
+        most_nodes: agents with which it trains at most.
+        spares: agents beyond these. They train too, unless `most_nodes` is more than `nodes`: then they wait.
         cpu, memory: of a node, as Kubernetes writes them; "": nothing is asked for.
         gpus: of a node.
         coordinator_gpus: with which the coordinator measures the layers.
@@ -64,6 +65,7 @@ class KubernetesRun:
     queue: str = ""
     image: str
     nodes: int
+    most_nodes: int
     spares: int = 0
     cpu: str = ""
     memory: str = ""
@@ -142,7 +144,8 @@ def plain_jobs(run: KubernetesRun) -> list[Manifest]:
 def _coordinator(run: KubernetesRun) -> Manifest:
     """Returns the coordinator's Job: pods that are evicted or killed come back, hopeless ones do not."""
     overrides = [*run.overrides, *([f'cluster.tls="{CERTIFICATES}"'] if run.certificates else [])]
-    command = ["planaria", "launch", "here", JOB_FILE, "--no-agent", "--nodes", str(run.nodes), "--name", run.name]
+    nodes = f"{run.nodes}" if run.most_nodes == run.nodes else f"{run.nodes}-{run.most_nodes}"
+    command = ["planaria", "launch", "here", JOB_FILE, "--no-agent", "--nodes", nodes, "--name", run.name]
     command += [word for override in overrides for word in ("--set", override)]
     return {
         "backoffLimit": FOREVER,
@@ -164,10 +167,11 @@ def _agents(run: KubernetesRun) -> Manifest:
     """Returns the agents' Job. Each index has its own pause before its next pod, so that many losses delay no other."""
     command = ["planaria", "agent", "--coordinator", f"{run.name}-coordinator:{DEFAULT_PORT}"]
     command += ["--give-up", f"{run.give_up_s:g}"]
+    agents = run.most_nodes + run.spares
     return {
         "completionMode": "Indexed",
-        "completions": run.nodes + run.spares,
-        "parallelism": run.nodes + run.spares,
+        "completions": agents,
+        "parallelism": agents,
         "backoffLimit": FOREVER,
         "backoffLimitPerIndex": FOREVER,
         "podReplacementPolicy": "Failed",
@@ -179,6 +183,7 @@ def _pod(run: KubernetesRun, part: str, command: Sequence[str], gpus: int) -> Ma
     env: list[Manifest] = [
         {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": {"name": run.name, "key": "token"}}},
         {"name": "PLANARIA_ZONE", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{ZONE_LABEL}']"}}},
+        {"name": "PLANARIA_LABEL", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
     ]
     mounts = [
         {"name": "run", "mountPath": VOLUME},

@@ -31,10 +31,11 @@ class AgentActor:
         arguments: of `planaria agent`.
         environment: beyond the actor's own.
         directory: in which the agent runs.
+        label: of the node.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], directory: str) -> None:
-        self._command = [sys.executable, "-m", "planaria.ui.cli.main", "agent", *arguments]
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], directory: str, label: str) -> None:
+        self._command = [sys.executable, "-m", "planaria.ui.cli.main", "agent", "--label", label, *arguments]
         self._environment = {**os.environ, **environment}
         self._directory = directory
         self._lock = threading.Lock()

@@ -5,6 +5,7 @@
 - `etcd_journal`: in etcd, for one whose host may: any host that takes the lead goes on from there.
 - `plans`: the plans that either of them has, for those who look at a run.
 - `lead`: the right to coordinate a run whose journal is in etcd, held by a lease; `etcd`: the members that are asked.
+- `etcd_tls`: certificates for them.
 
-May import the protocol's messages and `planaria.runtime.thresholds`.
+May import the protocol's messages, `planaria.runtime.wire` and `planaria.runtime.thresholds`.
 """

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from planaria.job.errors import UserError
-from planaria.job.values import ETCD_URL, is_host_port
-from planaria.runtime.journal.etcd import Etcd, OutOfReach
+from planaria.job.values import ETCD_TLS_URL, etcd_members, is_host_port
+from planaria.runtime.journal.etcd import Distrusted, Etcd, OutOfReach
 from planaria.runtime.journal.lead import leader_of
+from planaria.runtime.wire.tls import NotSecured
 
 FILE: Final = "file:"
 """Prefix of a coordinator whose address is in a file."""
@@ -18,8 +19,10 @@ class CoordinatorPlace:
     """Where a coordinator is.
 
     Args:
-        text: "host:port"; "file:PATH" of a file that says it; or "etcd://HOST:PORT,.../RUN", for the leader of a run.
+        text: "host:port"; "file:PATH" of a file that says it; or "etcd://HOST:PORT,.../RUN", for the leader of a run,
+            "etcds://..." under TLS.
         named: what users call it, for messages.
+        tls: folder with the run's certificates; "": none is given.
 
     Attributes:
         text: likewise.
@@ -29,16 +32,20 @@ class CoordinatorPlace:
         UserError: it is none of these, or etcd3gw is not installed.
     """
 
-    def __init__(self, text: str, named: str = "--coordinator") -> None:
+    def __init__(self, text: str, named: str = "--coordinator", tls: str = "") -> None:
         self.text = text
         self.may_move = not is_host_port(text)
         self._file: Path | None = None
         self._etcd: Etcd | None = None
-        members, _, self._run = text.removeprefix(ETCD_URL).partition("/")
+        members, _, self._run = text.rpartition("/")
         if text.startswith(FILE) and text != FILE:
             self._file = Path(text.removeprefix(FILE))
-        elif text.startswith(ETCD_URL) and self._run and all(map(is_host_port, members.split(","))):
-            self._etcd = Etcd(ETCD_URL + members)
+        elif etcd_members(members) and self._run:
+            if text.startswith(ETCD_TLS_URL) and not tls:
+                raise UserError(
+                    f"{named} {text!r} is under TLS. Give the folder with the certificates by --tls FOLDER."
+                )
+            self._etcd = Etcd(members, tls)
         elif self.may_move:
             raise UserError(
                 f"{named} {text!r} is not HOST:PORT. `planaria train` prints it; file:PATH names a file with it, "
@@ -46,7 +53,12 @@ class CoordinatorPlace:
             )
 
     def address(self) -> str:
-        """Returns "host:port", as it is now. Raises OSError: nobody says where it is."""
+        """Returns "host:port", as it is now.
+
+        Raises:
+            NotSecured: etcd and this process do not trust each other.
+            OSError: nobody says where it is.
+        """
         if self._etcd is not None:
             return self._led_from(self._etcd)
         if self._file is None:
@@ -59,6 +71,8 @@ class CoordinatorPlace:
     def _led_from(self, etcd: Etcd) -> str:
         try:
             leader = leader_of(etcd, self._run)
+        except Distrusted as error:
+            raise NotSecured(f"{error}. {error.remedy}") from None
         except OutOfReach as error:
             raise OSError(str(error)) from None
         if leader is None or not leader.address:

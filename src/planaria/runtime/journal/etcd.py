@@ -9,10 +9,12 @@ import base64
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
 from planaria.job.errors import PlanariaError, UserError
-from planaria.job.values import ETCD_URL
+from planaria.job.values import ETCD_TLS_URL, etcd_members
+from planaria.runtime.journal import etcd_tls
 from planaria.runtime.thresholds import ETCD_PAGE, ETCD_PAUSE_S, ETCD_TIMEOUT_S
 
 Answer = TypeVar("Answer")
@@ -23,6 +25,14 @@ NEVER: Final = 0
 
 class OutOfReach(PlanariaError):
     """No member answers, or none can: more than half of them are gone."""
+
+    remedy = "Start its members, or correct the addresses"
+
+
+class Distrusted(OutOfReach):
+    """Members and this process do not trust each other's certificates."""
+
+    remedy = etcd_tls.REMEDY
 
 
 @dataclass(frozen=True)
@@ -90,16 +100,17 @@ class Etcd:
     """The members of a cluster.
 
     Args:
-        url: "etcd://HOST:PORT,HOST:PORT,...".
+        url: "etcd://HOST:PORT,HOST:PORT,...", or "etcds://..." where it is reached under TLS.
+        tls: folder with the certificates; "": there is none, and the URL is a plain one.
 
     Attributes:
         url: likewise.
 
     Raises:
-        UserError: etcd3gw is not installed.
+        UserError: etcd3gw is not installed, or certificates cannot be used.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tls: str = "") -> None:
         try:
             from etcd3gw.client import Etcd3Client
         except ImportError:
@@ -107,9 +118,13 @@ class Etcd:
                 f"run.journal = {url!r} needs etcd3gw, which is not installed. Install it: pip install etcd3gw."
             ) from None
         self.url = url
+        self._is_secure = url.startswith(ETCD_TLS_URL)
+        options: dict[str, Any] = {}
+        if self._is_secure:
+            options = {"protocol": "https", "session": etcd_tls.session_of(Path(tls))}
         self._members = [
-            Etcd3Client(host, int(port), timeout=ETCD_TIMEOUT_S, api_path="/v3/")
-            for host, _, port in (member.rpartition(":") for member in url.removeprefix(ETCD_URL).split(","))
+            Etcd3Client(host, int(port), timeout=ETCD_TIMEOUT_S, api_path="/v3/", **options)
+            for host, _, port in (member.rpartition(":") for member in etcd_members(url))
         ]
 
     def transact(self, conditions: Sequence[Created], actions: Sequence[Put | Delete]) -> tuple[bool, int]:
@@ -168,15 +183,20 @@ class Etcd:
         from etcd3gw.exceptions import Etcd3Exception
         from requests import RequestException  # an answer that breaks off, or is none, comes through as it is
 
-        errors = []
+        failed = OutOfReach
         for _ in range(len(self._members)):
             try:
                 return question(self._members[0])
             except (Etcd3Exception, RequestException) as error:
                 text = " ".join(str(part) for part in (error, getattr(error, "detail_text", "")) if part)
-                errors.append(f"{self._members[0].host}:{self._members[0].port}: {text or type(error).__name__}")
+                member = self._members[0]
+                host, port = member.host, member.port
+                if self._is_secure:
+                    why, is_distrust = etcd_tls.explained(error, member.session, (host, port))
+                    text, failed = why or text, Distrusted if is_distrust else failed
+                said = f"{host}:{port}: {text or type(error).__name__}".splitlines()[0]
                 self._members.append(self._members.pop(0))
-        raise OutOfReach(f"{self.url} is out of reach: {errors[-1].splitlines()[0]}")
+        raise failed(f"{self.url} is out of reach: {said}")
 
 
 def persistently(work: Callable[[], Answer], seconds: float) -> Answer:

@@ -25,16 +25,17 @@ class EtcdJournal:
     """Keeps what one run decided, in order; see `planaria.runtime.journal.journal.Journal`.
 
     Args:
-        url: of the members, "etcd://...".
+        url: of the members, "etcd://..." or "etcds://...".
         run: its name.
         mark: tells this run from earlier ones of the name, whose entries are removed: what they decided is over.
         lead: revision at which this process's supervisor took the lead.
         patience_s: for which etcd may be out of reach.
+        tls: folder with the certificates for "etcds://...".
     """
 
-    def __init__(self, url: str, run: str, mark: str, lead: int, patience_s: float) -> None:
+    def __init__(self, url: str, run: str, mark: str, lead: int, patience_s: float, tls: str = "") -> None:
         self.complaints: list[str] = []
-        self._etcd = Etcd(url)
+        self._etcd = Etcd(url, tls)
         self._run = run
         self._prefix = entries_prefix(run, mark)
         self._is_led = Created(lead_key(run), lead)

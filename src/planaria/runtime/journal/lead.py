@@ -87,21 +87,22 @@ class Lead:
     """This process's lead of one run. Use it from one thread.
 
     Args:
-        url: of the members, "etcd://...".
+        url: of the members, "etcd://..." or "etcds://...".
         run: its name.
+        tls: folder with the certificates for "etcds://...".
         when_lost: called once each time the lead is lost, from another thread.
 
     Attributes:
         revision: at which the leader's key was created; `NEVER`: this process does not lead.
     """
 
-    def __init__(self, url: str, run: str, when_lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, url: str, run: str, tls: str = "", when_lost: Callable[[], None] = lambda: None) -> None:
         self.url = url
         self.run = run
         self.when_lost = when_lost
         self.revision = NEVER
-        self._etcd = Etcd(url)
-        self._keeping = Etcd(url)
+        self._etcd = Etcd(url, tls)
+        self._keeping = Etcd(url, tls)
         self._leader = Leader(host=socket.gethostname(), process=secrets.token_hex(8))
         self._lease = 0
         self._waiting = 0

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
+from planaria.job.errors import UserError
 from planaria.protocol.messages.journal import JournalPlan, decode_entry
 from planaria.runtime.journal.etcd import Etcd, OutOfReach
 from planaria.runtime.journal.lead import entries_prefix
@@ -15,16 +16,17 @@ _PLANS = "SELECT entry FROM entries WHERE instr(substr(entry, 1, 16), x'706c616e
 """Entries whose first bytes have the tag "plan"."""
 
 
-def recorded_plans(path: Path, url: str = "", run: str = "") -> list[JournalPlan]:
+def recorded_plans(path: Path, url: str = "", run: str = "", tls: str = "") -> list[JournalPlan]:
     """Returns the plans of a run in order, those left out that another version wrote; none, where it cannot be read.
 
     Args:
         path: of the journal, where it is a file.
         url: of etcd, where it is kept there.
         run: its name there.
+        tls: folder with the certificates for "etcds://...".
     """
     plans = []
-    for body in _of_etcd(url, run) if url else _of_file(path):
+    for body in _of_etcd(url, run, tls) if url else _of_file(path):
         with contextlib.suppress(ValueError):
             entry = decode_entry(body)
             if isinstance(entry, JournalPlan):
@@ -40,8 +42,8 @@ def _of_file(path: Path) -> Sequence[bytes]:
         return ()
 
 
-def _of_etcd(url: str, run: str) -> Sequence[bytes]:
+def _of_etcd(url: str, run: str, tls: str) -> Sequence[bytes]:
     try:
-        return [found.value for found in Etcd(url).find_all(entries_prefix(run))]
-    except OutOfReach:
+        return [found.value for found in Etcd(url, tls).find_all(entries_prefix(run))]
+    except (OutOfReach, UserError):  # the latter: this host has no certificates, or no client of etcd
         return ()

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
+import msgspec
+
 from planaria.data.opening import reader_standing_by
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
+from planaria.job.settings import Job
 from planaria.runtime.coordinator.executor import Observer
 from planaria.runtime.coordinator.remote_nodes import imported
 from planaria.runtime.journal.etcd import OutOfReach
@@ -70,7 +73,7 @@ def leading(request: TrainRequest) -> Iterator[Lead | None]:
     if not url:
         yield None
         return
-    lead = Lead(url, name)
+    lead = Lead(url, name, request.job.cluster.tls)
     try:
         if not lead.take():
             leader = lead.leader()
@@ -79,12 +82,18 @@ def leading(request: TrainRequest) -> Iterator[Lead | None]:
                 f"run.journal = {url!r}: {where} leads a run {name} now. Choose another name by --name NAME."
             )
     except OutOfReach as error:
-        raise UserError(f"run.journal: {error}. Start its members, or correct the addresses.") from None
+        raise UserError(f"run.journal: {error}. {error.remedy}.") from None
     with closing(lead):
         yield lead
 
 
-def stand_by_run(folder: RunFolder, token: str, say: Callable[[str], None], observe: Observer) -> TrainResult | None:
+def _with_tls(job: Job, tls: str) -> Job:
+    return msgspec.structs.replace(job, cluster=msgspec.structs.replace(job.cluster, tls=tls)) if tls else job
+
+
+def stand_by_run(
+    folder: RunFolder, token: str, say: Callable[[str], None], observe: Observer, tls: str = ""
+) -> TrainResult | None:
     """Waits beside a run whose journal is in etcd, and leads it when its leader is gone.
 
     Args:
@@ -92,6 +101,7 @@ def stand_by_run(folder: RunFolder, token: str, say: Callable[[str], None], obse
         token: the job's token.
         say: takes a line for people, once this process is ready to lead.
         observe: is told of the run, once it is led from here.
+        tls: folder with the run's certificates on this host; "": where the job has it.
 
     Returns:
         How the run ended; None: it ended before it had to be led from here, or is led by another host again.
@@ -106,10 +116,14 @@ def stand_by_run(folder: RunFolder, token: str, say: Callable[[str], None], obse
         raise UserError(
             f"run {folder.path} has its journal in its folder: only its own host leads it. Set run.journal."
         )
+    job = _with_tls(job, tls)
     log = folder.logs / f"standby-{socket.gethostname()}-{os.getpid()}.log"
     try:
         while True:
-            with closing(Lead(job.run.journal, folder.path.name)) as lead, contextlib.suppress(BegunAnew):
+            with (
+                closing(Lead(job.run.journal, folder.path.name, job.cluster.tls)) as lead,
+                contextlib.suppress(BegunAnew),
+            ):
                 settings = settings_of(lead, token)
                 if settings is None:
                     raise UserError(f"run {folder.path} is over, or has not begun. Start it by planaria train.")
@@ -118,6 +132,7 @@ def stand_by_run(folder: RunFolder, token: str, say: Callable[[str], None], obse
                         f"run.journal has a run {lead.run} in {settings.folder}, not in {folder.path}: there, or under "
                         "another name (--name NAME), a standby can be started."
                     )
+                settings = msgspec.structs.replace(settings, job=_with_tls(settings.job, tls))
                 request = checked(TrainRequest(job=settings.job, folder=folder, observers=(observe,), token=token))
                 with (
                     reader_standing_by(job, folder.data),
@@ -129,4 +144,4 @@ def stand_by_run(folder: RunFolder, token: str, say: Callable[[str], None], obse
         say(str(handed))
         return None
     except OutOfReach as error:
-        raise UserError(f"run.journal: {error}. Start its members, or correct the addresses.") from None
+        raise UserError(f"run.journal: {error}. {error.remedy}.") from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from planaria.job.errors import UserError
-from planaria.job.sections.cluster import check_zone
+from planaria.job.sections.cluster import check_label, check_zone
 from planaria.protocol.messages.agent import Farewell
 from planaria.runtime.journal.coordinator_place import CoordinatorPlace
 
@@ -25,6 +25,7 @@ class AgentSettings:
         token: the job's token.
         host: address at which other nodes reach this one; "": the one from which it reaches the coordinator.
         zone: where this node is: whatever fails as one; "": not known.
+        label: what whoever started this agent calls it; "": not known.
         import_path: where a model given as "module:function" is looked for.
         give_up_s: without a word from the coordinator, after which the agent ends.
         may_lead: whether a standby runs beside the node, to lead a run whose journal is in etcd.
@@ -36,6 +37,7 @@ class AgentSettings:
     token: str
     host: str = ""
     zone: str = ""
+    label: str = ""
     import_path: Path | None = None
     give_up_s: float = 600.0
     tls: str = ""
@@ -43,7 +45,7 @@ class AgentSettings:
     folder: Path | None = None
 
     def __post_init__(self) -> None:
-        CoordinatorPlace(self.coordinator)
+        CoordinatorPlace(self.coordinator, tls=self.tls)
         if self.may_lead and self.folder is not None:
             raise UserError(
                 "--may-lead is for a host that sees the coordinator's run folder, and --folder for one that does not. "
@@ -51,3 +53,5 @@ class AgentSettings:
             )
         if self.zone:
             check_zone("--zone", self.zone)
+        if self.label:
+            check_label("--label", self.label)

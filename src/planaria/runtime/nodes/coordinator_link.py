@@ -53,7 +53,7 @@ class CoordinatorLink:
         say: Callable[[str], None],
         take: Callable[[bytes], None],
     ) -> None:
-        self.place = CoordinatorPlace(coordinator)
+        self.place = CoordinatorPlace(coordinator, tls="" if security is None else str(security.folder))
         self.address = coordinator
         self.own_address = ""
         self.heard = time.monotonic()
@@ -69,6 +69,7 @@ class CoordinatorLink:
         self._retry_at = 0.0
         self._retry_pause_s = FIRST_OFFER_PAUSE_S
         self._told_out_of_reach = False
+        self._was_accepted = False
 
     @property
     def is_open(self) -> bool:
@@ -79,12 +80,18 @@ class CoordinatorLink:
         """Connects, unless that was tried a moment ago; returns whether there is a connection now.
 
         Raises:
-            UserError: what answers there is no coordinator.
+            UserError: what answers there is no coordinator; or etcd, which says where one is, is not trusted.
         """
         if time.monotonic() < self._retry_at:
             return False
         try:
             self.address = self.place.address()
+        except OSError as error:
+            if isinstance(error, NotSecured) and not self._was_accepted:
+                raise UserError(f"nobody says where the coordinator is: {error}.") from None
+            self._retry_later(str(error))
+            return False
+        try:
             host, _, port = self.address.rpartition(":")
             sock = connect((host, int(port)), AGENT_CONNECT_S, self._security)
         except NotSecured as error:
@@ -121,6 +128,7 @@ class CoordinatorLink:
         """Records that the coordinator has taken this host in; returns whether it had been out of reach."""
         was_out_of_reach, self._told_out_of_reach = self._told_out_of_reach, False
         self._retry_pause_s = FIRST_OFFER_PAUSE_S
+        self._was_accepted = True
         return was_out_of_reach
 
     def was_away(self, now: float) -> None:

@@ -227,6 +227,7 @@ class NodeAgent:
         if not welcome.job.run.journal:
             raise UserError(f"--may-lead: run {welcome.run_folder} has its journal in its folder. Set run.journal.")
         command = [sys.executable, "-m", "planaria.ui.cli.main", "standby", welcome.run_folder]
+        command += ["--tls", self._settings.tls] if self._settings.tls else []
         self._standby = subprocess.Popen(command, env={**os.environ, TOKEN_VARIABLE: self._settings.token})
 
     def _probed(self) -> None:
@@ -254,6 +255,7 @@ class NodeAgent:
             import_path=self._settings.import_path,
             host=self._address,
             zone=self._settings.zone,
+            label=self._settings.label,
             mark=self._welcome.mark,
             tls=self._settings.tls,
         ):

@@ -10,6 +10,7 @@ import msgspec
 from planaria.job.settings import Job
 from planaria.protocol.messages.records import (
     AnyRecord,
+    ComputedWrong,
     CoordinatorRestarted,
     EstimateCorrected,
     Evaluated,
@@ -89,7 +90,7 @@ class FigureReader:
                 return Figures(step=record.steps, values={}, event=ending(record))
             case NodeJoined() | NodeLost() | NodeLeaving() | NodeReleased() | Waiting() | PolicySwitched():
                 return self._event(record)
-            case CoordinatorRestarted() | Note(level="warning"):
+            case ComputedWrong() | CoordinatorRestarted() | Note(level="warning"):
                 return self._event(record)
             case _:
                 return None

@@ -15,6 +15,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,
+    ComputedWrong,
     CoordinatorRestarted,
     EstimateCorrected,
     Evaluated,
@@ -58,6 +59,7 @@ GAUGES = {
 }
 COUNTERS = {
     "planaria_node_losses": "Nodes lost, of this process's part of the run, as all counts are.",
+    "planaria_nodes_wrong": "Of those, nodes that computed wrong.",
     "planaria_recoveries": "Losses that were survived.",
     "planaria_restores": "Returns to a checkpoint.",
     "planaria_steps_redone": "Steps trained again after a return to a checkpoint.",
@@ -213,6 +215,8 @@ class PrometheusPage:
                 self._set("planaria_waiting", 1)
             case NodeLost():
                 self._metrics["planaria_node_losses"].inc()
+            case ComputedWrong():
+                self._metrics["planaria_nodes_wrong"].inc()
             case Recovered():
                 self._metrics["planaria_recoveries"].inc()
                 self._set("planaria_last_recovery_seconds", record.recovery.resume_ms / 1e3)

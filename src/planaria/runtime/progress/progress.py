@@ -22,6 +22,7 @@ from planaria.plan.quantities import count
 from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,
+    ComputedWrong,
     Evaluated,
     NodeJoined,
     NodeLost,
@@ -205,7 +206,7 @@ class _News:
 
 def _style(record: AnyRecord) -> str:
     match record:
-        case NodeLost():
+        case NodeLost() | ComputedWrong():
             return "red"
         case Recovered() | NodeJoined() | NodeReleased():
             return "green"

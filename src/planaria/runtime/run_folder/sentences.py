@@ -8,6 +8,7 @@ from planaria.plan.quantities import count, size
 from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,
+    ComputedWrong,
     CoordinatorRestarted,
     EstimateCorrected,
     Evaluated,
@@ -36,10 +37,13 @@ def sentence(record: AnyRecord) -> str | None:
     match record:
         case NodeJoined():
             where = f" in zone {record.zone}" if record.zone else ""
-            return f"node {record.node} joined{where}, {count(record.live_nodes, 'node')} live"
+            label = f" ({record.label})" if record.label else ""
+            return f"node {record.node}{label} joined{where}, {count(record.live_nodes, 'node')} live"
         case NodeLost():
             seen = _cause(record.cause, record.detect_ms)
             return f"step {record.step}: node {record.node} lost ({seen}), {count(record.live_nodes, 'node')} live"
+        case ComputedWrong():
+            return _wrong_sentence(record)
         case NodeLeaving():
             when = f" in {duration(record.grace_s)}" if record.grace_s else ""
             return f"step {record.step}: node {record.node} leaves{when} ({record.cause})"
@@ -116,6 +120,15 @@ def _speed_sentence(record: NodeSpeed) -> str:
     since = f"in the last {record.steps} steps"
     change = "slow" if record.speed < record.before else "faster, and still slow"
     return f"step {record.step}: node {record.node} is {change}: {record.speed:.0%} of the others' speed {since}"
+
+
+def _wrong_sentence(record: ComputedWrong) -> str:
+    """Describes what a node had wrong, and what becomes of its host."""
+    layers = f"layer{'s' if len(record.layers) > 1 else ''} {', '.join(map(str, record.layers))}"
+    what = f"sum of the gradients of {layers}" if record.held == "sum" else f"replica of {layers}"
+    times = f", {record.times} times by now" if record.times > 1 else ""
+    where = f" (host {record.host}{times})" if record.host else ""
+    return f"step {record.step}: node {record.node} computed wrong: its {what} is not that of the others{where}"
 
 
 def recovery_sentence(recovery: Recovery) -> str:

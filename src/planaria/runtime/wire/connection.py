@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections import deque
 from collections.abc import Iterator
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.to_worker import PlanMessage
-from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
+from planaria.runtime.thresholds import CONTROL_READ_BYTES, HELLO_LIMIT_BYTES
 from planaria.runtime.wire.control_frames import ALERT, SpeaksTls, control_frame, frame_size
 from planaria.runtime.wire.tls import NotSecured, SecureSocket, pending
 
@@ -33,7 +34,7 @@ class Connection:
         self.plan: PlanMessage | None = None
         self._has_shaken_hands = False
         self._incoming = bytearray()
-        self._outgoing = bytearray()
+        self._outgoing: deque[memoryview] = deque()
 
     def receive(self) -> Iterator[bytes]:
         """Yields the whole frames that came. Raises EOFError at the end, FrameError for a frame that is too long.
@@ -51,7 +52,7 @@ class Connection:
         try:
             if not self._is_secured():
                 return False
-            data = self.socket.recv(1 << 18)
+            data = self.socket.recv(CONTROL_READ_BYTES)
         except BlockingIOError:
             return False
         except NotSecured:
@@ -85,20 +86,30 @@ class Connection:
             yield frame
 
     def send(self, body: bytes) -> None:
-        self._outgoing += control_frame(body)
+        """Queues a message."""
+        self.send_frame(control_frame(body))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Queues a frame, without a copy: the same one may wait for thousands of connections."""
+        self._outgoing.append(memoryview(frame))
 
     def flush(self) -> bool:
         """Sends what the kernel takes; returns whether something is left."""
-        while self._outgoing:
+        outgoing = self._outgoing
+        while outgoing:
+            frame = outgoing[0]
             try:
-                sent = self.socket.send(self._outgoing)
+                sent = self.socket.send(frame)
             except BlockingIOError:
                 return True
             except OSError:
                 # The reading side learns of it and tells the machine.
-                self._outgoing = bytearray()
+                outgoing.clear()
                 return False
-            del self._outgoing[:sent]
+            if sent == len(frame):
+                outgoing.popleft()
+            else:
+                outgoing[0] = frame[sent:]
         return False
 
     @property

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from planaria.job.errors import UserError
 from planaria.protocol.reception import Nonsense, Unwanted
-from planaria.runtime.thresholds import BACKLOG, HELLO_WITHIN_S, MOST_ROUNDS_HEARD
+from planaria.runtime.thresholds import BACKLOG, HELLO_WITHIN_S, MAX_STRANGERS, MOST_ROUNDS_HEARD
 from planaria.runtime.wire.connection import Connection
-from planaria.runtime.wire.control_frames import FrameError
+from planaria.runtime.wire.control_frames import FrameError, control_frame
 from planaria.runtime.wire.sockets import watch_over
 from planaria.runtime.wire.tls import NotSecured, Security
 from planaria.runtime.wire.unauthenticated import Strangers
@@ -48,6 +48,7 @@ class SocketServer:
             cause.
         warn: takes a line for people.
         security: what connections have to show, and are shown; None: they are plain.
+        expected: connections that may come at once and belong to the job: all of them get the time to say so.
     """
 
     def __init__(
@@ -56,12 +57,13 @@ class SocketServer:
         ended: Callable[[Connection, str], None],
         warn: Callable[[str], None],
         security: Security | None = None,
+        expected: int = 0,
     ) -> None:
         self._security = security
         self._take = take
         self._ended = ended
         self._selector = selectors.DefaultSelector()
-        self._strangers: Strangers[Connection] = Strangers(warn, HELLO_WITHIN_S)
+        self._strangers: Strangers[Connection] = Strangers(warn, HELLO_WITHIN_S, max(MAX_STRANGERS, expected))
         self._listener: socket.socket | None = None
         self._watched: set[int] = set()
 
@@ -165,8 +167,12 @@ class SocketServer:
 
     def say(self, connection: Connection, body: bytes) -> None:
         """Sends a message without waiting."""
+        self.say_frame(connection, control_frame(body))
+
+    def say_frame(self, connection: Connection, frame: bytes) -> None:
+        """Sends a frame without waiting; however many connections it goes to, it is there once."""
         if not connection.is_closed:
-            connection.send(body)
+            connection.send_frame(frame)
             self._flush(connection)
 
     def _flush(self, connection: Connection) -> None:

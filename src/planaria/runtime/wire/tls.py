@@ -26,6 +26,7 @@ RECORD_BYTES: Final = 1 << 14
 """Most bytes of one record: so many come at once, or none of them."""
 
 _EXPIRED, _NOT_YET_VALID = 10, 9
+_OTHER_ADDRESS: Final = (62, 64)
 _NEW_ONES: Final = "Make new ones by planaria certificates FOLDER, and give every host that folder"
 _SAID: Final = {
     "TLSV1_ALERT_UNKNOWN_CA": "it refuses this side's certificate, which its ca.pem has not signed",
@@ -96,11 +97,13 @@ class SecureSocket(ssl.SSLSocket):
         self._has_begun = self._has_begun or not self.server_side or self._speaks_tls()
         if not self._has_begun:
             return False
-        with self._lock, _explained():
+        with self._lock:
             try:
                 super().do_handshake()
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return False
+            except ssl.SSLError as error:
+                raise _explained(error) from error
         return True
 
     def _speaks_tls(self) -> bool:
@@ -131,9 +134,17 @@ class SecureSocket(ssl.SSLSocket):
     # Receiving
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        data = bytearray(min(buflen, 4 * RECORD_BYTES))
-        count = self._fill([memoryview(data)], waits=True)
-        return bytes(memoryview(data)[:count])
+        """Returns a record at most: to ask for more than `pending` says costs as much as to read it."""
+        while True:
+            with self._lock:
+                self._check()
+                try:
+                    return super().recv(min(buflen, RECORD_BYTES))
+                except ssl.SSLWantReadError:
+                    pass
+                except ssl.SSLError as error:
+                    raise _explained(error) from error
+            self._wait(select.POLLIN)
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
         view = memoryview(buffer)
@@ -163,12 +174,14 @@ class SecureSocket(ssl.SSLSocket):
 
     def _read(self, view: memoryview, *, waits: bool) -> int:
         while True:
-            with self._lock, _explained():
+            with self._lock:
                 self._check()
                 try:
                     return super().recv_into(view)
                 except ssl.SSLWantReadError:
                     pass
+                except ssl.SSLError as error:
+                    raise _explained(error) from error
             if not waits:
                 raise BlockingIOError
             self._wait(select.POLLIN)
@@ -208,12 +221,14 @@ class SecureSocket(ssl.SSLSocket):
 
     def _write(self, view: memoryview, *, waits: bool) -> int | None:
         while True:
-            with self._lock, _explained():
+            with self._lock:
                 self._check()
                 try:
                     return super().send(view)
                 except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
                     pass
+                except ssl.SSLError as error:
+                    raise _explained(error) from error
             if not waits:
                 return None
             self._wait(select.POLLOUT)
@@ -248,32 +263,35 @@ def _records(views: list[memoryview]) -> Iterator[memoryview]:
         yield memoryview(joined)
 
 
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Says in words why OpenSSL gave a connection up."""
-    try:
-        yield
-    except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-        raise
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError) as error:
-        raise ConnectionError("it closed") from error
-    except ssl.SSLError as error:
-        raise NotSecured(_reason(error)) from error
+def _explained(error: ssl.SSLError) -> OSError:
+    """Returns an error that says in words why OpenSSL gave a connection up."""
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
+        return ConnectionError("it closed")
+    return NotSecured(_reason(error))
 
 
 def _reason(error: ssl.SSLError) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        if error.verify_code == _EXPIRED:
-            return f"its certificate has expired. {_NEW_ONES}"
-        if error.verify_code == _NOT_YET_VALID:
-            return "its certificate is not valid yet. Look at the clocks of both hosts"
-        return f"its certificate is not signed by this side's {CA} ({error.verify_message}). {_NEW_ONES}"
-    name = error.reason or ""
-    if name == "TLSV1_ALERT_PROTOCOL_VERSION":
+    """Returns why OpenSSL gave a connection up, and what to do."""
+    if error.reason == "TLSV1_ALERT_PROTOCOL_VERSION":
         return "it does not speak TLS. Set cluster.tls in the job file, or leave out --tls"
-    if name in _SAID:
-        return f"{_SAID[name]}. {_NEW_ONES}"
-    return f"TLS failed ({name or error}). Look whether anybody else is on the way between the hosts"
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code == _NOT_YET_VALID:
+        return f"{reason_of(error)}. Look at the clocks of both hosts"
+    if isinstance(error, ssl.SSLCertVerificationError) or error.reason in _SAID:
+        return f"{reason_of(error)}. {_NEW_ONES}"
+    return f"{reason_of(error)}. Look whether anybody else is on the way between the hosts"
+
+
+def reason_of(error: ssl.SSLError) -> str:
+    """Returns why OpenSSL gave a connection up."""
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return _SAID.get(error.reason or "", f"TLS failed ({error.reason or error})")
+    if error.verify_code == _EXPIRED:
+        return "its certificate has expired"
+    if error.verify_code == _NOT_YET_VALID:
+        return "its certificate is not valid yet"
+    if error.verify_code in _OTHER_ADDRESS:
+        return f"its certificate is for another address ({error.verify_message})"
+    return f"its certificate is not signed by this side's {CA} ({error.verify_message})"
 
 
 class Security:
@@ -283,6 +301,7 @@ class Security:
         folder: with ca.pem, cert.pem and key.pem.
 
     Attributes:
+        folder: likewise.
         warnings: a line for each that people should know of.
 
     Raises:
@@ -290,19 +309,24 @@ class Security:
     """
 
     def __init__(self, folder: Path) -> None:
-        for name in (CA, CERTIFICATE, KEY):
-            _check_readable(folder / name)
-        mode = stat.S_IMODE((folder / KEY).stat().st_mode)
-        exposed = mode & (stat.S_IRWXG | stat.S_IRWXO)
-        text = f"{folder / KEY} can be read by others (mode {mode:o}). Run chmod 600 {folder / KEY}."
-        self.warnings = (text,) if exposed else ()
+        self.folder = folder
         self._client = _context(ssl.PROTOCOL_TLS_CLIENT, folder)
         self._server = _context(ssl.PROTOCOL_TLS_SERVER, folder)
+        modes = {key: stat.S_IMODE(key.stat().st_mode) for key in sorted(folder.glob(f"*{KEY}"))}
+        self.warnings = tuple(
+            f"{key} can be read by others (mode {mode:o}). Run chmod 600 {key}."
+            for key, mode in modes.items()
+            if mode & (stat.S_IRWXG | stat.S_IRWXO)
+        )
         self._server.num_tickets = 0  # who only sends never reads them
 
     def accepted(self, sock: socket.socket) -> SecureSocket:
         """Returns the socket of a connection that was accepted; its handshake is to be gone through."""
         return self._wrapped(self._server, sock, server_side=True)
+
+    def connecting(self, sock: socket.socket) -> SecureSocket:
+        """Returns the socket of a connection that was made here; its handshake is to be gone through."""
+        return self._wrapped(self._client, sock, server_side=False)
 
     def connected(self, sock: socket.socket, seconds: float) -> SecureSocket:
         """Returns the socket of a connection that was made here, after the handshake.
@@ -313,7 +337,7 @@ class Security:
             NotSecured: the other end is not trusted, or does not speak TLS.
             OSError: it is gone, or silent.
         """
-        secure = self._wrapped(self._client, sock, server_side=False)
+        secure = self.connecting(sock)
         try:
             secure.shake_hands_within(seconds)
         except BaseException:
@@ -350,22 +374,34 @@ def _context(protocol: int, folder: Path) -> ssl.SSLContext:
     context.check_hostname = False  # who has a certificate of the run's CA is of the run, at whatever address
     context.verify_mode = ssl.CERT_REQUIRED
     context.sslsocket_class = SecureSocket
-
-    def no_password() -> str:
-        raise UserError(f"{folder / KEY} is encrypted. Give a key without a password: nobody is there to type it.")
-
-    try:
-        context.load_cert_chain(folder / CERTIFICATE, folder / KEY, no_password)
-    except ssl.SSLError as error:
-        raise UserError(
-            f"{folder / CERTIFICATE} and {folder / KEY} are no certificate and its key ({error.reason or error}). "
-            f"{_NEW_ONES}."
-        ) from None
-    try:
-        context.load_verify_locations(folder / CA)
-    except ssl.SSLError as error:
-        raise UserError(f"{folder / CA} is no certificate ({error.reason or error}). {_NEW_ONES}.") from None
+    _load(context, folder / CA, folder / CERTIFICATE, folder / KEY)
     return context
+
+
+def check_usable(ca: Path, *shown: Path) -> None:
+    """Checks a CA's file, and those of a certificate and its key. Raises UserError: one cannot be used."""
+    _load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ca, *shown)
+
+
+def _load(context: ssl.SSLContext, ca: Path, *shown: Path) -> None:
+    for path in (ca, *shown):
+        _check_readable(path)
+    if shown:
+        certificate, key = shown
+
+        def no_password() -> str:
+            raise UserError(f"{key} is encrypted. Give a key without a password: nobody is there to type it.")
+
+        try:
+            context.load_cert_chain(certificate, key, no_password)
+        except ssl.SSLError as error:
+            raise UserError(
+                f"{certificate} and {key} are no certificate and its key ({error.reason or error}). {_NEW_ONES}."
+            ) from None
+    try:
+        context.load_verify_locations(ca)
+    except ssl.SSLError as error:
+        raise UserError(f"{ca} is no certificate ({error.reason or error}). {_NEW_ONES}.") from None
 
 
 def _check_readable(path: Path) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 
 import msgspec
+import torch
 
 from planaria.model.model import Batch, Tensors
 from planaria.plan.plan import WorkerId
@@ -44,6 +46,13 @@ FAULT_KINDS = {
     Op.VOTE: "vote",
     Op.APPLY: "apply",
 }
+CORRUPTIBLE = {
+    Op.FORWARD: "forward",
+    Op.BACKWARD: "backward",
+    Op.BACKWARD_WEIGHT: "backward",
+    Op.VOTE: "sync",
+}
+"""Instructions whose results a fault may change."""
 WORDS = {
     Op.LOAD: "load",
     Op.FORWARD: "forward",
@@ -124,16 +133,39 @@ class Interpreter(StepWork[Batch, Tensors]):
             began_s = time.monotonic() if self._trace is not None else 0.0
             with self._heartbeat.during(Activity.COMPUTING):
                 self._faults.check(*self._fault_point(instruction))
+                self._faults.corrupt("rest", self.step, self._replicas)
                 if instruction.op in COMPUTING:
                     self._compute(instruction)
                 else:
                     self.perform(instruction)
+                if instruction.op in CORRUPTIBLE and self.plan.evaluation is None:
+                    self._faults.corrupt(CORRUPTIBLE[instruction.op], self.step, partial(self._made_by, instruction))
             if self._trace is not None:
                 self._trace.note(self.step, instruction, began_s, time.monotonic())
             self.progress.finish()
             while not self.progress.has_sends and not self._mailbox.has_orders and self._idle():
                 pass  # other owners wait for what is added up here, and nobody for what is computed
         bring_in(None, self._idle)
+
+    def _replicas(self) -> list[torch.Tensor]:
+        """Returns all that is held of the groups of the plan."""
+        held = self._holdings.replicas
+        return [vector for group in self.given if group in held for vector in held[group].state]
+
+    def _made_by(self, instruction: Instruction) -> list[torch.Tensor]:
+        """Returns what an instruction has just made: activations, counts, or whole sums."""
+        layers, held = range(instruction.first_layer, instruction.end_layer), self._holdings
+        match instruction.op:
+            case Op.FORWARD:
+                work = instruction.microbatch, instruction.born
+                return list(self._activations.get((work, instruction.end_layer), ()))
+            case Op.BACKWARD | Op.BACKWARD_WEIGHT:
+                groups = (self.plan.groups[group].layers for group in self.given)
+                counts = (held.accumulators.get(group) for group in self.given)
+                pairs = zip(groups, counts, strict=True)
+                return [one.total for at, one in pairs if one and not one.is_empty and set(at) & set(layers)]
+            case _:
+                return [held.replicas[group].gradient for group in self.given]
 
     def _fault_point(self, instruction: Instruction) -> tuple[str, int]:
         if self.plan.evaluation is not None and instruction.op is Op.FORWARD:
@@ -166,6 +198,7 @@ class Interpreter(StepWork[Batch, Tensors]):
             if commit.clip_factor != NOT_APPLIED:
                 self._pace.apply(groups)
             self._holdings.apply(groups, commit.step, commit.clip_factor, commit.learning_rate)
+            self._faults.corrupt(FAULT_KINDS[Op.APPLY], commit.step, self._replicas)
 
     # Instructions
 
@@ -179,7 +212,14 @@ class Interpreter(StepWork[Batch, Tensors]):
         return tuple(batch[name] for name in self._model.inputs)
 
     def _send(self, peer: WorkerId, key: Key, value: Tensors) -> None:
-        self._transport.send(peer, key, value)
+        sent = [value]
+
+        def own_copy() -> Tensors:
+            sent[0] = tuple(tensor.clone() for tensor in value)
+            return sent[0]
+
+        self._faults.corrupt("send", self.step, own_copy)
+        self._transport.send(peer, key, sent[0])
 
     def _take(self, key: Key) -> Tensors:
         with self._heartbeat.during(Activity.WAITING, WorkerId(key.sender)):

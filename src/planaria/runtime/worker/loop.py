@@ -64,7 +64,8 @@ class WorkerLoop(WorkerExecutor):
             lambda at: control.send(FaultInjected(at_s=at)),
             lambda grace_s: heartbeat.give_notice(grace_s, "preemption notice"),
         )
-        holdings = Holdings(engine.model, settings.job.train, engine.device, engine.make_compute)
+        job = settings.job
+        holdings = Holdings(engine.model, job.train, engine.device, engine.make_compute, compares=job.compares_replicas)
         trace = None if settings.trace is None else Trace(Path(settings.trace))
         transfers = StateTransfer(
             settings.worker,

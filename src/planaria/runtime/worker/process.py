@@ -52,6 +52,7 @@ def run_worker(settings: WorkerSettings) -> int:
         pid=os.getpid(),
         data_address=transport.start(),
         zone=settings.zone,
+        label=settings.label,
         data=data,
         mark=settings.mark,
     )

@@ -37,7 +37,8 @@ class Control:
         self, coordinator: str, mailbox: Mailbox, timeout_s: float = 60.0, security: Security | None = None
     ) -> None:
         self._security = security
-        self._place = CoordinatorPlace(coordinator)
+        self._tls = "" if security is None else str(security.folder)
+        self._place = CoordinatorPlace(coordinator, tls=self._tls)
         self._address = ""
         self._heard = 0.0
         self._mailbox = mailbox
@@ -130,7 +131,7 @@ class Control:
 
     def _look_elsewhere(self) -> None:
         """Leaves a coordinator that says nothing, as one does that is stopped or cut off, once another leads."""
-        place = CoordinatorPlace(self._place.text)  # the other is the connecting thread's
+        place = CoordinatorPlace(self._place.text, tls=self._tls)  # the other is the connecting thread's
         while not self._ended.wait(SILENT_COORDINATOR_S):
             if time.monotonic() - self._heard < SILENT_COORDINATOR_S:
                 continue

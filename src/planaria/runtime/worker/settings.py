@@ -30,6 +30,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         log: file for what it prints.
         host: address on which its peers reach it.
         zone: where its node is; "": not known.
+        label: of its node; "": not known.
         mark: tells this run from others with the same token.
         tls: folder with the run's certificates; "": connections are plain.
         trace: file for what it did when, for benchmarks; None: none.
@@ -49,6 +50,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     log: str | None = None
     host: str = LOOPBACK
     zone: str = ""
+    label: str = ""
     mark: str = ""
     tls: str = ""
     trace: str | None = None

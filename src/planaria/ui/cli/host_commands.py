@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,15 +11,15 @@ from pathlib import Path
 import click
 
 from planaria.job.values import TOKEN_VARIABLE
-from planaria.ui.cli.options import ZONE_VARIABLE, exit_code, tls_option, token_of, token_option
+from planaria.ui.cli.options import LABEL_VARIABLE, ZONE_VARIABLE, exit_code, tls_option, token_of, token_option
 
 
 @click.command()
 @click.option(
     "--coordinator", metavar="HOST:PORT",
     help="Where `planaria train` listens; it prints this. A name is looked up again at each try; of file:RUN/address "
-    "and etcd://HOST:PORT,.../RUN it is read again, as the coordinator may come back elsewhere.  [default: node 0, "
-    "where the environment is torchrun's, SkyPilot's or SLURM's]",
+    "and etcd://HOST:PORT,.../RUN (etcds:// under TLS) it is read again, as the coordinator may come back elsewhere.  "
+    "[default: node 0, where the environment is torchrun's, SkyPilot's or SLURM's]",
 )  # fmt: skip
 @token_option
 @click.option(
@@ -29,6 +30,11 @@ from planaria.ui.cli.options import ZONE_VARIABLE, exit_code, tls_option, token_
     "--zone", default="", metavar="NAME", envvar=ZONE_VARIABLE,
     help="Where this node is: whatever fails as one, a cloud's zone or a rack. The replicas of a layer are spread "
     f"over zones. Or set {ZONE_VARIABLE}.",
+)  # fmt: skip
+@click.option(
+    "--label", metavar="NAME", envvar=LABEL_VARIABLE,
+    help="What you call this node: status and records have it beside the node's number, which follows arrival. Or set "
+    f"{LABEL_VARIABLE}.  [default: SLURM's name of the task, else the host's name]",
 )  # fmt: skip
 @tls_option
 @click.option(
@@ -53,6 +59,7 @@ def agent(
     token_file: Path | None,
     host: str,
     zone: str,
+    label: str | None,
     tls: Path | None,
     import_path: Path,
     give_up_s: float,
@@ -73,7 +80,7 @@ def agent(
       0 the run is over    4 the node has handed over its work    75 the run is suspended: come back when it is resumed
       1 the coordinator is gone    2 this node cannot take part    130 a second Ctrl-C
     """
-    from planaria.runtime.engines.job_environment import NAMES, place_of
+    from planaria.runtime.engines.job_environment import NAMES, label_of, place_of
     from planaria.runtime.nodes.agent_settings import EXIT_CODES, AgentSettings
     from planaria.runtime.nodes.node_agent import NodeAgent
     from planaria.runtime.progress.output import Output
@@ -89,6 +96,7 @@ def agent(
         token=token,
         host=host,
         zone=zone,
+        label=label_of(os.environ, socket.gethostname()) if label is None else label,
         import_path=import_path.resolve(),
         give_up_s=give_up_s,
         tls="" if tls is None else str(tls.resolve()),
@@ -101,7 +109,8 @@ def agent(
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @token_option
-def standby(run: Path, token_file: Path | None) -> int:
+@tls_option
+def standby(run: Path, token_file: Path | None, tls: Path | None) -> int:
     """Wait beside RUN, whose journal is in etcd, and lead it when its coordinator's host is gone.
 
     RUN is the run folder, which this host sees as well. Steps that were committed stay committed, and nodes keep their
@@ -135,7 +144,8 @@ def standby(run: Path, token_file: Path | None) -> int:
                 displays.append(leading.enter_context(ProgressDisplay(job, folder)))
             displays[0](record, time_s)
 
-        result = stand_by_run(folder, token, Output(sys.stderr).say, show)
+        own = "" if tls is None else str(tls.resolve())
+        result = stand_by_run(folder, token, Output(sys.stderr).say, show, own)
     return 0 if result is None else exit_code(result)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -32,6 +33,22 @@ class NodesType(click.ParamType):  # type: ignore[type-arg]  # generic since cli
         return int(least), int(most)
 
 
+NODES = click.option(
+    "--nodes", type=NodesType(), required=True, help="Nodes that train; 8-32: at least 8, and up to 32 as they come."
+)
+
+
+def nodes_override(nodes: tuple[int, int]) -> str:
+    """Returns what sets cluster.nodes, as --set has it."""
+    least, most = nodes
+    return f"cluster.nodes={least if least == most else f'{{ least = {least}, most = {most} }}'}"
+
+
+def counted(nodes: tuple[int, int]) -> str:
+    """Returns how many nodes there are to be, in words."""
+    return " to ".join(map(str, sorted(set(nodes))))
+
+
 @click.group()
 def launch() -> None:
     """Start a job on a cluster's engine: a coordinator, and an agent on each node."""
@@ -39,9 +56,7 @@ def launch() -> None:
 
 @launch.command()
 @click.argument("job", type=JOB_FILE)
-@click.option(
-    "--nodes", type=NodesType(), required=True, help="Nodes that train; 8-32: at least 8, and up to 32 as they come."
-)
+@NODES
 @click.option("--spares", type=click.IntRange(min=0), default=0, show_default=True, help="Nodes that take over.")
 @click.option("--partition", default="", metavar="NAME", help="SLURM's partition.  [default: SLURM's]")
 @click.option("--time", "limit", default="", metavar="TIME", help="Time limit of each job, as sbatch takes it.")
@@ -91,8 +106,7 @@ def slurm(
     if name is not None:
         check_name("--name", name)
     least, most = nodes
-    wanted = least if least == most else f"{{ least = {least}, most = {most} }}"
-    overrides = (*overrides, *AGENTS, f"cluster.nodes={wanted}")
+    overrides = (*overrides, *AGENTS, nodes_override(nodes))
     parsed = api.load_job(job, overrides)
     directory = os.getcwd()
     made = Launch(
@@ -129,8 +143,8 @@ def slurm(
         )
     folder.write(made, scripts)
     jobs = engine.submit(folder)
-    count = f"{least}" if least == most else f"{least} to {most}"
-    click.echo(f"coordinator: job {jobs.coordinator}; agents: job array {jobs.agents}, {count} nodes, {spares} spares")
+    about = f"{counted(nodes)} nodes, {spares} spares"
+    click.echo(f"coordinator: job {jobs.coordinator}; agents: job array {jobs.agents}, {about}")
     click.echo(f"logs and scripts: {folder.path}")
     click.echo(f"planaria status {made.run.path} says how far it is, once the coordinator runs")
     return 0
@@ -138,43 +152,42 @@ def slurm(
 
 @launch.command()
 @click.argument("job", type=JOB_FILE)
-@click.option("--nodes", type=click.IntRange(min=1), required=True, help="Nodes that train.")
-@click.option("--spares", type=click.IntRange(min=0), default=0, show_default=True, help="Nodes that take over.")
+@NODES
 @click.option(
-    "--address", default="auto", show_default=True, metavar="HOST:PORT",
-    help="Where the Ray cluster is; auto: this machine is one of its nodes, or RAY_ADDRESS says it.",
+    "--spares", type=click.IntRange(min=0), metavar="NUMBER",
+    help="Nodes that take over.  [default: cluster.ray.spares, 0; and so on]",
 )  # fmt: skip
 @click.option(
-    "--cpus", type=Finite(min=0.0), default=1.0, show_default=True, metavar="NUMBER",
-    help="Processors that Ray sets aside on each node.",
+    "--address", metavar="HOST:PORT",
+    help="Where the Ray cluster is; auto: this machine is one of its nodes, or RAY_ADDRESS says it.  [default: auto]",
 )  # fmt: skip
+@click.option(
+    "--cpus", type=Finite(min=0.0), metavar="NUMBER", help="Processors that Ray sets aside on each node.  [default: 1]"
+)
 @click.option(
     "--gpus", type=Finite(min=0.0), metavar="NUMBER",
     help='GPUs likewise.  [default: cluster.devices_per_node where cluster.device = "cuda", else none]',
 )  # fmt: skip
 @click.option(
-    "--wait", "wait_s", type=Finite(min=0.0), default=60.0, show_default=True, metavar="SECONDS",
-    help="Ray may take so long to find the nodes.",
+    "--wait", "wait_s", type=Finite(min=0.0), metavar="SECONDS",
+    help="Ray may take so long to find the nodes.  [default: 60]",
 )  # fmt: skip
 @click.option("--name", metavar="NAME", help="Name of the run, and of its folder.  [default: the job file's]")
 @set_option
 @click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
 def ray(
     job: Path,
-    nodes: int,
-    spares: int,
-    address: str,
-    cpus: float,
-    gpus: float | None,
-    wait_s: float,
+    nodes: tuple[int, int],
     name: str | None,
     overrides: tuple[str, ...],
     resume: bool,
+    **asked: object,
 ) -> int:
     """Train JOB on a Ray cluster, from one of its nodes: an agent a node; see docs/howto/ray.md.
 
     A node that dies is replaced as soon as Ray has another; one that drains hands over its work. Trains, and returns
-    when the run is over: its end ends the agents. Exit codes are those of planaria train.
+    when the run is over: its end ends the agents. Exit codes are those of planaria train, which does the same with
+    cluster.launcher = "ray" in the job file; options here are fields of [cluster.ray] there.
 
     \b
     Example:
@@ -185,19 +198,10 @@ def ray(
 
     if name is not None:
         check_name("--name", name)
-    result = api.launch_on_ray(
-        api.load_job(job, (*overrides, f"cluster.nodes={nodes}")),
-        nodes=nodes,
-        spares=spares,
-        address=address,
-        cpus=cpus,
-        gpus=gpus,
-        wait_s=wait_s,
-        name=name,
-        resume=resume,
-        progress=True,
-        import_path=job.resolve().parent,
-    )
+    given = [f"cluster.ray.{field}={json.dumps(value)}" for field, value in asked.items() if value is not None]
+    said = (*overrides, 'cluster.launcher="ray"', nodes_override(nodes), *given)
+    folder = job.resolve().parent
+    result = api.train(api.load_job(job, said), name=name, resume=resume, progress=True, import_path=folder)
     return exit_code(result)
 
 

@@ -59,6 +59,8 @@ def status(run: Path | Address, *, as_json: bool) -> str:
         lines.append(f"slow: {', '.join(_slow(node, speed, state.resting) for node, speed in state.speeds.items())}")
     if state.zones:
         lines.append(f"zones: {'; '.join(_zones(state.zones))}")
+    if state.labels:
+        lines.append(f"labels: {', '.join(f'{node}: {label}' for node, label in sorted(state.labels.items()))}")
     if state.links:
         lines += ["links as measured:", *(f"  {line}" for line in link_table(state.links))]
     if state.policy:

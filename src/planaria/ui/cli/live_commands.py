@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from planaria.ui.cli.live import Address
 
 _ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}")
-_ETCD = "etcd:/"
+_IN_ETCD = re.compile(r"(etcds?:)/")
 """With what a path begins that was a journal's URL."""
 
 
@@ -48,8 +48,8 @@ def _run_at(run: Path, token_file: Path | None, tls: Path | None) -> Path | Addr
     Raises:
         UserError: it is an address, and there is no token; or nobody leads the run.
     """
-    is_in_etcd = str(run).startswith(_ETCD)
-    if not is_in_etcd and (not _ADDRESS.fullmatch(str(run)) or run.exists()):
+    in_etcd = _IN_ETCD.match(str(run))
+    if not in_etcd and (not _ADDRESS.fullmatch(str(run)) or run.exists()):
         return run
     from planaria.job.errors import UserError
     from planaria.ui.cli.live import Address
@@ -57,17 +57,18 @@ def _run_at(run: Path, token_file: Path | None, tls: Path | None) -> Path | Addr
     token = token_of(token_file)
     if not token:
         raise UserError(f"{run} is an address: give the job's token by --token-file FILE or in {TOKEN_VARIABLE}.")
-    address = _led_at(f"etcd://{str(run).removeprefix(_ETCD)}") if is_in_etcd else str(run)
-    return Address(address=address, token=token, tls="" if tls is None else str(tls))
+    folder = "" if tls is None else str(tls)
+    address = _led_at(f"{in_etcd[1]}//{str(run)[in_etcd.end() :]}", folder) if in_etcd else str(run)
+    return Address(address=address, token=token, tls=folder)
 
 
-def _led_at(url: str) -> str:
+def _led_at(url: str, tls: str) -> str:
     """Returns where a run is led, whose journal is at this URL. Raises UserError."""
     from planaria.job.errors import UserError
     from planaria.runtime.journal.coordinator_place import CoordinatorPlace
 
     try:
-        return CoordinatorPlace(url, "RUN").address()
+        return CoordinatorPlace(url, "RUN", tls).address()
     except OSError as error:
         raise UserError(f"run {url} does not run now: {error}.") from None
 
@@ -79,7 +80,7 @@ def status(run: Path | Address, as_json: bool) -> int:
     """Show how far RUN is, and on which nodes; how it starts, and how it ended.
 
     RUN is the folder of a run, for instance runs/demo; or, from any host, host:port of its coordinator, or
-    etcd://HOST:PORT,.../NAME.
+    etcd://HOST:PORT,.../NAME (etcds:// under TLS).
     """
     from planaria.ui.cli import live
 

@@ -28,6 +28,7 @@ EXIT_SIGNALLED = 128
 
 TLS_VARIABLE = "PLANARIA_TLS"
 ZONE_VARIABLE = "PLANARIA_ZONE"
+LABEL_VARIABLE = "PLANARIA_LABEL"
 JOB_FILE = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 RUN_FOLDER = click.Path(path_type=Path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from planaria.job.values import TOKEN_VARIABLE
-from planaria.ui.cli.launch_commands import AGENTS, GIVE_UP
+from planaria.ui.cli.launch_commands import AGENTS, GIVE_UP, NODES, NodesType, nodes_override
 from planaria.ui.cli.options import JOB_FILE, ZONE_VARIABLE, set_option, token_of, token_option
 
 NAME = click.option("--name", metavar="NAME", help="Name of the run, and of its folder.  [default: the job file's]")
@@ -17,7 +17,10 @@ NAME = click.option("--name", metavar="NAME", help="Name of the run, and of its 
 
 @click.command()
 @click.argument("job", type=JOB_FILE)
-@click.option("--nodes", type=click.IntRange(min=1), help="Nodes that train.  [default: what the environment says]")
+@click.option(
+    "--nodes", type=NodesType(),
+    help="Nodes that train; 8-32: at least 8, and up to 32 as they come.  [default: what the environment says]",
+)  # fmt: skip
 @click.option("--no-agent", is_flag=True, help="Run the coordinator alone, whichever node this is.")
 @click.option(
     "--host", default="", metavar="ADDRESS",
@@ -30,7 +33,7 @@ NAME = click.option("--name", metavar="NAME", help="Name of the run, and of its 
 @token_option
 def here(
     job: Path,
-    nodes: int | None,
+    nodes: tuple[int, int] | None,
     no_agent: bool,
     host: str,
     zone: str,
@@ -67,10 +70,11 @@ def here(
         )
     if place is not None and place.rank is None and not no_agent:
         raise UserError("PET_MASTER_ADDR is set, and PET_NODE_RANK is not. Set it to the number of this node, from 0.")
-    nodes = nodes or (place.nodes if place else 0)
-    if not nodes:
+    nodes = nodes or (place.nodes if place else None)
+    if nodes is None:
         raise UserError("nothing says how many nodes there are. Give --nodes N.")
-    said = [*AGENTS, f"cluster.nodes={nodes}", f"cluster.port={place.port if place else DEFAULT_PORT}"]
+    least, most = nodes
+    said = [*AGENTS, nodes_override(nodes), f"cluster.port={place.port if place else DEFAULT_PORT}"]
     if place is not None and place.devices:
         said.append(f"cluster.devices_per_node={place.devices}")
     overrides = (*said, *overrides)
@@ -80,7 +84,8 @@ def here(
         overrides=overrides,
         name=name or parsed.run.name or job.stem,
         runs=os.path.abspath(parsed.run.folder),
-        nodes=nodes,
+        nodes=least,
+        most_nodes=most,
         spares=0,
         python=sys.executable,
         directory=os.getcwd(),
@@ -103,10 +108,10 @@ def here(
 
 @click.command()
 @click.argument("job", type=JOB_FILE)
-@click.option("--nodes", type=click.IntRange(min=1), required=True, help="Nodes with which training begins.")
+@NODES
 @click.option(
     "--spares", type=click.IntRange(min=0), default=0, show_default=True,
-    help="Nodes beyond these. They train as well.",
+    help="Nodes beyond these. They train as well; those beyond the most of a range wait.",
 )  # fmt: skip
 @click.option("--image", required=True, metavar="IMAGE", help="Container image; docker/Dockerfile makes one.")
 @click.option("--namespace", default="", metavar="NAME", help="Namespace.  [default: kubectl's]")
@@ -143,7 +148,7 @@ def here(
 @click.option("--apply", "applies", is_flag=True, help="Have kubectl apply the folder.")
 def kubernetes(
     job: Path,
-    nodes: int,
+    nodes: tuple[int, int],
     spares: int,
     image: str,
     namespace: str,
@@ -185,7 +190,7 @@ def kubernetes(
         raise click.UsageError("--print goes with neither -o nor --apply. Drop one of them.")
     if not image.strip() or len(image.split()) != 1:
         raise click.UsageError(f"--image {image!r} is no image. Give for instance registry.example/planaria:1.")
-    parsed = api.load_job(job, (*overrides, *AGENTS, f"cluster.nodes={nodes}"))
+    parsed = api.load_job(job, (*overrides, *AGENTS, nodes_override(nodes)))
     name = name or parsed.run.name or job.stem
     engine.check_run_name(name)
     engine.check_folder(parsed.run.folder)
@@ -203,7 +208,8 @@ def kubernetes(
         namespace=namespace,
         queue=queue,
         image=image,
-        nodes=nodes,
+        nodes=nodes[0],
+        most_nodes=nodes[1],
         spares=spares,
         cpu=cpu,
         memory=memory,

@@ -136,7 +136,8 @@ class Schedules:
 
     def _plan_of(self, step: int | None) -> JournalPlan | None:
         """Returns the last placement in force in a step, from the journal; None: of the last one."""
-        plans = recorded_plans(self._folder.journal, self._job.run.journal, self._folder.path.name)
+        job = self._job
+        plans = recorded_plans(self._folder.journal, job.run.journal, self._folder.path.name, job.cluster.tls)
         of_step = [plan for plan in plans if _places(plan) and (step is None or plan.message.step <= step)]
         return of_step[-1] if of_step else None
 

@@ -14,7 +14,15 @@ from planaria.job.sections.train import ParameterRule, TrainSection
 from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.protocol.step.schedule import learning_rate
 from planaria.runtime.thresholds import SMALL_FLOATS
-from planaria.runtime.worker.compute.replica import ALIGNMENT, Layout, Replica, apply_optimizer
+from planaria.runtime.worker.compute import replica as replica_module
+from planaria.runtime.worker.compute.replica import (
+    ALIGNMENT,
+    Layout,
+    Replica,
+    apply_optimizer,
+    digest_of,
+    weighed_sum,
+)
 
 CPU = torch.device("cpu")
 TRAIN = TrainSection(
@@ -48,6 +56,29 @@ def with_optimizer(optimizer: OptimizerName, **settings: Any) -> TrainSection:
     """The job with another optimizer, and that one's defaults."""
     kept = ("steps", "global_batch", "microbatch", "sequence_length", "learning_rate", "warmup_steps")
     return TrainSection(optimizer=optimizer, **({name: getattr(TRAIN, name) for name in kept} | settings))
+
+
+@pytest.mark.parametrize("digest", [digest_of, lambda vectors: [weighed_sum(one) for one in vectors]])
+def test_a_digest_changes_with_every_bit_and_with_the_place_of_each_word(digest: Any) -> None:
+    vector = torch.arange(1.0, 41.0)
+    first = digest((vector,))
+    assert digest((vector.clone(),)) == first
+    words = vector.view(torch.int32)
+    for at in range(0, len(words), 7):
+        for bit in range(32):
+            changed = words.clone()
+            changed[at] ^= 1 << bit if bit < 31 else -(1 << 31)
+            assert digest((changed.view(torch.float32),)) != first, (at, bit)
+    swapped = vector[[1, 0, *range(2, 40)]]
+    assert digest((swapped,)) != first
+
+
+def test_a_digest_on_a_device_tells_the_pieces_of_a_long_vector_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "DIGEST_WORDS", 8)
+    vector = torch.arange(1.0, 41.0)
+    swapped = torch.cat([vector[8:16], vector[:8], vector[16:]])
+    assert weighed_sum(vector) == weighed_sum(vector.clone()) != weighed_sum(swapped)
+    assert -(1 << 63) <= weighed_sum(vector) < 1 << 63
 
 
 class PlainLion(torch.optim.Optimizer):

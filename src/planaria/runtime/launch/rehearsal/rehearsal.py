@@ -114,9 +114,13 @@ def rehearsed_job(job: Job, profile: Path, script: Script) -> Job:
             device=Device.EMULATED,
             profile=str(profile),
             launcher=Launcher.LOCAL,
+            ray=None,
             host=LOOPBACK,
             port=0,
+            tls="",
+            data_encryption=True,
         ),
+        run=replace(job.run, journal=""),
         resilience=replace(job.resilience, preemption=NO_PREEMPTION),
         observe=ObserveSection(),  # nobody need be alarmed
     )

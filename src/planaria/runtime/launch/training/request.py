@@ -11,13 +11,14 @@ import msgspec
 
 from planaria.job.faults import Fault
 from planaria.job.registry import Launcher
+from planaria.job.sections.cluster import LOOPBACK
 from planaria.job.settings import Job
 from planaria.job.users_code import look_in
 from planaria.job.values import is_function, is_loopback
 from planaria.protocol.planning.failure_rate import Watched
 from planaria.runtime.component_settings import check_size
 from planaria.runtime.coordinator.executor import Observer
-from planaria.runtime.coordinator.remote_nodes import read_token, write_token
+from planaria.runtime.coordinator.remote_nodes import ANY_ADDRESS, read_token, write_token
 from planaria.runtime.launch.callbacks import Callback, imported
 from planaria.runtime.launch.expected_losses import losses_of_trace
 from planaria.runtime.machine.limits import check_machine_limits
@@ -78,6 +79,7 @@ def checked(request: TrainRequest) -> TrainRequest:
     folder = request.folder
     if request.job.cluster.launcher is not Launcher.LOCAL:
         folder = RunFolder(folder.path.resolve())  # nodes have another working folder
+        request = replace(request, job=_reachable(request.job))
         if tls := request.job.cluster.tls:
             cluster = msgspec.structs.replace(request.job.cluster, tls=str(Path(tls).resolve()))
             request = replace(request, job=msgspec.structs.replace(request.job, cluster=cluster))
@@ -90,6 +92,13 @@ def checked(request: TrainRequest) -> TrainRequest:
         rate_factors=factors,
         callbacks={**imported(request.job.run.callbacks, request.import_path), **request.callbacks},
     )
+
+
+def _reachable(job: Job) -> Job:
+    """Returns the job whose coordinator nodes of Ray can reach, where it says nothing of that."""
+    if job.cluster.launcher is not Launcher.RAY or job.cluster.host != LOOPBACK:
+        return job
+    return msgspec.structs.replace(job, cluster=msgspec.structs.replace(job.cluster, host=ANY_ADDRESS))
 
 
 def metrics_token(job: Job, folder: RunFolder) -> str:

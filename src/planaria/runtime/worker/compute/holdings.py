@@ -15,7 +15,7 @@ from planaria.protocol.step.commit import NOT_APPLIED, loss_scale
 from planaria.protocol.worker.holdings import HeldState
 from planaria.runtime.worker.compute.accumulator import Accumulator, Rounding, squared_norm
 from planaria.runtime.worker.compute.layers import Compute, Count, LayerCompute, LayerFailed
-from planaria.runtime.worker.compute.replica import Replica, apply_optimizer
+from planaria.runtime.worker.compute.replica import Replica, apply_optimizer, digest_of
 from planaria.runtime.worker.compute.statistics import GRID_EXPONENT, encoded, update
 
 
@@ -27,6 +27,7 @@ class Holdings(HeldState[Replica, Accumulator]):
         train: its numbers.
         device: where tensors are.
         make_compute: what runs the layers, given who counts the gradients; None: that device does.
+        compares: digests are made of replicas and sums.
     """
 
     def __init__(
@@ -35,8 +36,10 @@ class Holdings(HeldState[Replica, Accumulator]):
         train: TrainSection,
         device: torch.device,
         make_compute: Callable[[Count], LayerCompute] | None = None,
+        *,
+        compares: bool = False,
     ) -> None:
-        super().__init__([spec.layers for spec in model.groups], len(model.layer_names))
+        super().__init__([spec.layers for spec in model.groups], len(model.layer_names), compares=compares)
         self._model = model
         self._train = train
         self._device = device
@@ -65,6 +68,12 @@ class Holdings(HeldState[Replica, Accumulator]):
 
     def new_replica(self, group: int) -> Replica:
         return Replica(self._model.groups[group], self._train, self._device)
+
+    def _digest_of_state(self, replica: Replica) -> int:
+        return digest_of(replica.state)
+
+    def _digest_of_sum(self, replica: Replica) -> int:
+        return digest_of((replica.gradient,))
 
     def initialise(self, replica: Replica, group: int) -> None:
         """Fills a replica with the state with which the job begins.

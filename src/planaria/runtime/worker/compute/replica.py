@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import xxhash
 
 from planaria.checkpoint.manifest import PARAMETER
 from planaria.job.sections.train import TrainSection
@@ -29,6 +30,7 @@ class Replica:
         step: the last step that it has been through; one that was not applied counts.
         gradient: flat float32, the step's whole sum; valid between the sync and the apply.
         shared_gradient: where `gradient` lies when it is in host memory, so that co-owners on the same host read it.
+        written: digest of the state as this worker itself wrote it last; see `planaria.protocol.step.agreement`.
     """
 
     def __init__(self, spec: GroupSpec, train: TrainSection, device: torch.device) -> None:
@@ -43,6 +45,7 @@ class Replica:
             else self.shared_gradient.tensor
         )
         self.step = 0
+        self.written: int | None = None
 
     def initialise(self, values: Mapping[str, torch.Tensor], states: NamedState | None = None) -> None:
         """Begins with these parameters, and these of the optimizer's values; the others are 0."""
@@ -83,6 +86,29 @@ class Replica:
     @property
     def _kinds(self) -> Mapping[str, torch.Tensor]:
         return {PARAMETER: self.parameters, **self.states}
+
+
+def digest_of(vectors: Iterable[torch.Tensor]) -> int:
+    """Returns a 64-bit digest of flat float32 vectors, bit for bit: xxh3 in the host's memory; on a device, whose words
+    would take longer to come here, a sum in which the place of each counts. Workers of one job have one kind of device.
+    """
+    made = xxhash.xxh3_64()
+    for vector in vectors:
+        if vector.device.type == "cpu":
+            made.update(vector.numpy().data)
+        else:
+            made.update(weighed_sum(vector).to_bytes(8, "little", signed=True))
+    return made.intdigest()
+
+
+def weighed_sum(vector: torch.Tensor) -> int:
+    """Returns the sum, modulo 2**64, of a vector's words, each times an odd number of its place: no word can change
+    without it."""
+    places = torch.arange(min(DIGEST_WORDS, vector.numel()), device=vector.device).mul_(PLACE_FACTOR).bitwise_or_(1)
+    total = torch.zeros((), dtype=torch.int64, device=vector.device)
+    for piece in torch.split(vector.view(torch.int32), DIGEST_WORDS):
+        total.mul_(PIECE_FACTOR).add_((piece * places[: piece.numel()]).sum())
+    return int(total)
 
 
 def zeros(count: int, device: torch.device) -> torch.Tensor:
@@ -133,6 +159,13 @@ def apply_optimizer(
     for replica in replicas:
         replica.step = step
 
+
+DIGEST_WORDS = 1 << 22
+"""Words of a device's vector that are added up at a time."""
+
+PLACE_FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)
+PIECE_FACTOR = 0x2545F4914F6CDD1D
+"""Odd numbers without a pattern, by which words and pieces of a vector are told apart."""
 
 ALIGNMENT = 16
 """Alignment in floats; 64 bytes, so that a parameter sees the same vector code wherever it lies."""

@@ -38,6 +38,7 @@ _OF_THE_JOB = {
     "memory_gb": "cluster.memory_gb",
     "min_nodes": "resilience.min_nodes_per_pipeline",
     "schedule": "cluster.schedule",
+    "objective": "cluster.objective",
     "policy": "resilience.policy",
     "mean_time_between_failures_s": "resilience.mean_time_between_failures_s",
     "recompute": "train.activation_checkpointing",
@@ -59,12 +60,12 @@ class PlanOptions:
     min_nodes: int
     schedule: str
     recompute: bool
-    objective: str | None
+    objective: str
     powers_of_two: bool
     no_overlap: bool
     thorough: bool
     shadows: bool
-    policy: str
+    policy: str | None
     mean_time_between_failures_s: float
     losses: tuple[tuple[int, ...], ...]
 
@@ -72,7 +73,6 @@ class PlanOptions:
     def search(self) -> dict[str, Any]:
         """The way in which templates are searched for: fields of `PlannerSettings`."""
         return {
-            "objective": Objective(self.objective or Objective.STEP_TIME.value),
             "powers_of_two": self.powers_of_two,
             "overlap": not self.no_overlap,
             "thorough": self.thorough,
@@ -107,6 +107,7 @@ def from_profile(path: Path | None, wanted: PlanOptions) -> tuple[PlannedModel, 
         memory_bytes=memory,
         min_nodes=wanted.min_nodes,
         schedule=ScheduleKind(wanted.schedule),
+        objective=Objective(wanted.objective),
         **wanted.search,
     )
     costs = profile.recomputed() if wanted.recompute else profile
@@ -114,11 +115,15 @@ def from_profile(path: Path | None, wanted: PlanOptions) -> tuple[PlannedModel, 
         report = api.plan_for(
             costs,
             settings,
-            policy=PolicyName(wanted.policy),
+            policy=PolicyName(wanted.policy) if wanted.policy else _usual_policy(settings),
             mean_time_between_failures_s=wanted.mean_time_between_failures_s,
             losses=wanted.losses,
         )
     return subject_of_profile(profile, settings, f"from {path}"), report
+
+
+def _usual_policy(settings: PlannerSettings) -> PolicyName:
+    return PolicyName.TEMPLATES if settings.is_oobleck else PolicyName.ADAPTIVE
 
 
 def from_job(

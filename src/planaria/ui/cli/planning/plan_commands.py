@@ -57,14 +57,18 @@ def _nodes_lost(context: click.Context, option: click.Parameter, given: Sequence
 @click.option("--min-nodes", type=int, default=0, help="Without JOB: nodes of the smallest pipeline.")
 @click.option("--schedule", type=click.Choice(_SCHEDULES), default="eager-1f1b", help="Without JOB.", show_default=True)
 @click.option("--recompute", is_flag=True, help="Without JOB: backwards recompute the forward.")
-@click.option("--objective", type=click.Choice(_OBJECTIVES), help="What templates are made for.  [default: steptime]")
+@click.option(
+    "--objective", type=click.Choice(_OBJECTIVES), default="steptime", show_default=True,
+    help="Without JOB: what plans are made for; oobleck: templates, sets of them and shares as in its paper.",
+)  # fmt: skip
 @click.option("--powers-of-two", is_flag=True, help="Stages have 1, 2, 4, ... devices only.")
 @click.option("--no-overlap", is_flag=True, help="A message occupies its sender.")
 @click.option("--shadows", is_flag=True, help="Every worker has room for a shadow of its successor's state.")
 @click.option("--thorough", is_flag=True, help="Search templates for seconds, not tenths of one.")
 @click.option(
-    "--policy", type=click.Choice(_POLICIES), default="adaptive", show_default=True,
-    help="Without JOB: how the plan is made, and those after losses.",
+    "--policy", type=click.Choice(_POLICIES),
+    help="Without JOB: how the plan is made, and those after losses.  [default: adaptive; with --objective oobleck: "
+    "templates]",
 )  # fmt: skip
 @click.option(
     "--mean-time-between-failures-s", type=click.FloatRange(min=0, min_open=True), show_default=True,

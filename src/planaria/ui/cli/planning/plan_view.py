@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _WIDTH_WITHOUT_TERMINAL = 100
 _SEVERAL_DEVICES = (
-    "Training cannot run this plan: there a stage has one device, but for emulated devices. Stages of several are "
-    "planned where the profile has times for them: make it without --devices-per-node."
+    "Training cannot run this plan, but on emulated devices: elsewhere the devices of a stage take microbatches in "
+    "turn (cluster.devices_per_stage). Make the profile without --devices-per-node."
 )
 _BACKGROUND = {
     CellKind.FORWARD: 117,
@@ -207,8 +207,13 @@ def _headline(subject: PlannedModel, report: PlanReport) -> Text:
         (subject.title, "bold"),
         f": {subject.model}, {count(report.profile.num_layers, 'layer')}, {size(parameters)} of parameters\n",
         f"a step: {subject.batch}, on {count(settings.num_nodes, 'node')}"
-        f"{f' of {devices} devices' if devices > 1 else ''}, fault_tolerance = {settings.fault_tolerance}",
+        f"{f' of {devices} devices' if devices > 1 else ''}{_per_stage(settings.devices_per_stage)}, "
+        f"fault_tolerance = {settings.fault_tolerance}",
     )
+
+
+def _per_stage(devices: int) -> str:
+    return f", stages on {devices}, which take microbatches in turn" if devices > 1 else ""
 
 
 def _expectation(report: PlanReport) -> Text:

@@ -1,0 +1,176 @@
+"""Agreement of replicas: which owner of a group is wrong when the digests in the votes of a step differ. Pure.
+
+All owners of a group hold the same bits, so what differs is wrong somewhere. Each owner tells what it holds, and what
+its own last write of that state left: who holds something else than it wrote is wrong, be it the only owner, and so is
+who wrote something else than most. A sum is no witness for another, as one owner copies it from the next: it is made
+again. Two that cannot be told apart are in dispute until the step has been done again, and what they claimed is held
+against that.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from planaria.plan.plan import WorkerId
+from planaria.protocol.messages.from_worker import Digest
+
+Claims = Mapping[int, Mapping[WorkerId, Digest]]
+"""Group -> what each of its owners told of it."""
+
+
+class Held(enum.StrEnum):
+    """What owners of a group hold, and may hold wrong."""
+
+    REPLICA = "replica"
+    SUM = "sum"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What differs between owners.
+
+    Attributes:
+        held: replicas, or sums alone.
+        groups: whose owners differ.
+        wrong: group -> owners known to be wrong; no owner: nobody knows who is.
+        misled: of those, the ones that have it from a peer, and did not make it.
+    """
+
+    held: Held
+    groups: tuple[int, ...]
+    wrong: Mapping[int, frozenset[WorkerId]]
+    misled: frozenset[WorkerId] = frozenset()
+
+    @property
+    def known(self) -> frozenset[WorkerId]:
+        """All owners known to be wrong."""
+        return frozenset(worker for group in self.groups for worker in self.wrong.get(group, ()))
+
+    def groups_of(self, workers: Collection[WorkerId]) -> tuple[int, ...]:
+        """Returns the groups of which one of these workers is known to be wrong; all that differ, if of none."""
+        of_these = tuple(group for group in self.groups if not self.wrong.get(group, frozenset()).isdisjoint(workers))
+        return of_these or self.groups
+
+
+def difference(claims: Claims) -> Difference | None:
+    """Returns what differs; None: all owners of each group hold what was written, and the same.
+
+    Sums are looked at where replicas agree.
+    """
+    for held in Held:
+        groups = tuple(group for group in sorted(claims) if len(_told(held, claims[group])) > 1)
+        if groups:
+            wrong = {group: _wrong(claims[group]) for group in groups} if held is Held.REPLICA else {}
+            had = {worker for group in wrong for worker in wrong[group] if claims[group][worker].written is None}
+            return Difference(held=held, groups=groups, wrong=wrong, misled=frozenset(had))
+    return None
+
+
+def _told(held: Held, digests: Mapping[WorkerId, Digest]) -> set[int]:
+    """Returns all that is told of what should be the same."""
+    told = {_of(held, digest) for digest in digests.values()}
+    if held is Held.REPLICA:
+        told.update(digest.written for digest in digests.values() if digest.written is not None)
+    return told
+
+
+def _of(held: Held, digest: Digest) -> int:
+    return digest.state if held is Held.REPLICA else digest.sum
+
+
+def _wrong(digests: Mapping[WorkerId, Digest]) -> frozenset[WorkerId]:
+    """Returns the owners whose replica is wrong; none: it cannot be told."""
+    right = _right([digest.written for digest in digests.values() if digest.written is not None])
+    if right is None:
+        return frozenset()
+    return frozenset(worker for worker, digest in digests.items() if digest.state != right)
+
+
+def _right(told: list[int]) -> int | None:
+    """Returns what more than half tell; two that differ tell nothing."""
+    if not told:
+        return None
+    found, times = Counter(told).most_common(1)[0]
+    return found if 2 * times > len(told) else None
+
+
+def _few(held: Held, digests: Mapping[WorkerId, Digest]) -> list[WorkerId]:
+    """Returns the owners that do not tell what more than half do, each of what it made; nobody: it cannot be told."""
+    own = {worker: _of(held, d) for worker, d in digests.items() if held is Held.SUM or d.written is not None}
+    most = _right(list(own.values()))
+    return [] if most is None else [worker for worker, told in own.items() if told != most]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dispute:
+    difference: Difference
+    claims: Claims
+    num_dropped: int
+
+    def denied_by(self, claims: Claims) -> frozenset[WorkerId]:
+        """Returns the workers that claimed something else than all owners of now do; of a replica, which made it."""
+        held, denied = self.difference.held, set[WorkerId]()
+        for group in self.difference.groups:
+            truths = {_of(held, digest) for digest in claims.get(group, {}).values()}
+            for worker, digest in self.claims[group].items() if len(truths) == 1 else ():
+                is_its_own = held is Held.SUM or digest.written is not None
+                if is_its_own and _of(held, digest) not in truths:
+                    denied.add(worker)
+        return frozenset(denied)
+
+    def changed_in(self, claims: Claims) -> frozenset[WorkerId]:
+        """Returns the workers that claim something else of what is in dispute than they did."""
+        held, changed = self.difference.held, set[WorkerId]()
+        for group in self.difference.groups:
+            now = claims.get(group, {})
+            for worker, digest in self.claims[group].items():
+                if worker in now and _of(held, now[worker]) != _of(held, digest):
+                    changed.add(worker)
+        return frozenset(changed)
+
+
+class Disputes:
+    """Differences between owners that nobody could settle, and that the step, done again, will.
+
+    They are in no journal: a coordinator that is started again names nobody for them, and the bits are right all the
+    same. Nor do they tell anything where other samples were left out than before (`num_dropped`, up to this step).
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Dispute] = {}
+
+    def begin(self, step: int, found: Difference, claims: Claims, num_dropped: int = 0) -> None:
+        """Begins a dispute about a step: what its owners claim is held against what they will when it is done again."""
+        self._open[step] = _Dispute(difference=found, claims=claims, num_dropped=num_dropped)
+
+    def _close(self, step: int, num_dropped: int) -> _Dispute | None:
+        before = self._open.pop(step, None)
+        return before if before is not None and before.num_dropped == num_dropped else None
+
+    def again(
+        self, step: int, found: Difference, claims: Claims, num_dropped: int = 0
+    ) -> tuple[frozenset[WorkerId], frozenset[WorkerId]]:
+        """Returns who is wrong where owners differ in the same step once more, and of whom nobody can tell; nobody at
+        all: it is the first time.
+
+        Whoever does not claim the same twice is wrong. If that does not tell them apart, what most claimed is right,
+        then and now together.
+        """
+        before = self._close(step, num_dropped)
+        if before is None:
+            return frozenset(), frozenset()
+        differing = frozenset(worker for group in found.groups for worker in claims[group])
+        changed = before.changed_in(claims) & differing
+        if changed and changed != differing:
+            return changed, frozenset()
+        both = {group: {**before.claims.get(group, {}), **claims[group]} for group in found.groups}
+        few = frozenset(worker for group in both for worker in _few(found.held, both[group])) & differing
+        return (few, frozenset()) if few else (few, differing)
+
+    def settle(self, step: int, claims: Claims, num_dropped: int = 0) -> Mapping[WorkerId, Difference]:
+        """Returns who was wrong in a dispute about this step, now that all owners hold the same, and in what."""
+        before = self._close(step, num_dropped)
+        return {} if before is None else dict.fromkeys(sorted(before.denied_by(claims)), before.difference)

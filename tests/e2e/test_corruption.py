@@ -1,0 +1,64 @@
+"""Nodes that compute wrong: found before a step is committed with it, named, fenced; and the reference's bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planaria.job.settings import Job
+from tests.e2e.conftest import Run
+from tests.e2e.jobs import Outcome, make_job
+from tests.proof import rest_in_proof
+
+Reference = Callable[[Job], Outcome]
+
+TWO_REPLICAS = {"cluster__nodes": 5}
+"""Five nodes in two pipelines; else three pipelines of seven."""
+
+
+@pytest.mark.parametrize("fault", rest_in_proof(["bits=1", "bits=64", "bits=1,times=always"], kept=1))
+@pytest.mark.parametrize("changes", [{}, TWO_REPLICAS], ids=["three replicas", "two replicas"])
+def test_a_replica_that_changed_at_rest_is_found_in_the_same_step(
+    changes: dict[str, int], fault: str, text: Path, run: Run, reference: Reference
+) -> None:
+    job = make_job(text, **changes)
+    outcome = run(job, f"corrupt:node=1,step=3,at=rest,{fault}")
+    (wrong,) = outcome.events("computed_wrong")
+    assert (wrong["node"], wrong["step"], wrong["held"]) == (1, 3, "replica")
+    assert not outcome.events("restored")
+    outcome.assert_same_bits(reference(job))
+
+
+def test_of_three_replicas_the_odd_one_made_a_wrong_step(text: Path, run: Run, reference: Reference) -> None:
+    job = make_job(text)
+    outcome = run(job, "corrupt:node=1,step=3,at=apply")
+    (wrong,) = outcome.events("computed_wrong")
+    assert (wrong["node"], wrong["step"]) == (1, 4), "what step 3 made is compared in step 4"
+    assert not outcome.events("restored")
+    outcome.assert_same_bits(reference(job))
+
+
+def test_of_two_replicas_the_step_done_again_tells_which_was_wrong(text: Path, run: Run, reference: Reference) -> None:
+    job = make_job(text, **TWO_REPLICAS, train__steps=6, run__checkpoint_every=2)
+    outcome = run(job, "corrupt:node=1,step=4,at=apply")
+    (back,) = outcome.events("restored")
+    assert back["from_step"] == 4
+    assert back["to_step"] < 4
+    assert "differ" in back["reason"]
+    (wrong,) = outcome.events("computed_wrong")
+    assert (wrong["node"], wrong["step"]) == (1, 5)
+    outcome.assert_same_bits(reference(job))
+
+
+def test_a_wrong_sum_is_never_applied(text: Path, run: Run, reference: Reference) -> None:
+    job = make_job(text)
+    outcome = run(job, "corrupt:node=1,step=3,at=sync")
+    assert any("is begun anew" in note["text"] for note in outcome.events("note"))
+    outcome.assert_same_bits(reference(job))
+
+
+def test_what_an_activation_did_is_the_same_everywhere_and_not_found(text: Path, run: Run) -> None:
+    outcome = run(make_job(text), "corrupt:node=1,step=3,at=forward,bits=64")
+    assert not outcome.events("computed_wrong")

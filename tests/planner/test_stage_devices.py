@@ -1,0 +1,186 @@
+"""Plans of places and of their devices: every device does its part, once, and what is under way stays where it is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from planaria.job.registry import PolicyName
+from planaria.plan.ledger import Ledger
+from planaria.plan.plan import NodeId, Plan, PlanError, Redundancy, Route, WorkerId
+from planaria.plan.program.programs import programs
+from planaria.plan.settings import PlannerSettings
+from planaria.plan.validate import validate
+from planaria.planner.finish_step.salvage import to_halt
+from planaria.planner.stage_devices import by_device, by_stage, places_held, places_holding
+from planaria.policy.interface import FinishRequest, Policy, ReplanRequest
+from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
+from tests.plan.profiles import uniform_profile
+from tests.proof import rest_in_proof
+
+SEEDS = rest_in_proof(range(48), kept=12)
+
+
+def setting(seed: int) -> tuple[random.Random, Policy, PlannerSettings]:
+    draw = random.Random(seed)
+    devices = draw.choice([2, 2, 3, 4])
+    places = draw.choice([1, 1, 2])
+    num_nodes = draw.randint(4, 7)
+    settings = PlannerSettings(
+        num_microbatches=draw.choice([8, 9, 16, 21]),
+        fault_tolerance=1,
+        num_nodes=num_nodes,
+        devices_per_node=devices * places,
+        devices_per_stage=devices,
+        min_nodes=draw.randint(1, 2),
+        redundancy=draw.choice([*Redundancy]),
+    )
+    policy = draw.choice([PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.ADAPTIVE, PolicyName.REDUNDANCY])
+    return draw, make_policy(policy, Planner(uniform_profile(8), settings)), settings
+
+
+def first(policy: Policy, settings: PlannerSettings) -> Plan:
+    return policy.initial([NodeId(node) for node in range(settings.num_nodes)], 1).plan
+
+
+def lanes(routes: tuple[Route, ...], devices: int) -> dict[tuple[int, int], int]:
+    return {(route.born, m): route.hops[0].worker % devices for route in routes for m in route.microbatches}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_device_of_a_stage_takes_its_turn(seed: int) -> None:
+    _, policy, settings = setting(seed)
+    plan, devices = first(policy, settings), settings.devices_per_stage
+    validate(plan, fault_tolerance=1, arrived=True)
+    assert plan.devices_per_stage == devices
+    assert all(len(mates) == devices for mates in plan.stage_mates)
+    for pipeline in by_stage(plan).pipelines:
+        own = pipeline.stages[0].worker
+        shares = [0] * devices
+        for route in plan.routes:
+            if route.hops[0].worker // devices == own:
+                shares[route.hops[0].worker % devices] += len(route.microbatches)
+            assert len({hop.worker % devices for hop in route.hops}) == 1
+        assert max(shares) - min(shares) <= 1
+    assert programs(plan).keys() == set(plan.workers)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_places_and_devices_are_the_same_plan(seed: int) -> None:
+    _, policy, settings = setting(seed)
+    plan = first(policy, settings)
+    places = by_stage(plan)
+    validate(places, fault_tolerance=1, arrived=True)
+    assert places.devices_per_stage == 1
+    again = by_device(places, settings.devices_per_stage, plan)
+    assert again.content_hash == plan.content_hash
+    evaluating = plan.evaluating(settings.num_microbatches + 1)
+    evaluated = by_device(by_stage(evaluating), settings.devices_per_stage, evaluating).evaluation
+    assert evaluated is not None
+    assert evaluating.evaluation is not None
+    devices = settings.devices_per_stage
+    assert lanes(evaluated.routes, devices) == lanes(evaluating.evaluation.routes, devices)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_loss_inside_a_step_leaves_what_is_under_way_in_its_lane(seed: int) -> None:
+    draw, policy, settings = setting(seed)
+    plan, devices = first(policy, settings), settings.devices_per_stage
+    lost = draw.choice(plan.nodes)
+    live = [worker for worker in plan.workers if plan.node_of(worker) != lost]
+    halted = to_halt(plan, live)
+    assert {worker // devices for worker in halted} == {w // devices for w in halted for _ in range(devices)}
+    assert all(len({w in halted for w in mates if w in live}) <= 1 for mates in plan.stage_mates)
+    holders = {worker: plan.layers_held(plan.groups_of[worker]) for worker in live}
+    counted = Ledger.empty(plan.num_layers)
+    found = policy.finish_step(
+        FinishRequest(plan=plan, live=live, halted=sorted(halted), counted=counted, holders=holders, generation=2)
+    )
+    validate(found.plan, already=counted, dropped=found.dropped)
+    before, after = lanes(plan.routes, devices), lanes(found.plan.routes, devices)
+    assert all(after[key] == before[key] for key in after.keys() & before.keys())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_after_a_loss_every_device_has_or_gets_its_state(seed: int) -> None:
+    draw, policy, settings = setting(seed)
+    plan = first(policy, settings)
+    for generation in (2, 3):
+        if len(plan.nodes) <= 2 * settings.min_nodes:
+            return
+        lost = draw.choice(plan.nodes)
+        holders = {w: groups for w, groups in plan.groups_of.items() if plan.node_of(w) != lost}
+        try:
+            found = policy.reconfigure(ReplanRequest(plan=plan, lost=[lost], holders=holders, generation=generation))
+        except PlanError:
+            return
+        validate(found.plan, fault_tolerance=None if found.is_degraded else 1, dropped=found.dropped, arrived=True)
+        check_state(found.plan, holders)
+        plan = found.plan
+
+
+def check_state(plan: Plan, holders: Mapping[WorkerId, tuple[int, ...]]) -> None:
+    coming = {(move.target, move.group) for move in plan.transfers}
+    for worker, groups in plan.groups_of.items():
+        for group in groups:
+            assert group in holders.get(worker, ()) or (worker, group) in coming
+    devices = plan.devices_per_stage
+    between: set[tuple[int, int]] = set()
+    for move in plan.transfers:
+        if move.source // devices == move.target // devices:
+            assert move.group in holders[move.source] or (move.source, move.group) in coming
+        else:
+            assert move.group in holders[move.source]
+            assert move.part is not None or (move.target // devices, move.group) not in between
+            between.add((move.target // devices, move.group))
+
+
+def test_a_device_that_lacks_what_another_of_its_stage_has_gets_that() -> None:
+    _, policy, settings = setting(0)
+    plan, devices = first(policy, settings), settings.devices_per_stage
+    holders = dict(plan.groups_of)
+    holders[WorkerId(1)] = ()
+    lost = plan.nodes[-1]
+    holders = {w: groups for w, groups in holders.items() if plan.node_of(w) != lost}
+    assert WorkerId(0) in places_held(holders, devices)
+    assert places_held(holders, devices)[WorkerId(0)] == plan.groups_of[WorkerId(0)]
+    assert places_holding(holders, devices)[WorkerId(0)] == ()
+    found = policy.reconfigure(ReplanRequest(plan=plan, lost=[lost], holders=holders, generation=2)).plan
+    validate(found)
+    check_state(found, holders)
+
+
+def test_a_device_that_does_not_hold_what_its_stage_does_is_refused() -> None:
+    _, policy, settings = setting(0)
+    plan = first(policy, settings)
+    alone = msgspec.structs.replace(plan, pipelines=plan.pipelines[1:])
+    with pytest.raises(PlanError, match=r"does not hold what worker \d does, with which it shares its stages"):
+        validate(alone)
+
+
+def test_a_place_with_a_device_missing_is_none() -> None:
+    held = {WorkerId(0): (1, 2), WorkerId(1): (1,), WorkerId(2): (3,)}
+    assert places_held(held, 2) == {0: (1, 2)}
+    assert places_holding(held, 2) == {0: (1,)}
+
+
+def test_d_devices_take_about_a_dth_of_the_time_of_one() -> None:
+    seconds = {}
+    for devices in (1, 2, 4):
+        settings = PlannerSettings(
+            num_microbatches=32, fault_tolerance=1, num_nodes=4, devices_per_node=devices, devices_per_stage=devices,
+            min_nodes=2,
+        )  # fmt: skip
+        made = make_policy(PolicyName.TEMPLATES, Planner(uniform_profile(8, group_bytes=400), settings))
+        seconds[devices] = made.initial([NodeId(node) for node in range(4)], 1).step_time_s
+    assert 0.5 <= seconds[2] / seconds[1] < 0.6
+    assert 0.25 <= seconds[4] / seconds[1] < 0.4
+
+
+def test_a_stage_is_on_a_divisor_of_a_nodes_devices() -> None:
+    with pytest.raises(PlanError, match=r"4 devices of a node are not shared by stages of 3"):
+        PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=4, devices_per_node=4, devices_per_stage=3)

@@ -1,0 +1,154 @@
+"""Which owner of a group is wrong, from what all told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from planaria.plan.plan import WorkerId
+from planaria.protocol.messages.from_worker import Digest
+from planaria.protocol.step.agreement import Difference, Disputes, Held, difference
+
+RIGHT, WRONG, OTHER = 11, 22, 33
+
+
+def claims(*digests: Digest, group: int = 0) -> dict[int, dict[WorkerId, Digest]]:
+    """What workers 0, 1, ... tell of one group."""
+    return {group: {WorkerId(worker): digest for worker, digest in enumerate(digests)}}
+
+
+def kept(state: int = RIGHT, total: int = 0) -> Digest:
+    """An owner that holds what it wrote."""
+    return Digest(state, total, state)
+
+
+def found_in(told: Mapping[int, Mapping[WorkerId, Digest]]) -> Difference:
+    found = difference(told)
+    assert found is not None
+    return found
+
+
+@given(st.integers(1, 6), st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=2))
+def test_owners_that_hold_the_same_agree(owners: int, told: list[int]) -> None:
+    state, total = told
+    assert difference(claims(*[Digest(state, total, state)] * owners)) is None
+    assert difference({}) is None
+
+
+def test_owners_that_got_their_replica_from_a_peer_agree_with_it() -> None:
+    assert difference(claims(kept(), Digest(RIGHT), Digest(RIGHT))) is None
+
+
+@given(st.integers(1, 6), st.integers(0, 5))
+def test_who_holds_something_else_than_it_wrote_is_wrong_however_many_owners_there_are(owners: int, at: int) -> None:
+    told = [kept()] * owners
+    told[at % owners] = Digest(WRONG, 0, RIGHT)
+    found = found_in(claims(*told))
+    assert (found.held, found.known) == (Held.REPLICA, {at % owners})
+
+
+@given(st.integers(3, 7), st.integers(0, 6))
+def test_of_three_or_more_who_wrote_something_else_than_most_is_wrong(owners: int, at: int) -> None:
+    told = [kept()] * owners
+    told[at % owners] = kept(WRONG)
+    assert found_in(claims(*told)).known == {at % owners}
+
+
+def test_of_two_that_wrote_different_things_neither_is_known_to_be_wrong() -> None:
+    assert not found_in(claims(kept(), kept(WRONG))).known
+
+
+def test_whoever_copied_what_is_wrong_is_misled() -> None:
+    found = found_in(claims(kept(), Digest(WRONG, 0, RIGHT), Digest(WRONG)))
+    assert found.known == {1, 2}
+    assert found.misled == {2}
+
+
+def test_two_that_copied_are_no_witnesses_for_what_they_have() -> None:
+    assert found_in(claims(kept(), Digest(WRONG), Digest(WRONG))).known == {1, 2}
+
+
+def test_sums_that_differ_tell_nothing_of_who_is_wrong() -> None:
+    found = found_in(claims(kept(total=1), kept(total=1), kept(total=2)))
+    assert (found.held, found.groups, found.known) == (Held.SUM, (0,), frozenset())
+
+
+def test_replicas_count_before_sums() -> None:
+    told = claims(kept(total=1), kept(total=1), Digest(WRONG, 2, RIGHT)) | claims(kept(total=1), kept(total=2), group=1)
+    assert (found_in(told).held, found_in(told).groups) == (Held.REPLICA, (0,))
+
+
+def test_groups_of_workers_are_those_in_which_they_are_wrong() -> None:
+    told = claims(kept(), Digest(WRONG, 0, RIGHT)) | claims(Digest(WRONG, 0, RIGHT), kept(), group=1)
+    found = found_in(told)
+    assert found.groups_of([WorkerId(0)]) == (1,)
+    assert found.groups_of([WorkerId(1)]) == (0,)
+    assert found.groups_of([WorkerId(5)]) == (0, 1), "of nobody known, all that differ"
+
+
+def begun(disputes: Disputes, told: Mapping[int, Mapping[WorkerId, Digest]], step: int = 5) -> Difference:
+    found = found_in(told)
+    disputes.begin(step, found, told)
+    return found
+
+
+def test_the_step_done_again_tells_who_was_wrong() -> None:
+    disputes = Disputes()
+    found = begun(disputes, claims(kept(), kept(WRONG)))
+    assert not disputes.settle(4, claims(kept(), kept())), "another step tells nothing"
+    assert disputes.settle(5, claims(kept(), kept())) == {WorkerId(1): found}
+    assert not disputes.settle(5, claims(kept(), kept())), "it is told once"
+
+
+def test_the_step_done_again_tells_whose_sum_was_wrong() -> None:
+    disputes = Disputes()
+    begun(disputes, claims(kept(total=1), kept(total=2), kept(total=1)))
+    assert set(disputes.settle(5, claims(*[kept(total=1)] * 3))) == {1}
+
+
+def test_who_copied_a_wrong_replica_did_not_make_it() -> None:
+    disputes = Disputes()
+    begun(disputes, claims(kept(), kept(WRONG), Digest(WRONG)))
+    # Three owners, of which two wrote: neither is known to be wrong.
+    assert set(disputes.settle(5, claims(kept(), kept(), kept()))) == {1}
+
+
+def test_who_does_not_claim_the_same_twice_is_wrong() -> None:
+    disputes = Disputes()
+    begun(disputes, claims(kept(), kept(WRONG)))
+    again = claims(kept(), kept(OTHER))
+    assert disputes.again(5, found_in(again), again) == ({1}, frozenset())
+
+
+def test_the_first_difference_in_a_step_is_not_the_second() -> None:
+    again = claims(kept(), kept(WRONG))
+    assert Disputes().again(5, found_in(again), again) == (frozenset(), frozenset())
+
+
+def test_of_three_that_claim_the_same_twice_the_odd_one_is_wrong() -> None:
+    disputes = Disputes()
+    told = claims(kept(total=1), kept(total=2), kept(total=1))
+    begun(disputes, told)
+    assert disputes.again(5, found_in(told), told) == ({1}, frozenset())
+
+
+def test_of_two_that_claim_the_same_twice_nobody_can_tell() -> None:
+    disputes = Disputes()
+    told = claims(kept(), kept(WRONG))
+    begun(disputes, told)
+    assert disputes.again(5, found_in(told), told) == (frozenset(), {0, 1})
+
+
+def test_nothing_is_held_against_claims_of_a_step_in_which_other_samples_were_left_out() -> None:
+    disputes = Disputes()
+    begun(disputes, claims(kept(), kept(WRONG)))
+    assert not disputes.settle(5, claims(kept(OTHER), kept(OTHER)), num_dropped=2)
+
+
+def test_what_an_owner_claimed_before_stands_beside_what_others_claim_now() -> None:
+    disputes = Disputes()
+    begun(disputes, claims(kept(), kept(WRONG)))
+    now = {0: {WorkerId(1): kept(WRONG), WorkerId(2): kept(), WorkerId(3): Digest(WRONG)}}
+    assert disputes.again(5, found_in(now), now) == ({1}, frozenset()), "and who copied is no witness"

@@ -1,0 +1,49 @@
+"""Small worlds keep every promise, wherever one fault is placed; pairs are enumerated by `make small-world`."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from planaria.job.registry import PolicyName
+from planaria.protocol.step.ballot import Ballot
+from tests.proof import rest_in_proof
+from tests.testkit.cluster.network import COORDINATOR
+from tests.testkit.small_world import POLICIES, Blow, Tally, enumerate_world, placements, run, small_world, world
+
+
+@pytest.mark.parametrize("policy", rest_in_proof(POLICIES))
+def test_one_fault_on_any_delivery_breaks_no_promise(policy: PolicyName) -> None:
+    tally = Tally(0, set(), [])
+    enumerate_world(world(policy), tally, most=1)
+    assert not tally.failed
+    assert tally.num_runs > 100
+    assert len(tally.states) > tally.num_runs
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("policy", POLICIES)
+def test_two_faults_on_any_deliveries_break_no_promise(policy: PolicyName) -> None:
+    """Of the pairs, every 101st."""
+    tally = Tally(0, set(), [])
+    enumerate_world(world(policy), tally, stride=101)
+    assert not tally.failed
+
+
+def test_only_messages_between_workers_arrive_damaged() -> None:
+    placed = [(one.delivery, one.blow) for one in placements([(COORDINATOR, 0), (0, 1)], first=0)]
+    assert (0, Blow.DAMAGE) not in placed
+    assert (1, Blow.DAMAGE) in placed
+    assert len(placed) == 7
+
+
+def test_one_placement_gives_one_history() -> None:
+    (first, *_) = placements(run(world(PolicyName.REROUTE)).deliveries, first=20)
+    assert run(world(PolicyName.REROUTE), (first,)) == run(world(PolicyName.REROUTE), (first,))
+
+
+def test_a_broken_protocol_is_found_and_where_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ballot, "is_enough", lambda self, live: True)
+    result = CliRunner().invoke(small_world, ["--faults", "1"])
+    assert result.exit_code == 1
+    assert "FAILED templates" in result.output
