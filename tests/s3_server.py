@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 BUCKET = "bucket"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -38,6 +39,14 @@ class S3:
     @property
     def environment(self) -> dict[str, str]:
         return {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}"}
+
+    def put(self, folder: Path, name: str) -> None:
+        """Puts a folder's files into the bucket, below a name."""
+        from s3fs import S3FileSystem
+
+        key, secret = CREDENTIALS["AWS_ACCESS_KEY_ID"], CREDENTIALS["AWS_SECRET_ACCESS_KEY"]
+        system = S3FileSystem(key=key, secret=secret, endpoint_url=self.environment["AWS_ENDPOINT_URL"])
+        system.put(f"{folder}/", f"{BUCKET}/{name}/", recursive=True)
 
     def strike(self, fault: Fault, method: str, part: str, times: int = 1) -> None:
         """Has a fault befall the next requests of a method whose path has this part in it."""

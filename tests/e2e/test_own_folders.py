@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from planaria.job.parse import load_job
 from planaria.job.sections.run import RunSection
@@ -19,23 +20,27 @@ from tests.e2e.agents import Agent, Hosts, end_all, family
 from tests.e2e.commands import DEADLINE_S, Command, summary, wait_until
 from tests.e2e.incubator import Incubator
 from tests.e2e.jobs import Outcome
-from tests.s3_server import serving
+from tests.s3_server import S3, serving
 
 
 class FarHosts(Hosts):
-    """A real job; each agent runs in a folder of its own, with its own copy of the data."""
+    """A real job, whose weights are in a store; each agent runs in a folder of its own, with a copy of the data."""
 
-    def __init__(self, folder: Path, incubator: Incubator, text: Path, environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, incubator: Incubator, text: Path, s3: S3) -> None:
         self.root = folder
+        self.weights = folder / "weights"
         (folder / "coordinator").mkdir()
         super().__init__(folder / "coordinator", incubator)
-        self.environment = environment
+        self.environment = s3.environment
+        config = GPT2Config(n_layer=2, n_embd=16, n_head=2, n_positions=16, vocab_size=259)
+        GPT2LMHeadModel(config).save_pretrained(self.weights)
+        s3.put(self.weights, "weights")
         shutil.copy(text, self.folder / "text.txt")
         (self.folder / "job.toml").write_text(
             f"""
 [model]
 type = "gpt2"
-config = {{ n_layer = 2, n_embd = 16, n_head = 2, n_positions = 16 }}
+weights = "s3://bucket/weights"
 [data]
 source = "text.txt"
 [train]
@@ -75,7 +80,7 @@ heartbeat_timeout_s = 2.0
 @pytest.fixture
 def far(tmp_path: Path, incubator: Incubator, text: Path) -> Iterator[FarHosts]:
     with serving() as s3:
-        yield FarHosts(tmp_path, incubator, text, s3.environment)
+        yield FarHosts(tmp_path, incubator, text, s3)
         for folder in tmp_path.iterdir():
             end_all(folder)
 
@@ -96,6 +101,7 @@ def test_nodes_without_the_run_folder_train_to_the_same_bits(
     assert "its data or weights are not the run's, though the job names the same. Put the same files" in other.said
     far.wait_for("checkpoint_saved")
     assert (far.root / "host-0" / "own" / "job" / "data" / "tokens.bin").exists()
+    assert [*(far.root / "host-0" / "own").rglob("model.safetensors")], "the weights were not fetched to the host"
 
     ended = agents[0].node  # its worker: the agent stays, and offers the host again
     name = f"worker-{ended}.log"
@@ -131,7 +137,8 @@ def test_nodes_without_the_run_folder_train_to_the_same_bits(
     steps = summary(command)["steps"]
     given = load_job(far.folder / "job.toml", [f"train.steps={steps}"])
     data = msgspec.structs.replace(given.data, source=str(far.folder / "text.txt"))
-    alone = reference(msgspec.structs.replace(given, data=data, run=RunSection()))
+    model = msgspec.structs.replace(given.model, weights=str(far.weights))
+    alone = reference(msgspec.structs.replace(given, model=model, data=data, run=RunSection()))
     lines = map(json.loads, (far.run.metrics).read_text().splitlines())
     assert {entry["step"]: entry["loss"] for entry in lines} == alone.losses
     assert summary(command)["weights_sha256"] == alone.summary["weights_sha256"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 import planaria
 from planaria.job.parse import parse_job
 from planaria.job.settings import Job
+from planaria.protocol.messages.records import AnyRecord, PlanTaken, StepCommitted
 from planaria.runtime.run_folder.run_folder import RunFolder
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
@@ -23,7 +26,9 @@ from tests.proof import rest_in_proof
 Reference = Callable[[Job], Outcome]
 
 OWN = """
+import time
 from itertools import count
+from pathlib import Path
 import torch
 from torch import nn
 
@@ -47,6 +52,11 @@ def failing():
     for number in count():
         if number == 150: raise OSError("the disk is full")
         yield torch.randn(4), number % 2
+
+def stalling(at):
+    for number in count():
+        while number >= 64 and not Path(at).exists(): time.sleep(0.01)
+        yield torch.full((4,), number % 7 / 7), number % 2
 
 def layers(): return [nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)]
 """
@@ -108,6 +118,24 @@ def test_runs_with_kills_and_runs_that_go_on_have_the_references_bits(
     resumed = run(job, resume=folder, import_path=tmp_path)
     resumed.assert_same_bits(alone)
     assert blocks_of(folder) == blocks_of(alone.result.folder)
+
+
+def test_a_recovery_does_not_wait_for_the_stream(
+    tmp_path: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
+) -> None:
+    """The stream goes on only when the plan of the nodes that are left is taken."""
+    released = tmp_path / "released"
+    job = job_of("stalling", config__at=str(released), shuffle_buffer=1)
+
+    def kill_while_all_wait(record: AnyRecord, time_s: float) -> None:
+        if isinstance(record, StepCommitted) and record.step == 2:
+            os.kill(worker_pids()[2], signal.SIGKILL)
+        if isinstance(record, PlanTaken) and record.step == 3:
+            released.touch()
+
+    outcome = run(job, observers=[kill_while_all_wait], import_path=tmp_path)
+    assert len(outcome.events("node_lost")) == 1
+    outcome.assert_same_bits(reference(job))
 
 
 def test_a_stream_that_ends_in_the_run_fails_it_with_a_line(tmp_path: Path, run: Run) -> None:

@@ -59,7 +59,8 @@ class JobData:
             self.reader.close()
 
     def while_waiting(self, call: Callable[[], None]) -> None:
-        """Has something called again and again while this process waits for samples of a stream."""
+        """Has something called again and again while this process waits for samples of a stream; what it raises ends
+        the wait."""
         if isinstance(self.trained, Blocks):
             self.trained.while_waiting = call
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 Check = Callable[[DataIdentity], None]
 """Raises what speaks against data, before they replace others."""
 
-_CACHE = ".tokens"
-"""In the folder of runs."""
+CACHE = ".tokens"
+"""In the folder of runs: tokens and fetched files that runs share."""
 
 
 def prepare(
@@ -61,7 +61,7 @@ def prepare(
     """
     if is_dataset(job.data.source) or is_hub_stream(job.data.source):
         return _prepare_unmade(job, folder, check, tell)
-    cache = Path(job.run.folder) / _CACHE
+    cache = Path(job.run.folder) / CACHE
     staged: list[StagedTokens] = []
     try:
         for part, place, field in zip(job.data.parts, token_folders(job, folder), job.data.source_fields, strict=True):
@@ -103,7 +103,7 @@ def _prepare_unmade(job: Job, folder: Path, check: Check, tell: Tell) -> JobData
     reader = ReaderProcess(job, blocks)
     if not is_dataset(job.data.source):
         if job.eval.source:
-            _prepare_validation(job, folder, Path(job.run.folder) / _CACHE, tell)
+            _prepare_validation(job, folder, Path(job.run.folder) / CACHE, tell)
         keep_tokenizer(load_tokenizer(job.data.tokenizer), folder)
     data = replace(_with_stream(job, blocks, folder), reader=reader)
     reader.start()

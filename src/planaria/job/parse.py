@@ -177,9 +177,9 @@ def job_from_json(data: bytes) -> Job:
     return job
 
 
-_NOT_COMPARED = ("steps", "weights", "start_from")
-"""train.steps may be raised; model.weights and train.start_from are paths to what a run began with, and a checkpoint
-has its own."""
+_NOT_COMPARED = ("steps", "weights", "weights_from", "start_from")
+"""train.steps may be raised; model.weights and train.start_from are paths to what a run began with (model.weights_from
+a URL), and a checkpoint has its own."""
 
 
 def job_fingerprint(job: Job) -> str:

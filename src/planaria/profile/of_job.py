@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from planaria.checkpoint.weights import with_weights_here
 from planaria.job.errors import UserError
 from planaria.job.sections.cluster import Device
 from planaria.job.sections.train import DType
@@ -68,7 +69,7 @@ def profile_of_job(job: Job, device: str) -> ModelProfile:
 
     tokenizer = job.data.tokenizer
     vocab_size = load_tokenizer(tokenizer).vocab_size if tokenizer == BYTES or Path(tokenizer).is_file() else None
-    model = load_huggingface_model(job.model, job.train, vocab_size=vocab_size)
+    model = load_huggingface_model(with_weights_here(job).model, job.train, vocab_size=vocab_size)
     shape = ModelShape(
         title=job.model.type,
         layers=_transformer(job, model).layers,

@@ -41,7 +41,7 @@ def fetched(url: str, cache: Path, named: str, tell: Callable[[str], None]) -> s
     Raises:
         DataError: they cannot be had.
     """
-    place = cache / _FETCHED / hashlib.sha256(url.encode()).hexdigest()
+    place = _place(url, cache)
     place.mkdir(parents=True, exist_ok=True)
     with place.with_suffix(".lock").open("w") as lock:
         with contextlib.suppress(OSError):  # a file system without locks
@@ -71,6 +71,21 @@ def fetched(url: str, cache: Path, named: str, tell: Callable[[str], None]) -> s
             if path.is_file():
                 path.unlink()  # gone there
         return _where(place, list(now))
+
+
+def fetched_folder(url: str, cache: Path, named: str, tell: Callable[[str], None]) -> Path:
+    """Returns the folder on this machine that has the files of a URL of a folder, with their names below it.
+
+    As `fetched`, also where there is one file alone.
+    """
+    from fsspec.core import url_to_fs
+
+    fetched(url, cache, named, tell)
+    return _place(url, cache) / _local(url_to_fs(url)[1])
+
+
+def _place(url: str, cache: Path) -> Path:
+    return cache / _FETCHED / hashlib.sha256(url.encode()).hexdigest()
 
 
 def _found(url: str) -> tuple[Any, list[str]]:

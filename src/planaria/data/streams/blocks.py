@@ -172,7 +172,8 @@ class Blocks:
         about: what the stream is.
 
     Attributes:
-        while_waiting: called again and again while a block is waited for.
+        while_waiting: called again and again while a block is waited for; what it raises ends the wait, and the same
+            samples can be asked for again.
     """
 
     def __init__(self, folder: Path, about: StreamAbout) -> None:

@@ -42,8 +42,9 @@ class ModelSection(Section, frozen=True):
         type: a Hugging Face model type (gpt2, qwen3, bert, t5, ...), "auto" for the type of `weights`, or
             "module:function" returning a list of layers or a torch.nn.Module.
         config: overrides of the Hugging Face config, or keyword arguments of the function.
-        weights: local Hugging Face folder to start from, or "hf://OWNER/NAME?revision=main", a model of the hub by its
-            name; random weights when absent.
+        weights: local Hugging Face folder to start from, the URL of one (s3://, gs://, or another that fsspec knows),
+            or "hf://OWNER/NAME?revision=main", a model of the hub by its name; random weights when absent.
+        weights_from: where `weights` were fetched from, if they were; filled in when the run begins.
         split_at: paths of the modules between which a model can be cut, a star for any one name, as in
             "encoder.layers.*"; by default the members of the model's own lists of blocks.
         loss: "module:function" (outputs, batch) -> scalar; only for a model that is a function.
@@ -55,6 +56,7 @@ class ModelSection(Section, frozen=True):
     type: str
     config: dict[str, Any] = msgspec.field(default_factory=dict)
     weights: str | None = None
+    weights_from: str = ""
     split_at: tuple[str, ...] = ()
     loss: str | None = None
     lora: LoraSection | None = None
@@ -81,8 +83,12 @@ def check_model(model: ModelSection) -> None:
             f"goes with a model that is a function, not with model.type = {shown(model.type)}",
             "Leave it out.",
         )  # fmt: skip
-    if model.weights is not None and not is_hub_weights(model.weights):
-        path("model.weights", model.weights)
+    if model.weights is not None:
+        text("model.weights", model.weights)
+        if model.weights.startswith("hf://") and not is_hub_weights(model.weights):
+            refuse(
+                "model.weights", model.weights, "names no model of the hub", 'Write "hf://OWNER/NAME?revision=main".'
+            )
     if model.loss is not None:
         function("model.loss", model.loss)
     if model.lora is not None:

@@ -246,7 +246,7 @@ class NodeAgent:
         if self._own is not None:
             self._own.forget_logs(node)
         for settings in node_settings(
-            self._welcome.job,
+            self._welcome.job if self._own is None else self._own.job,
             self._folder,
             node,
             coordinator=self._link.place.text,

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from planaria.checkpoint.store import check_writable
+from planaria.checkpoint.weights import with_weights_here
 from planaria.data.opening import prepare
 from planaria.job.errors import UserError
 from planaria.job.parse import job_json
@@ -34,6 +35,10 @@ class OwnFolder:
         welcome: what the coordinator told of the run.
         before: of the run before, if there was one: its preparations are waited for.
 
+    Attributes:
+        folder: the run folder.
+        job: of the run; once it is ready, its weights are those on this host.
+
     Raises:
         UserError: it cannot be written, or another agent has it.
     """
@@ -42,6 +47,7 @@ class OwnFolder:
         self._root = root
         self._welcome = welcome
         self._before = before
+        self.job = welcome.job
         self._failed: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="folder", daemon=True)
         self._claim = ExitStack()
@@ -126,11 +132,15 @@ class OwnFolder:
         if is_emulated(job):
             self.folder.profile.write_bytes(self._welcome.profile)
             return
-        if (weights := job.model.weights) is not None and not Path(weights).is_dir():
-            raise UserError(f"model.weights = {weights!r} is not on this host. Copy the folder to the same path here.")
+        if (weights := job.model.weights) is not None and not job.model.weights_from and not Path(weights).is_dir():
+            raise UserError(
+                f"model.weights = {weights!r} is not on this host. Copy the folder to the same path here, or give the "
+                "job the URL of one."
+            )
+        here = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, folder=str(self._root)))
+        self.job = msgspec.structs.replace(job, model=with_weights_here(here).model)
         if not is_dataset(job.data.source):
-            run = msgspec.structs.replace(job.run, folder=str(self._root))
-            prepare(msgspec.structs.replace(job, run=run), self.folder.data, order=self._welcome.order)
+            prepare(here, self.folder.data, order=self._welcome.order)
 
 
 def check_folder(welcome: Welcome) -> None:

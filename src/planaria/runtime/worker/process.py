@@ -31,7 +31,7 @@ from planaria.runtime.worker.loop import EXIT_STALE, WorkerLoop
 from planaria.runtime.worker.preemption import Watch, make_source
 from planaria.runtime.worker.session import Control
 from planaria.runtime.worker.settings import WorkerSettings
-from planaria.runtime.worker.transport.mailbox import Mailbox
+from planaria.runtime.worker.transport.mailbox import Interrupted, Mailbox
 from planaria.runtime.worker.transport.transport import Transport
 from planaria.runtime.worker.writer import Writer
 
@@ -68,10 +68,16 @@ def run_worker(settings: WorkerSettings) -> int:
     # Whoever started this process had it blocked, so that one which came before is heard now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     agent: WorkerLoop | None = None
+
+    def wait_for_samples() -> None:
+        heartbeat.advance()
+        if agent is not None and mailbox.has_orders:
+            raise Interrupted
+
     try:
         _watch_for_preemption(settings, heartbeat)
         writer = Writer(settings.worker, control.send)
-        agent = WorkerLoop(settings, mailbox, control, transport, heartbeat, writer, make_engine(heartbeat.advance))
+        agent = WorkerLoop(settings, mailbox, control, transport, heartbeat, writer, make_engine(wait_for_samples))
         return agent.run()
     except Exception as error:
         doing = agent.doing if agent is not None else "while the model is loaded"

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from planaria.checkpoint.weights import with_weights_here
 from planaria.job.errors import UserError
 from planaria.job.parse import changed_numbers, job_from_json, job_json
 from planaria.job.settings import Job
-from planaria.job.values import is_hub_weights
-from planaria.model.weights.hub import is_of, local_weights
 from planaria.runtime.observers.secret_urls import without_secrets
 from planaria.runtime.run_folder.claim import claimed
 from planaria.runtime.run_folder.recorder import write_atomically
@@ -52,12 +51,12 @@ def job_folder(job: Job, name: str, *, resume: bool) -> Iterator[JobFolder]:
             raise UserError(f"run folder {path} does not exist. Correct the name, or train first, without --resume.")
         folder = RunFolder.reopen(path)
         earlier = job_from_json(folder.job.read_bytes())
-        job = _with_weights(job, earlier.model.weights)
+        job = with_weights_here(job, earlier)
         job = _with_start(job, earlier.train.start_from, earlier.train.start_steps)
         _refuse_other_job(folder, earlier, job)
     else:
         earlier = None
-        job = _with_weights(job)
+        job = with_weights_here(job)
         if job.train.start_from:
             from planaria.checkpoint.start import start_of  # and with it torch
 
@@ -79,24 +78,6 @@ def job_folder(job: Job, name: str, *, resume: bool) -> Iterator[JobFolder]:
                 elif not recorded:
                     shutil.rmtree(folder.path, ignore_errors=True)
             raise
-
-
-def _with_weights(job: Job, earlier: str | None = None) -> Job:
-    """Returns a job with the folder of its weights, which `planaria export` reads as well, from any folder.
-
-    Args:
-        job: what to train.
-        earlier: folder of weights that the run began with: of the hub, they stay the same.
-
-    Raises:
-        UserError: weights of the hub cannot be had.
-    """
-    weights = job.model.weights
-    if weights is None:
-        return job
-    is_kept = earlier is not None and is_hub_weights(weights) and is_of(earlier, weights)
-    folder = earlier if is_kept else str(local_weights(weights).absolute())
-    return msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, weights=folder))
 
 
 def _with_start(job: Job, start_from: str, start_steps: int) -> Job:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from planaria.checkpoint.weights import with_weights_here
 from planaria.data.opening import prepare
 from planaria.job.errors import PlanariaError, UserCodeError, UserError
 from planaria.job.settings import Job
@@ -88,6 +89,7 @@ def profile_job(job: Job, *, import_path: Path | None = None) -> ModelProfile:
     """
     if is_emulated(job):
         return named_profile(job)
+    job = with_weights_here(job)
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch)
         look_in(import_path)
