@@ -10,7 +10,8 @@ from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import PlanError
 from planaria.profile.presets.presets import DEFAULT_NETWORK_GBIT_S, preset
-from planaria.simulate.scenario import Scenario, check_zones_of, made_up, parse_scenario, part_of
+from planaria.simulate.failures_part import part_of
+from planaria.simulate.scenario import Scenario, check_zones_of, made_up, parse_scenario
 from planaria.simulate.traces.formats import ReadTrace, read_trace
 from planaria.simulate.traces.trace import Trace
 

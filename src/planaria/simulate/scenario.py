@@ -5,7 +5,6 @@ Reading, and what errors look like, is as for job files (`planaria.job.parse`).
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,29 +21,11 @@ from planaria.plan.settings import PlannerSettings
 from planaria.planner.instantiation.microbatch_shares import microbatches_of
 from planaria.simulate.baselines import REFERENCES
 from planaria.simulate.experiment import Experiment
+from planaria.simulate.failures_part import DEFAULT_HOURS, OF_RATES, FailuresPart, check_failures, process_of, require
 from planaria.simulate.results import Prices
 from planaria.simulate.timings import Timings
-from planaria.simulate.traces.generators import (
-    ConstantRate,
-    Diurnal,
-    Failures,
-    Monotonic,
-    Population,
-    Weibull,
-    generate,
-)
+from planaria.simulate.traces.generators import ConstantRate, Population, generate
 from planaria.simulate.traces.trace import HOUR_S, Trace
-
-
-class FailureKind(enum.StrEnum):
-    """How nodes go; see docs/howto/traces.md. `none`: they stay."""
-
-    NONE = "none"
-    CONSTANT = "constant"
-    POISSON = "poisson"
-    DIURNAL = "diurnal"
-    WEIBULL = "weibull"
-    MONOTONIC = "monotonic"
 
 
 class ModelPart(Section, frozen=True):
@@ -119,47 +100,6 @@ class JobPart(Section, frozen=True):
     samples: float = 0.0
     checkpoint_every: int = 100
     mean_time_between_failures_s: float = 10_800.0
-
-
-class FailuresPart(Section, frozen=True):
-    """[failures]
-
-    Attributes:
-        trace: a file in any format that `planaria trace` reads; the other fields but `hours`, `from_hours` and `seed`
-            are then left out. A file of counts is drawn anew for each seed.
-        from_hours: where in the trace the job begins.
-        hours: how long it lasts; 0: all of the trace, or 24.
-        kind: how nodes go, where there is no trace.
-        hourly: constant, diurnal: the share of the nodes that goes in an hour.
-        mean_bulk: constant, diurnal: nodes that go together, of one zone, on average.
-        swing: diurnal: the rate goes from 1 - swing to 1 + swing.
-        peak_hour: diurnal: of the day, at which most go.
-        mean_life_hours: poisson, weibull: that a node lives on average.
-        shape: weibull: below 1 young nodes go soonest.
-        interval_s: monotonic: between two losses.
-        down_to: monotonic: nodes that stay.
-        arrival_s: mean time until a node comes for one that went; below 0: none comes.
-        notice_s: how long before it goes a node is announced to go.
-        seed: of the first run.
-        runs: with as many seeds, from `seed` on.
-    """
-
-    trace: str = ""
-    from_hours: float = 0.0
-    hours: float = 0.0
-    kind: FailureKind = FailureKind.CONSTANT
-    hourly: float = 0.1
-    mean_bulk: float = 1.0
-    swing: float = 0.8
-    peak_hour: float = 12.0
-    mean_life_hours: float = 10.0
-    shape: float = 1.5
-    interval_s: float = 600.0
-    down_to: int = 1
-    arrival_s: float = -1.0
-    notice_s: float = 0.0
-    seed: int = 0
-    runs: int = 1
 
 
 class PricesPart(Section, frozen=True):
@@ -238,11 +178,6 @@ def scenario_from_table(table: Mapping[str, Any]) -> Scenario:
     return scenario
 
 
-def _require(field: str, value: object, holds: bool, wanted: str) -> None:
-    if not holds:
-        raise UserError(f"{field} = {value!r}: expected {wanted}.")
-
-
 def _check(scenario: Scenario) -> None:
     model, cluster, job, failures = scenario.model, scenario.cluster, scenario.job, scenario.failures
     if bool(model.preset) == bool(model.profile):
@@ -250,34 +185,34 @@ def _check(scenario: Scenario) -> None:
         raise UserError(f"model.preset and model.profile: {given} given. Give one of them.")
     if model.preset and not model.device:
         raise UserError("model.device is missing. Name the preset's device; planaria profile --list has them.")
-    _require("model.microbatch", model.microbatch, model.microbatch >= 0, "0 or more samples")
-    _require("cluster.nodes", cluster.nodes, cluster.nodes >= 1, "at least 1")
-    _require("cluster.devices_per_node", cluster.devices_per_node, cluster.devices_per_node >= 1, "at least 1")
-    _require("cluster.memory_gb", cluster.memory_gb, cluster.memory_gb >= 0, "0 or more GB")
-    _require("cluster.zones", cluster.zones, "" not in cluster.zones, "names")
-    _require("cluster.zones", cluster.zones, len(set(cluster.zones)) == len(cluster.zones), "different names")
-    _require("cluster.network_gbit", cluster.network_gbit, cluster.network_gbit >= 0, "0 or more Gbit/s")
-    _require("model.sequence_length", model.sequence_length, model.sequence_length >= 0, "0 or more tokens")
-    _require("job.global_batch", job.global_batch, job.global_batch >= 1, "at least 1 sample")
-    _require("job.fault_tolerance", job.fault_tolerance, job.fault_tolerance >= 0, "0 or more")
-    _require("job.samples", job.samples, job.samples >= 0, "0 or more")
-    _require("job.checkpoint_every", job.checkpoint_every, job.checkpoint_every >= 0, "0 or more steps")
+    require("model.microbatch", model.microbatch, model.microbatch >= 0, "0 or more samples")
+    require("cluster.nodes", cluster.nodes, cluster.nodes >= 1, "at least 1")
+    require("cluster.devices_per_node", cluster.devices_per_node, cluster.devices_per_node >= 1, "at least 1")
+    require("cluster.memory_gb", cluster.memory_gb, cluster.memory_gb >= 0, "0 or more GB")
+    require("cluster.zones", cluster.zones, "" not in cluster.zones, "names")
+    require("cluster.zones", cluster.zones, len(set(cluster.zones)) == len(cluster.zones), "different names")
+    require("cluster.network_gbit", cluster.network_gbit, cluster.network_gbit >= 0, "0 or more Gbit/s")
+    require("model.sequence_length", model.sequence_length, model.sequence_length >= 0, "0 or more tokens")
+    require("job.global_batch", job.global_batch, job.global_batch >= 1, "at least 1 sample")
+    require("job.fault_tolerance", job.fault_tolerance, job.fault_tolerance >= 0, "0 or more")
+    require("job.samples", job.samples, job.samples >= 0, "0 or more")
+    require("job.checkpoint_every", job.checkpoint_every, job.checkpoint_every >= 0, "0 or more steps")
     expected_s = job.mean_time_between_failures_s
-    _require("job.mean_time_between_failures_s", expected_s, expected_s > 0, "more than 0 s")
-    _require("job.min_nodes_per_pipeline", job.min_nodes_per_pipeline, job.min_nodes_per_pipeline >= 0, "0 or more")
+    require("job.mean_time_between_failures_s", expected_s, expected_s > 0, "more than 0 s")
+    require("job.min_nodes_per_pipeline", job.min_nodes_per_pipeline, job.min_nodes_per_pipeline >= 0, "0 or more")
     _check_shape(job, cluster.nodes)
     check_policies("job.policies", job.policies)
-    _check_failures(failures)
+    check_failures(failures)
     if not failures.trace:
         _check_priced(scenario, cluster.zones, "zones of cluster.zones")
     for zone, price in scenario.prices.zones.items():
-        _require(f"prices.zones.{zone}", price, price >= 0, "0 or more dollars an hour")
+        require(f"prices.zones.{zone}", price, price >= 0, "0 or more dollars an hour")
     for name, price in (("spot", scenario.prices.spot), ("on_demand", scenario.prices.on_demand)):
-        _require(f"prices.{name}", price, price >= 0, "0 or more dollars an hour")
+        require(f"prices.{name}", price, price >= 0, "0 or more dollars an hour")
     for name in scenario.timings.__struct_fields__:
         value = getattr(scenario.timings, name)
         is_rate = name.endswith("_per_s")
-        _require(
+        require(
             f"timings.{name}",
             value,
             value > 0 if is_rate else value >= 0,
@@ -288,11 +223,11 @@ def _check(scenario: Scenario) -> None:
 
 def _check_shape(job: JobPart, nodes: int) -> None:
     depth, number = job.nodes_per_pipeline, job.num_pipelines
-    _require("job.nodes_per_pipeline", depth, depth >= 0, "0 or more")
-    _require("job.num_pipelines", number, number >= 0, "0 or more")
-    _require("job.num_pipelines", number, bool(depth) or not number, "0 where nodes_per_pipeline is 0")
-    _require("job.nodes_per_pipeline", depth, depth <= nodes, f"at most cluster.nodes = {nodes}")
-    _require(
+    require("job.nodes_per_pipeline", depth, depth >= 0, "0 or more")
+    require("job.num_pipelines", number, number >= 0, "0 or more")
+    require("job.num_pipelines", number, bool(depth) or not number, "0 where nodes_per_pipeline is 0")
+    require("job.nodes_per_pipeline", depth, depth <= nodes, f"at most cluster.nodes = {nodes}")
+    require(
         "job.num_pipelines", number, number * depth <= nodes,
         f"at most {nodes // max(1, depth)}: cluster.nodes = {nodes} make no more of {depth}",
     )  # fmt: skip
@@ -301,16 +236,16 @@ def _check_shape(job: JobPart, nodes: int) -> None:
 def check_policies(field: str, names: Sequence[str]) -> None:
     """Raises UserError: one is unknown or named twice, or there is none."""
     known = [*(policy.value for policy in PolicyName), *REFERENCES]
-    _require(field, list(names), bool(names), "at least one policy")
+    require(field, list(names), bool(names), "at least one policy")
     for name in names:
-        _require(field, name, name in known, f"policies among {', '.join(known)}")
+        require(field, name, name in known, f"policies among {', '.join(known)}")
     _require_different(field, names)
 
 
 def _require_different(field: str, values: Sequence[object]) -> None:
     """Runs of what is named twice would be counted as other seeds'."""
     for at, value in enumerate(values):
-        _require(field, value, value not in values[:at], "each only once")
+        require(field, value, value not in values[:at], "each only once")
 
 
 def check_zones_of(scenario: Scenario, trace: Trace) -> None:
@@ -321,10 +256,7 @@ def check_zones_of(scenario: Scenario, trace: Trace) -> None:
 
 def _check_priced(scenario: Scenario, zones: Sequence[str], whose: str) -> None:
     for zone in scenario.prices.zones:
-        _require("prices.zones", zone, zone in zones, f"{whose} ({', '.join(zones) or 'it has none'})")
-
-
-_OF_RATES = (FailureKind.CONSTANT, FailureKind.DIURNAL)
+        require("prices.zones", zone, zone in zones, f"{whose} ({', '.join(zones) or 'it has none'})")
 
 
 def _check_sweep(sweep: SweepPart, failures: FailuresPart) -> None:
@@ -333,7 +265,7 @@ def _check_sweep(sweep: SweepPart, failures: FailuresPart) -> None:
     for field in ("nodes", "fault_tolerance", "hourly", "mean_bulk"):
         _require_different(f"sweep.{field}", getattr(sweep, field))
     for field in ("hourly", "mean_bulk"):
-        if getattr(sweep, field) and (failures.trace or failures.kind not in _OF_RATES):
+        if getattr(sweep, field) and (failures.trace or failures.kind not in OF_RATES):
             what = f"trace = {failures.trace!r}" if failures.trace else f"kind = {failures.kind.value!r}"
             raise UserError(
                 f"sweep.{field} = {getattr(sweep, field)!r}: failures.{what} does not depend on it. Leave it out, or "
@@ -341,55 +273,11 @@ def _check_sweep(sweep: SweepPart, failures: FailuresPart) -> None:
             )
 
 
-def _check_failures(failures: FailuresPart) -> None:
-    _require("failures.hours", failures.hours, failures.hours >= 0, "0 or more hours")
-    _require("failures.from_hours", failures.from_hours, failures.from_hours >= 0, "0 or more hours")
-    _require("failures.runs", failures.runs, failures.runs >= 1, "at least 1")
-    _require("failures.notice_s", failures.notice_s, failures.notice_s >= 0, "0 s or more")
-    if not failures.trace:
-        _require("failures.from_hours", failures.from_hours, failures.from_hours == 0, "0 where there is no trace")
-        process = _process(failures)
-        if isinstance(process, Monotonic):
-            _require(
-                "failures.arrival_s", failures.arrival_s, failures.arrival_s < 0, "below 0 where kind is monotonic"
-            )
-
-
-def _process(failures: FailuresPart) -> Failures | None:
-    """Returns the process by which nodes go. Raises UserError."""
-    try:
-        match failures.kind:
-            case FailureKind.NONE:
-                return None
-            case FailureKind.CONSTANT:
-                return ConstantRate(hourly=failures.hourly, mean_bulk=failures.mean_bulk)
-            case FailureKind.POISSON:
-                _require("failures.mean_life_hours", failures.mean_life_hours, failures.mean_life_hours > 0, "above 0")
-                return ConstantRate(hourly=1 / failures.mean_life_hours)
-            case FailureKind.DIURNAL:
-                return Diurnal(
-                    hourly=failures.hourly,
-                    swing=failures.swing,
-                    peak_s=failures.peak_hour * HOUR_S,
-                    mean_bulk=failures.mean_bulk,
-                )
-            case FailureKind.WEIBULL:
-                return Weibull(mean_s=failures.mean_life_hours * HOUR_S, shape=failures.shape)
-            case FailureKind.MONOTONIC:
-                return Monotonic(interval_s=failures.interval_s, down_to=failures.down_to)
-    except UserError as error:
-        text = str(error)
-        raise UserError(text if text.startswith("failures.") else f"failures.{text}") from None
-
-
-DEFAULT_HOURS = 24.0
-
-
 def made_up(scenario: Scenario, seed: int) -> Trace:
     """Returns the trace of a seed, where the scenario names no file."""
     failures, cluster = scenario.failures, scenario.cluster
     assert not failures.trace
-    process = _process(failures)
+    process = process_of(failures)
     return generate(
         ConstantRate(hourly=0.0) if process is None else process,
         Population(
@@ -402,25 +290,6 @@ def made_up(scenario: Scenario, seed: int) -> Trace:
         seed=seed,
         name=f"{failures.kind.value}, seed {seed}",
     )
-
-
-def part_of(trace: Trace, failures: FailuresPart) -> Trace:
-    """Returns the part of a trace file that the scenario asks for. Raises UserError."""
-    start_s = failures.from_hours * HOUR_S
-    if start_s >= trace.horizon_s:
-        raise UserError(
-            f"failures.from_hours = {failures.from_hours:g}: trace {trace.name} is {trace.horizon_s / HOUR_S:.2f} "
-            "hours long. Begin earlier."
-        )
-    length_s = failures.hours * HOUR_S if failures.hours else trace.horizon_s - start_s
-    if start_s + length_s > trace.horizon_s:
-        raise UserError(
-            f"failures.hours = {failures.hours:g}: trace {trace.name} has {(trace.horizon_s - start_s) / HOUR_S:.2f} "
-            "hours from there on. Give fewer, or 0 for all."
-        )
-    if not start_s and length_s == trace.horizon_s:
-        return trace
-    return trace.window(start_s, length_s)
 
 
 def experiment(scenario: Scenario, profile: ModelProfile, *, wants_timeline: bool = False) -> Experiment:
