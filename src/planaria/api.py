@@ -22,6 +22,7 @@ from planaria.job.parse import job_from_table, load_job, sections, validated
 from planaria.job.registry import Launcher
 from planaria.job.sections.run import RunSection
 from planaria.job.settings import Job as Job
+from planaria.job.values import check_name
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import PlanError
@@ -111,7 +112,9 @@ def train(
 
     objects = _objects(model, dataset, eval_dataset)
     folder, own_name = _place(job)
-    run = RunFolder(Path(folder) / (name or own_name or "run"))
+    name = name or own_name or "run"
+    check_name("run.name", name)
+    run = RunFolder(Path(folder) / name)
     checked = _checked(job, run.path, objects)
     parsed = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
     check_faults(parsed, checked)

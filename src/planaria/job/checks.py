@@ -89,9 +89,11 @@ def _check_precision(job: Job) -> None:
 
 def _check_hourly_price(job: Job) -> None:
     budget, nodes = job.budget, job.cluster.least_nodes
+    if budget.per_hour is None:
+        return
     zones = job.cluster.zones or ("",)
     hourly = budget.hourly(zones[node % len(zones)] for node in range(nodes))
-    if budget.per_hour is not None and hourly > budget.per_hour:
+    if hourly > budget.per_hour:
         raise UserError(
             f"cluster.nodes = {nodes} cost {hourly:g} dollars an hour, over budget.per_hour = {budget.per_hour:g}. "
             "Set fewer nodes, or a higher limit."

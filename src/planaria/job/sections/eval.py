@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from planaria.job.sections.section import Section
-from planaria.job.values import at_least, check_config, is_dataset, is_hub_stream, refuse, text
+from planaria.job.values import at_least, check_config, is_dataset, is_hub_stream, refuse, shown, text
 
 
 class EvalMetric(enum.StrEnum):
@@ -89,7 +89,9 @@ def check_eval(section: EvalSection) -> None:
     if not 0 <= section.share < 1:
         refuse("eval.share", section.share, "is not at least 0 and below 1", "Set for instance 0.01.")
     if section.share and section.source:
-        refuse("eval.share", section.share, f"does not go with eval.source = {section.source!r}", "Give one of them.")
+        refuse(
+            "eval.share", section.share, f"does not go with eval.source = {shown(section.source)}", "Give one of them."
+        )
     at_least("eval.every", section.every, 0)
     at_least("eval.microbatches", section.microbatches, 1)
     if section.stop_at is not None:
