@@ -24,7 +24,7 @@ ETCD_URL = "etcd://"
 """With what a journal's place begins that is in etcd."""
 
 ETCD_TLS_URL = "etcds://"
-"""Likewise, where etcd is reached under TLS."""
+"""With what a journal's place begins that is in etcd and reached under TLS."""
 
 TOKEN_VARIABLE = "PLANARIA_TOKEN"
 """Environment variable with the job's token."""

@@ -135,15 +135,7 @@ class Planner:
         settings = dataclasses.replace(self.settings, **changes)
         if settings == self.settings:
             return self
-        made = self._once(settings, lambda: Planner(self.profile, settings))
-        return dataclasses.replace(
-            made,
-            speeds=self.speeds,
-            zones=self.zones,
-            stretch=self.stretch,
-            hosts=self.hosts,
-            far_pairs=self.far_pairs,
-        )
+        return self._for_same_nodes(self._once(settings, lambda: Planner(self.profile, settings)))
 
     def of_places(self) -> Planner:
         """Returns the planner of stages' places, made once, for the same nodes: one of d devices computes a microbatch
@@ -152,7 +144,9 @@ class Planner:
         Raises:
             PlanError: the profile has no times of one device.
         """
-        made = self._once("places", lambda: Planner(*_places(self.profile, self.settings)))
+        return self._for_same_nodes(self._once("places", lambda: Planner(*_places(self.profile, self.settings))))
+
+    def _for_same_nodes(self, made: Planner) -> Planner:
         return dataclasses.replace(
             made,
             speeds=self.speeds,

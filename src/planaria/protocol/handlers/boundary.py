@@ -90,9 +90,11 @@ def reconfigure(run: Run, holders: Holders) -> list[Command]:
         if run.attempt.is_void:
             run.recovery.add_rerun(proposal.plan)
     beside = run.plan_selector.step_beside(proposal)
-    if beside is not None:
-        return [*take(run, beside, Purpose.WARM_UP, StateSource.LIVE), *release(run)]
-    return [*take(run, proposal, Purpose.RECONFIGURE, StateSource.LIVE), *release(run)]
+    purpose = Purpose.RECONFIGURE if beside is None else Purpose.WARM_UP
+    commands = take(run, beside or proposal, purpose, StateSource.LIVE)
+    if run.attempt.unready:
+        return commands  # until state has moved, those that leave may have the only other replica
+    return [*commands, *release(run)]
 
 
 def _hand_over(run: Run, holders: Holders) -> list[Command]:
