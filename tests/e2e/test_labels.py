@@ -55,7 +55,7 @@ def test_labels_stay_with_nodes_and_lead_to_the_successor_of_a_lost_one(folder: 
     assert wait_until(lambda: labels_of(hosts) == [names[0], *names[2:]])
     successor = hosts.start_agent("--label", names[1])
     assert wait_until(lambda: labels_of(hosts) == names)
+    assert wait_until(lambda: f"node {successor.node} ({names[1]}) joined" in hosts.said)
     (lost,) = hosts.events("node_lost")
     joined = {event["node"]: event["label"] for event in hosts.events("node_joined")}
     assert joined[lost["node"]] == joined[successor.node] == names[1]
-    assert f"node {successor.node} ({names[1]}) joined" in hosts.said
