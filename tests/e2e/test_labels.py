@@ -55,6 +55,7 @@ def test_labels_stay_with_nodes_and_lead_to_the_successor_of_a_lost_one(folder: 
     assert wait_until(lambda: labels_of(hosts) == [names[0], *names[2:]])
     successor = hosts.start_agent("--label", names[1])
     assert wait_until(lambda: labels_of(hosts) == names)
+    hosts.wait_for("node_joined", NUM_NODES + 1)
     assert wait_until(lambda: f"node {successor.node} ({names[1]}) joined" in hosts.said)
     (lost,) = hosts.events("node_lost")
     joined = {event["node"]: event["label"] for event in hosts.events("node_joined")}
