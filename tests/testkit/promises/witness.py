@@ -170,6 +170,8 @@ class InvariantChecker:
                 continue
             for group, replica in worker.holdings.replicas.items():
                 right = self.reference.after(replica.step).replicas[group]
+                if any(piece in self.tainted for piece, _ in replica.pieces):
+                    self.tainted.add(replica.state)  # some of it came from a holder that is right, maybe
                 self.require(
                     replica.state == right or replica.state in self.tainted,
                     f"worker {worker.number} has a replica of group {group} as of step {replica.step} that is wrong",

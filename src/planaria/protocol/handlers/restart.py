@@ -164,6 +164,8 @@ def _take_up(run: Run, position: Position) -> None:
     run.attempt.unready = returning.unready(position)
     run.kept.note(run.step, returning.held(position))
     run.attempt.begun_in = position.message.begun
+    known = run.past.plan
+    run.attempt.is_void = run.past.is_void and known is not None and known.message.plan.generation == plan.generation
     run.plan_validity = returning.plan_validity(position, frozenset(run.members.nodes), run.members.leaving.keys())
     run.plan_selector.measured.speeds.expect(plan, run.plan_selector.policy.estimated(plan).compute_s)
     if not set(run.members.nodes) - run.plan_selector.straggler_policy.resting <= set(plan.nodes):
@@ -191,6 +193,8 @@ def _go_on_within(run: Run, position: Position) -> list[Command]:
     if position.is_boundary or is_evaluated:
         run.attempt.unready = set()
         return boundary.after_commit(run, position.step - 1)
+    if run.attempt.is_void:
+        return salvage.begin(run)
     if run.attempt.votes.is_enough(run.members.addresses):
         return step.conclude(run)
     is_whole = all(worker in run.members.addresses for worker in run.plan.workers)

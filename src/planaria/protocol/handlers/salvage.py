@@ -17,6 +17,7 @@ from planaria.protocol.handlers.fencing import lose, lose_wrong
 from planaria.protocol.handlers.restore import layers_text, restore, restore_all
 from planaria.protocol.messages.events import Command, NodeGone, Publish, Received, Send
 from planaria.protocol.messages.from_worker import Digest, Report
+from planaria.protocol.messages.journal import JournalVoid
 from planaria.protocol.messages.records import Note
 from planaria.protocol.messages.to_worker import Halt, StateSource
 from planaria.protocol.phases import Phase, Purpose
@@ -133,7 +134,9 @@ def disagree(run: Run) -> list[Command] | None:
 
 
 def _undo(run: Run, found: Difference, claims: Claims) -> list[Command]:
-    commands = checkpoints.distrust(run) if found.held is Held.REPLICA else []
+    commands: list[Command] = [JournalVoid()]
+    if found.held is Held.REPLICA:
+        commands += checkpoints.distrust(run)
     wrong, unclear = found.known - found.misled, frozenset[WorkerId]()
     if not found.known:
         wrong, unclear = run.disputes.again(run.step, found, claims, _num_dropped(run))
@@ -182,10 +185,10 @@ def _suspected_twice(run: Run, denied: Mapping[WorkerId, Difference]) -> Mapping
 def _fence(run: Run, wrong: Mapping[WorkerId, Difference]) -> list[Command]:
     """Fences those who were wrong and are here still, and begins the step anew without them."""
     commands = _lose(run, wrong)
-    if commands:
-        run.attempt.is_void = True
-        commands += begin(run)
-    return commands
+    if not commands:
+        return []
+    run.attempt.is_void = True
+    return [JournalVoid(), *commands, *begin(run)]
 
 
 def _lose(run: Run, wrong: Mapping[WorkerId, Difference]) -> list[Command]:

@@ -125,6 +125,10 @@ class JournalDistrust(JournalEntry, frozen=True, kw_only=True, tag="distrust"):
     step: int
 
 
+class JournalVoid(JournalEntry, frozen=True, kw_only=True, tag="void"):
+    """What there is of the step in progress may come of a wrong state: the step is begun anew."""
+
+
 class JournalPolicy(JournalEntry, frozen=True, kw_only=True, tag="policy"):
     """Another policy makes the plans from now on, and the user was told so."""
 
@@ -143,9 +147,9 @@ class JournalEnd(JournalEntry, frozen=True, kw_only=True, tag="end"):
     """The run is over; its only record is the `RunEnded`."""
 
 
-LASTING = (JournalPolicy, JournalStop, JournalEnd)
-"""Entries that the user was told of and that no worker knows: they are written so that they, and with them all that
-was written before, outlast a power cut too."""
+LASTING = (JournalVoid, JournalPolicy, JournalStop, JournalEnd)
+"""Entries of which no worker knows, and without which bits or what the user was told would be wrong: they are written
+so that they, and with them all that was written before, outlast a power cut too."""
 
 AnyEntry = (
     JournalCommit
@@ -155,6 +159,7 @@ AnyEntry = (
     | JournalRecovery
     | JournalCheckpoint
     | JournalDistrust
+    | JournalVoid
     | JournalPolicy
     | JournalStop
     | JournalRestart

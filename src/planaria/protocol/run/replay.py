@@ -24,6 +24,7 @@ from planaria.protocol.messages.journal import (
     JournalRecovery,
     JournalRestart,
     JournalStop,
+    JournalVoid,
 )
 from planaria.protocol.messages.records import (
     AnyRecord,
@@ -63,6 +64,7 @@ class JournalState:
         labels: likewise.
         checkpoint: the last whole one of this run; None: there is none.
         earlier: the whole one before it.
+        is_void: what there is of the step in progress is of no use.
         wrong_hosts: how many nodes of a host computed wrong.
         saved: steps of which there was one, and the job has not gone back before them.
         evaluated: the evaluations of this run, of which the same is true.
@@ -93,6 +95,7 @@ class JournalState:
     labels: Mapping[NodeId, str] = field(default_factory=dict)
     checkpoint: CheckpointRef | None = None
     earlier: CheckpointRef | None = None
+    is_void: bool = False
     wrong_hosts: Mapping[str, int] = field(default_factory=dict)
     saved: frozenset[int] = frozenset()
     evaluated: tuple[Evaluated, ...] = ()
@@ -150,12 +153,13 @@ class JournalState:
         """Returns the state after one more entry."""
         match entry:
             case JournalCommit():
-                past = replace(self._committed(entry), is_disturbed=bool(self.losses))
+                past = replace(self._committed(entry), is_disturbed=bool(self.losses), is_void=False)
             case JournalEvaluation():
                 told = (*self.evaluated, entry.evaluated)
                 past = replace(self, evaluated=told, has_resumed=bool(self.losses))
             case JournalPlan():
-                past = replace(self._planned(entry), decision=decision_of(entry.records) or self.decision)
+                decision = decision_of(entry.records) or self.decision
+                past = replace(self._planned(entry), decision=decision, is_void=False)
             case JournalNode():
                 past = self._with_node(entry)
             case JournalRecovery():
@@ -165,6 +169,8 @@ class JournalState:
                 past = replace(self, checkpoint=entry.checkpoint, earlier=self.checkpoint, saved=saved)
             case JournalDistrust():
                 past = replace(self, checkpoint=self.earlier, earlier=None, saved=self.saved - {entry.step})
+            case JournalVoid():
+                past = replace(self, is_void=True)
             case JournalPolicy():
                 past = replace(self, policy=entry.policy)
             case JournalStop():
