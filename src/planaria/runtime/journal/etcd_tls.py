@@ -108,6 +108,8 @@ def _last_word(session: Session, address: tuple[str, int]) -> ssl.SSLError | Non
             secure.recv(1)
     except ssl.SSLError as error:
         return error
+    except (ConnectionResetError, BrokenPipeError) as error:
+        return ssl.SSLEOFError(str(error))
     except OSError:
         return None
     return None
