@@ -22,6 +22,7 @@ from planaria.protocol.messages.journal import (
     JournalRecovery,
     JournalRestart,
     JournalStop,
+    JournalVoid,
     PlanValidityState,
     decode_entry,
     encode_entry,
@@ -183,3 +184,10 @@ def test_a_distrusted_checkpoint_gives_way_to_the_one_before_it() -> None:
     assert (past.checkpoint, past.earlier, past.saved) == (saved[1], saved[0], {2, 4})
     past = past.after(JournalDistrust(step=4))
     assert (past.checkpoint, past.earlier, past.saved) == (saved[0], None, {2})
+
+
+def test_a_step_that_came_of_a_wrong_state_is_void_until_it_is_begun_anew() -> None:
+    past = JournalState.of([plan(1, 1), commit(1), JournalVoid(), node(2, Fate.LOST)])
+    assert past.is_void
+    assert not past.after(plan(2, 2)).is_void
+    assert not past.after(commit(2)).is_void
