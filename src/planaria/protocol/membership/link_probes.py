@@ -39,7 +39,7 @@ class LinkProbes(Generic[Key]):
         self._num_added = 0
         self._on_host: dict[str, dict[Key, None]] = {}
         self._by_turns: dict[str, list[tuple[int, int, Key]]] = {}
-        """Heaps of each zone's hosts, those that took part least first: (turns, number, key)."""
+        """Each zone's hosts in order, those that took part least first: (turns, number, key)."""
         self._turns: dict[str, int] = {}
         self._chosen: set[HostPair] = set()
         """Pairs that are measured, or to be."""

@@ -55,7 +55,7 @@ class StateTransfers(ABC, Generic[Replica]):
         self._plan: Plan | None = None
         self._incoming: list[Transfer] = []
         self._to_pass_on: list[Transfer] = []
-        """Of groups that are on their way to this worker."""
+        """Moves that begin here, of groups that are on their way to this worker."""
         self._attempts: dict[Transfer, int] = {}
         self._arriving: Replica | None = None
         self._came_s: float | None = None
