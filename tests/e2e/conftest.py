@@ -85,8 +85,23 @@ def profiles() -> dict[str, bytes]:
     return {}
 
 
+Pipelines = Sequence[Sequence[Sequence[int]]]
+"""Stages of each: worker, first layer, end layer."""
+
+
+@pytest.fixture(scope="session")
+def first_plans() -> dict[bytes, Pipelines]:
+    """What runs began with on all their nodes, by what it depends on."""
+    return {}
+
+
+def of_first_plan(job: Job) -> bytes:
+    """What the first plan depends on."""
+    return msgspec.json.encode((fingerprint(job), job.train.global_batch, job.cluster, job.resilience))
+
+
 @pytest.fixture
-def run(nodes: LocalNodes, tmp_path: Path, profiles: dict[str, bytes]) -> Run:
+def run(nodes: LocalNodes, tmp_path: Path, profiles: dict[str, bytes], first_plans: dict[bytes, Pipelines]) -> Run:
     """Train a job, with kills on order; `resume` is the folder of an earlier run.
 
     A run folder begins with the profile that an earlier one has of the same layers: they are not measured again.
@@ -120,9 +135,24 @@ def run(nodes: LocalNodes, tmp_path: Path, profiles: dict[str, bytes]) -> Run:
         outcome = Outcome(train_job(request, nodes))
         if not is_emulated(job) and job.cluster.profile is None and folder.profile.exists():
             profiles[layers] = folder.profile.read_bytes()
+        for plan in () if resume else outcome.events("plan_taken")[:1]:
+            if sum(map(len, plan["pipelines"])) == job.cluster.least_nodes * job.cluster.devices_per_node:
+                first_plans.setdefault(of_first_plan(job), plan["pipelines"])
         return outcome
 
     return train
+
+
+@pytest.fixture
+def first_pipelines(run: Run, first_plans: dict[bytes, Pipelines]) -> Callable[[Job], Pipelines]:
+    """The pipelines that a job begins with; a run of one step tells, where none before has told."""
+
+    def found(job: Job) -> Pipelines:
+        if of_first_plan(job) not in first_plans:
+            run(msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, steps=1, warmup_steps=0)))
+        return first_plans[of_first_plan(job)]
+
+    return found
 
 
 @pytest.fixture(scope="session")

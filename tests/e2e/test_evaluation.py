@@ -24,7 +24,7 @@ def evaluated_job(text: Path, model: str = "gpt2", **changes: Any) -> Job:
 
 @pytest.mark.parametrize("model", rest_in_proof(["bert", "gpt2", "llama", "function"]))
 def test_evaluations_have_the_references_bits(model: str, text: Path, run: Run, reference: Reference) -> None:
-    job = evaluated_job(text, model)
+    job = evaluated_job(text, model, cluster__nodes=4)
     outcome = run(job)
     outcome.assert_same_bits(reference(job))
     assert sorted(outcome.evaluated) == [2, 4, 5]
@@ -91,7 +91,7 @@ def test_under_every_policy(policy: str, text: Path, run: Run, reference: Refere
 def test_the_best_checkpoint_stays_beside_the_newest(text: Path, run: Run) -> None:
     """At this rate the model is best after its first step."""
     constant = {"train__lr_schedule": "constant", "train__warmup_steps": 0}
-    job = evaluated_job(text, train__steps=6, train__learning_rate=2.0, eval__every=1, **constant)
+    job = evaluated_job(text, cluster__nodes=4, train__steps=6, train__learning_rate=2.0, eval__every=1, **constant)
     outcome = run(job)
     best = outcome.summary["evaluation"]["best"]
     assert best["loss"] == min(loss for loss, _, _ in outcome.evaluated.values())
@@ -102,7 +102,7 @@ def test_the_best_checkpoint_stays_beside_the_newest(text: Path, run: Run) -> No
 
 
 def test_a_target_ends_the_run(text: Path, run: Run, reference: Reference) -> None:
-    job = evaluated_job(text, eval__stop_at__metric="loss", eval__stop_at__value=100.0)
+    job = evaluated_job(text, cluster__nodes=4, eval__stop_at__metric="loss", eval__stop_at__value=100.0)
     outcome = run(job)
     outcome.assert_same_bits(reference(job))
     assert outcome.summary["steps"] == 2

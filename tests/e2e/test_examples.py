@@ -97,26 +97,6 @@ def test_a_resnet_learns_a_folder_of_images_to_a_target(
     assert len(outcome.events("node_lost")) == 1
 
 
-@pytest.mark.parametrize(
-    ("model", "width"), rest_in_proof([pytest.param("alexnet", 1 / 32), pytest.param("vgg19", 1 / 64)])
-)
-def test_a_model_and_a_dataset_of_ones_own(
-    model: str, width: float, run: Run, reference: Callable[[Job], Outcome]
-) -> None:
-    of_train = ("steps=3", "warmup_steps=1", "global_batch=8", "microbatch=2")
-    job = load_job(
-        EXAMPLES / "vision.toml",
-        [
-            *(f"train.{change}" for change in of_train), f"model.type=vision:{model}", f"model.config.width={width}",
-            "eval.every=2",
-        ],
-    )  # fmt: skip
-    outcome = run(job, "kill:node=2,step=2,at=backward")
-    outcome.assert_same_bits(reference(job))
-    assert sorted(outcome.evaluated) == [2, 3]
-    assert len(outcome.events("node_lost")) == 1
-
-
 def test_callbacks_write_samples_and_stop_early(text: Path, run: Run) -> None:
     evaluated = {"eval__every": 1, "eval__share": 0.1, "eval__microbatches": 1, "eval__keep_best": False}
     job = make_job(

@@ -16,6 +16,7 @@ def test_the_scale_falls_until_gradients_fit_and_bits_stay(
     job = make_job(
         text,
         "function",
+        cluster__nodes=5,
         model__loss="tests.e2e.large_loss:loss",
         train__dtype="float16",
         train__steps=7,

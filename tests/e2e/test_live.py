@@ -93,7 +93,7 @@ def test_a_run_is_stopped_by_its_user_who_alone_can_read_how_it_is_reached(folde
         return mode, live.stop(run_folder)
 
     user = User(folder, StepCommitted, act)
-    outcome = run(make_job(text, train__steps=5000), observers=[user])
+    outcome = run(make_job(text, cluster__nodes=4, train__steps=5000), observers=[user])
     mode, said = user.answer  # type: ignore[misc]
     assert "is finished and saved" in said
     assert mode == 0o600

@@ -63,7 +63,7 @@ def test_a_rule_that_holds_for_nothing_is_refused(text: Path, run: Run) -> None:
 
 
 def test_a_schedule_that_is_a_function(text: Path, run: Run, reference: Reference) -> None:
-    job = make_job(text, train__lr_schedule="math:sqrt", train__warmup_steps=0)
+    job = make_job(text, cluster__nodes=5, train__lr_schedule="math:sqrt", train__warmup_steps=0)
     outcome = run(job, KILLS[0])
     outcome.assert_same_bits(reference(job))
     rates = [step["learning_rate"] for step in outcome.metrics]
