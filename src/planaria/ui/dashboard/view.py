@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -279,11 +279,3 @@ def _answer(plan: PlanTaken) -> dict[str, Any]:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def view_of(job: Job, records: Iterable[tuple[AnyRecord, float]]) -> RunView:
-    """Returns the view of a run that has these records."""
-    view = RunView(job)
-    for record, time_s in records:
-        view.add(record, time_s)
-    return view
