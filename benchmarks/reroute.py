@@ -14,20 +14,19 @@ import random
 import secrets
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from fidelity import ENVIRONMENT, EVEN, Case, f_n0, measure_vote_s, profile_of
+from fidelity import EVEN, Case, f_n0, measure_vote_s, profile_of
 from fidelity import _own_s as own_s
 from figures import SCRATCH, note, report
 from interleave import QUIET
 from interleave import _machine_s as machine_s
 from papers.formulas import failures_s
-from sides import make_job, planaria_side
+from sides import make_job, planaria_side, run_to_end
 
 from planaria.api import plan_for
 from planaria.estimate.step_time import step_time_s
@@ -173,12 +172,7 @@ policy = "reroute"
 """
     faults = [f"kill:node={node},step={STEPS_BETWEEN * (at + 1)},at=backward" for at, node in enumerate(lost)]
     side = planaria_side(f"reroute-{num_microbatches}", make_job(text, *f_n0(1, STAGES)), faults)
-    with side.output.open("wb") as output:
-        done = subprocess.run(
-            side.commands[0][0], stdout=output, stderr=output, timeout=600, env=ENVIRONMENT, check=False
-        )
-    if done.returncode:
-        raise SystemExit(f"failed, see {side.output}")
+    run_to_end(side, 600)
     placed: set[int] = set()
     for record, _ in read_events(side.log):
         if isinstance(record, PlanTaken) and record.purpose == "reconfigure":
