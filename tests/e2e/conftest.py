@@ -66,6 +66,10 @@ def command(tmp_path: Path, incubator: Incubator) -> Iterator[Command]:
         os.kill(pid, signal.SIGKILL)
 
 
+Reference = Callable[[Job], Outcome]
+"""Gives the outcome of one process that trains a job alone."""
+
+
 class Run(Protocol):
     def __call__(
         self,
@@ -156,7 +160,7 @@ def first_pipelines(run: Run, first_plans: dict[bytes, Pipelines]) -> Callable[[
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Job], Outcome]:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """The oracle's outcome; one run for all jobs that differ only in cluster and resilience."""
     known: dict[bytes, Outcome] = {}
 

@@ -9,10 +9,8 @@ import pytest
 
 from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, StepCommitted
-from tests.e2e.conftest import Pipelines, Run
-from tests.e2e.jobs import Outcome, make_job
-
-Reference = Callable[[Job], Outcome]
+from tests.e2e.conftest import Pipelines, Reference, Run
+from tests.e2e.jobs import make_job
 
 
 class BrokenDisk:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planaria.job.settings import Job
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_emulated_job, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_emulated_job, make_job
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 EVALUATED = {"eval__every": 2, "eval__share": 0.2, "eval__microbatches": 10}
 

@@ -10,15 +10,12 @@ import msgspec
 import pytest
 
 from planaria.job.errors import UserError
-from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, StepCommitted, Waiting
 from planaria.runtime.coordinator.client import Contact
 from planaria.runtime.launch.training.result import RunStatus
 from planaria.ui.cli import live
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_emulated_job, make_job
-
-Reference = Callable[[Job], Outcome]
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_emulated_job, make_job
 
 
 class User:

@@ -32,11 +32,9 @@ from planaria.runtime.worker.settings import WorkerSettings
 from planaria.runtime.worker.transport.frames import data_frame
 from planaria.runtime.worker.transport.mailbox import Key, Kind
 from tests.e2e.commands import DEADLINE_S, wait_until
-from tests.e2e.conftest import Pipelines, Run
-from tests.e2e.jobs import Outcome, make_emulated_job, make_job
+from tests.e2e.conftest import Pipelines, Reference, Run
+from tests.e2e.jobs import make_emulated_job, make_job
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 
 def listening_ports(pid: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,8 @@ from planaria.job.parse import load_job, parse_job
 from planaria.job.settings import Job
 from planaria.model.initial import derive_seed, seeded
 from planaria.model.loss import token_cross_entropy
-from tests.e2e.conftest import EXAMPLES, Run
-from tests.e2e.jobs import Outcome
+from tests.e2e.conftest import EXAMPLES, Reference, Run
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 SHORT = ("train.steps=3", "train.warmup_steps=1", "train.global_batch=8", "train.microbatch=2", "eval.every=2")
 JOBS = {

@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -19,13 +19,11 @@ from typing import Any
 import pytest
 
 from planaria.api import load_job
-from planaria.job.settings import Job
 from tests.e2e.agents import NUM_NODES, Agent, Hosts, end_all, family
 from tests.e2e.commands import DEADLINE_S, wait_until
+from tests.e2e.conftest import Reference
 from tests.e2e.incubator import Incubator, Started
-from tests.e2e.jobs import Outcome
 
-Reference = Callable[[Job], Outcome]
 NAME = "job-coordinator"
 
 

@@ -13,11 +13,9 @@ from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, PlanTaken, StepCommitted
 from planaria.runtime.launch.reference import train_reference
 from planaria.runtime.run_folder.run_folder import RunFolder
-from tests.e2e.conftest import Pipelines, Run
+from tests.e2e.conftest import Pipelines, Reference, Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 RECOVERY_FIELDS = {
     "step",

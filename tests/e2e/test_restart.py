@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from planaria.job.faults import COORDINATOR_POINTS
-from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, Note, StepCommitted, Waiting
 from planaria.protocol.planning.failure_rate import Watched
 from planaria.runtime.coordinator.settings import CoordinatorSettings
@@ -26,11 +25,10 @@ from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import MAX_RESTARTS
 from planaria.ui.cli import live
-from tests.e2e.conftest import Run
+from tests.e2e.conftest import Reference, Run
 from tests.e2e.jobs import Outcome, make_emulated_job, make_job
 from tests.proof import rest_in_proof
 
-Reference = Callable[[Job], Outcome]
 ON_ITS_OWN = [
     point for point in COORDINATOR_POINTS if point not in ("join", "plan", "send", "loss", "report", "evaluated")
 ]

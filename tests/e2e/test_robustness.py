@@ -25,11 +25,9 @@ from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.worker.settings import WorkerSettings
 from tests.e2e.commands import wait_until
-from tests.e2e.conftest import Pipelines, Run
+from tests.e2e.conftest import Pipelines, Reference, Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 WIRE = """
 from planaria.runtime.worker.transport import sync, transport
@@ -127,7 +125,7 @@ def mine(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Job], Outcome]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """What one process makes of the job, with the same layers from a module that changes nothing else."""
     folder = tmp_path_factory.mktemp("alone")
     (folder / "never_armed.py").write_text(LAYERS)

@@ -10,17 +10,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, Note, StepCommitted
 from planaria.runtime.launch.training.result import RunStatus
 from planaria.ui.cli import live
 from tests.e2e.commands import Command, descendants, wait_until
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_job
 from tests.e2e.test_checkpoints import BrokenDisk
 from tests.e2e.test_robustness import Filler, alone, arm, job_of, mine, small_disk  # noqa: F401 (fixtures)
-
-Reference = Callable[[Job], Outcome]
 
 
 def saved_steps(folder: Path) -> list[int]:

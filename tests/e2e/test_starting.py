@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from planaria.job.sections.train import ParameterRule
 from planaria.job.settings import Job
 from planaria.runtime.launch.export import export_for_torch
 from planaria.runtime.launch.training.folder import job_folder
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_job
 from tests.e2e.test_optimizers import ruled
 
 
@@ -36,9 +35,7 @@ def parameters(folder: Path) -> dict[str, torch.Tensor]:
     return read_parameters(path, manifest)
 
 
-def test_a_run_begins_with_anothers_state(
-    text: Path, run: Run, reference: Callable[[Job], Outcome], tmp_path: Path
-) -> None:
+def test_a_run_begins_with_anothers_state(text: Path, run: Run, reference: Reference, tmp_path: Path) -> None:
     """Of a run, and of what was exported for torch."""
     same: dict[str, Any] = {"train__lr_schedule": "constant", "train__warmup_steps": 0, "train__global_batch": 6}
     same["cluster__nodes"] = 5
