@@ -24,6 +24,7 @@ from planaria.runtime.launch.training.request import TrainRequest
 from planaria.runtime.measure.measure import fingerprint
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.run_folder.run_folder import RunFolder
+from tests.e2e.agents import end_all
 from tests.e2e.commands import Command, descendants
 from tests.e2e.incubator import Incubator
 from tests.e2e.jobs import Outcome, profile
@@ -81,6 +82,13 @@ class Run(Protocol):
         metadata_url: str = "",
         accept_changed_data: bool = False,
     ) -> Outcome: ...
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where a run on agents is; they are ended afterwards."""
+    yield tmp_path
+    end_all(tmp_path)
 
 
 @pytest.fixture(scope="session")

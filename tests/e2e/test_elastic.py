@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from planaria.api import load_job
-from tests.e2e.agents import Agent, Hosts, end_all
+from tests.e2e.agents import Agent, Hosts
 from tests.e2e.commands import DEADLINE_S, wait_until
 from tests.e2e.conftest import Reference
 from tests.e2e.incubator import Incubator
 
 JOB = ("cluster.nodes={ least = 2, most = 4 }", "train.global_batch=12")  # of which each node has as much
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    end_all(tmp_path)
 
 
 class Elastic(Hosts):
