@@ -38,8 +38,8 @@ from planaria.plan.plan import Pipeline, Plan, PlanError, ScheduleKind, Stage, W
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.reroute.plans import rerouted
 from planaria.planner.reroute.routes import Detours, Freedom, Hops, MicrobatchAssignment
-from planaria.policy.detour_search import fastest_detours
-from planaria.policy.interface import Candidate
+from planaria.policy.detour_search import detours_in_pieces
+from planaria.policy.interface import Candidate, result_of
 from planaria.protocol.messages.records import PlanMeasured, PlanTaken
 from planaria.runtime.run_folder.recorder import read_events
 
@@ -95,7 +95,7 @@ def best_of_many(profile: ModelProfile, settings: PlannerSettings, plan: Plan, t
         return step_time_s(made, profile)
 
     best_s = step_time_s(plan, profile)
-    thorough = fastest_detours(profile, settings, pipelines, 1, budget=1_000_000)
+    thorough = result_of(detours_in_pieces(profile, settings, pipelines, 1, budget=1_000_000))
     assert thorough is not None
     best_s = min(best_s, thorough.step_time_s)
     costs = StageCosts(profile)
@@ -199,7 +199,7 @@ def rows_of(script: str, num_microbatches: int, vote_s: float, tries: int, *, at
     stage_s = sum(layer.times[0].forward_s + layer.times[0].backward_s for layer in profile.layers) / STAGES
     for at, (proposal, (_, measured_s)) in enumerate(zip(proposals, taken, strict=True)):
         failures = [sum(place == stage for _, place in places[: at + 1]) for stage in range(STAGES)]
-        found = fastest_detours(profile, settings, proposal.plan.pipelines, 1)
+        found = result_of(detours_in_pieces(profile, settings, proposal.plan.pipelines, 1))
         assert found is not None
         yield Row(
             name=script,
@@ -260,7 +260,7 @@ def decision_ms() -> None:
             ]
             left = [tuple(stage for stage in stages if stage.worker not in lost) for stages in grid]
             began = time.process_time()
-            fastest_detours(profile, settings, [Pipeline(stages=s) for s in left if s], 1)
+            result_of(detours_in_pieces(profile, settings, [Pipeline(stages=s) for s in left if s], 1))
             times.append((time.process_time() - began) * 1e3)
         goal = "<= 50" if nodes == NODES and number == NODES else None
         report(f"reroute.decision.{nodes}-nodes.{number}-microbatches", statistics.median(times), "ms", goal=goal)

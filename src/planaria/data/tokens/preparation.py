@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -55,15 +55,10 @@ _COPIED_TOKENS = 1 << 22
 DATA_CACHE_BYTES = 32 << 20
 """A source of so many bytes takes seconds to encode."""
 
-Check = Callable[[TokensAbout], None]
-"""Raises what speaks against tokens, before they replace others."""
-
 
 def prepare_tokens(
     section: DataSection,
     folder: Path,
-    check: Check = lambda about: None,
-    order: str = KEYED,
     *,
     cache: Path | None = None,
     tell: Tell = lambda text: None,
@@ -74,8 +69,6 @@ def prepare_tokens(
     Args:
         section: the job's [data].
         folder: made if absent.
-        check: asked before other tokens in the folder are replaced.
-        order: in which samples come.
         cache: folder in which the tokens of large sources are kept for other runs, and finished if this is interrupted.
         tell: is told how far it is.
         field: of the job, that names the source.
@@ -83,13 +76,7 @@ def prepare_tokens(
     Raises:
         DataError: the source or the tokenizer cannot be read, or there is nothing in it.
     """
-    staged = stage_tokens(section, folder, order, cache=cache, tell=tell, field=field)
-    try:
-        check(staged.about)
-    except BaseException:
-        staged.discard()
-        raise
-    return staged.take()
+    return stage_tokens(section, folder, cache=cache, tell=tell, field=field).take()
 
 
 def stage_tokens(

@@ -75,13 +75,13 @@ def candidate_table(candidates: Sequence[CandidateRecord], width: int = WIDTH) -
     return text_table(headings, rows, left=(0,), width=width)
 
 
-def link_table(links: Sequence[LinkFigures], width: int = WIDTH) -> list[str]:
+def link_table(links: Sequence[LinkFigures]) -> list[str]:
     """Returns measured links as a table: by class, then the pairs that are far off."""
     rows = [
         (link_class(link.name), str(link.pairs), f"{1e3 * link.latency_s:.2f} ms", bit_rate(link.bytes_per_s))
         for link in links
     ]
-    return text_table(("links", "pairs", "latency", "bandwidth"), rows, left=(0,), width=width)
+    return text_table(("links", "pairs", "latency", "bandwidth"), rows, left=(0,))
 
 
 def ranges(numbers: Iterable[int]) -> str:
