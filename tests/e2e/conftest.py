@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
+import pickle
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -45,10 +47,26 @@ def nodes(incubator: Incubator, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield local
 
 
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of pytest have: what one has measured, or trained alone, none does again."""
+    own = factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def keep(file: Path, data: bytes) -> None:
+    """Writes a shared file, which another worker may write too."""
+    partial = file.with_name(f"{file.name}-{os.getpid()}")
+    partial.write_bytes(data)
+    partial.replace(file)
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "text.txt"
-    path.write_text("".join(f"{n} bottles of beer on the wall, {n * n} of milk in the hall.\n" for n in range(200)))
+    path = shared_folder(tmp_path_factory) / "text.txt"
+    lines = (f"{n} bottles of beer on the wall, {n * n} of milk in the hall.\n" for n in range(200))
+    keep(path, "".join(lines).encode())
     return path
 
 
@@ -91,12 +109,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     end_all(tmp_path)
 
 
-@pytest.fixture(scope="session")
-def profiles() -> dict[str, bytes]:
-    """What was measured, by what it depends on."""
-    return {}
-
-
 Pipelines = Sequence[Sequence[Sequence[int]]]
 """Stages of each: worker, first layer, end layer."""
 
@@ -113,7 +125,12 @@ def of_first_plan(job: Job) -> bytes:
 
 
 @pytest.fixture
-def run(nodes: LocalNodes, tmp_path: Path, profiles: dict[str, bytes], first_plans: dict[bytes, Pipelines]) -> Run:
+def run(
+    nodes: LocalNodes,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    first_plans: dict[bytes, Pipelines],
+) -> Run:
     """Train a job, with kills on order; `resume` is the folder of an earlier run.
 
     A run folder begins with the profile that an earlier one has of the same layers: they are not measured again.
@@ -131,9 +148,9 @@ def run(nodes: LocalNodes, tmp_path: Path, profiles: dict[str, bytes], first_pla
     ) -> Outcome:
         folder = RunFolder.reopen(resume) if resume else RunFolder.create(tmp_path, f"run-{next(names)}")
         folder.job.write_bytes(job_json(job))
-        layers = fingerprint(job)
-        if layers in profiles and not resume:
-            folder.profile.write_bytes(profiles[layers])
+        measured = shared_folder(tmp_path_factory) / f"profile-{fingerprint(job)}"
+        if measured.exists() and not resume:
+            folder.profile.write_bytes(measured.read_bytes())
         request = TrainRequest(
             job=job,
             folder=folder,
@@ -145,8 +162,8 @@ def run(nodes: LocalNodes, tmp_path: Path, profiles: dict[str, bytes], first_pla
             accept_changed_data=accept_changed_data,
         )
         outcome = Outcome(train_job(request, nodes))
-        if not is_emulated(job) and job.cluster.profile is None and folder.profile.exists():
-            profiles[layers] = folder.profile.read_bytes()
+        if not is_emulated(job) and job.cluster.profile is None and folder.profile.exists() and not measured.exists():
+            keep(measured, folder.profile.read_bytes())
         for plan in () if resume else outcome.events("plan_taken")[:1]:
             if sum(map(len, plan["pipelines"])) == job.cluster.least_nodes * job.cluster.devices_per_node:
                 first_plans.setdefault(of_first_plan(job), plan["pipelines"])
@@ -170,14 +187,15 @@ def first_pipelines(run: Run, first_plans: dict[bytes, Pipelines]) -> Callable[[
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """The oracle's outcome; one run for all jobs that differ only in cluster and resilience."""
-    known: dict[bytes, Outcome] = {}
 
     def train(job: Job) -> Outcome:
         key = msgspec.json.encode((job.model, job.data, job.train, job.eval))
-        if key not in known:
+        known = shared_folder(tmp_path_factory) / f"reference-{hashlib.sha256(key).hexdigest()}"
+        if not known.exists():
             folder = RunFolder.create(tmp_path_factory.mktemp("reference"), "run")
-            known[key] = Outcome(train_reference(job, folder, import_path=EXAMPLES))
-        return known[key]
+            keep(known, pickle.dumps(Outcome(train_reference(job, folder, import_path=EXAMPLES))))
+        found: Outcome = pickle.loads(known.read_bytes())
+        return found
 
     return train
 
