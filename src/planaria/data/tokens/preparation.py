@@ -18,7 +18,7 @@ import numpy as np
 
 from planaria.data.reading.chats import RowFormat, row_format
 from planaria.data.reading.hub import hub_files, is_hub_name
-from planaria.data.reading.remote import fetched, is_url
+from planaria.data.reading.remote import fetched
 from planaria.data.reading.sources import DataError, Kind, SourceFile, find_files
 from planaria.data.reading.text import check_file
 from planaria.data.tokens.encoding import NEW, Encoding, Progress, Tell, remove
