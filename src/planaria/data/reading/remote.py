@@ -105,8 +105,8 @@ def _fetch(system: Any, name: str, path: Path, named: str) -> None:
     except Exception as error:  # each file system has errors of its own
         temporary.unlink(missing_ok=True)
         raise DataError(
-            f"{named}: {name} cannot be fetched to {path.parent} ({in_one_line(error)}). Try again, or copy it here and "
-            "give its path."
+            f"{named}: {name} cannot be fetched to {path.parent} ({in_one_line(error)}). Try again, or copy it here "
+            "and give its path."
         ) from error
 
 

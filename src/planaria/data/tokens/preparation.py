@@ -38,6 +38,7 @@ from planaria.data.tokens.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from planaria.job.history import KEYED
 from planaria.job.registry import DataSource
 from planaria.job.sections.data import DataSection, Packing
+from planaria.job.values import is_url
 
 TOKENIZER = "tokenizer.json"
 """Copy of the job's tokenizer, if it has one, so that a run's export needs nothing outside of its folder."""
