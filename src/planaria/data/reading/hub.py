@@ -98,7 +98,8 @@ def _told_where_missing(name: str, named: str) -> Iterator[None]:
     except Exception as error:  # the library, and what is under it, have many errors
         raise DataError(
             f"{named} cannot be had from the hub ({in_one_line(error)}). Check name, split, config and network; or "
-            f"fetch it where there is one (hf download {name} --repo-type dataset --local-dir FOLDER), and give its files."
+            f"fetch it where there is one (hf download {name} --repo-type dataset --local-dir FOLDER), and give its "
+            "files."
         ) from error
 
 
