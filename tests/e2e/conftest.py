@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
 import pickle
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
@@ -43,7 +43,7 @@ def _forked(forked_forkservers: None) -> None:
 def nodes(incubator: Incubator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNodes]:
     local = LocalNodes(tmp_path_factory.mktemp("forkserver") / "log", "gpt2")
     incubator.start_forkserver(local)
-    with closing(local):
+    with contextlib.closing(local):
         yield local
 
 
@@ -56,10 +56,12 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
 
 
 def keep(file: Path, data: bytes) -> None:
-    """Writes a shared file, which another worker may write too."""
+    """Writes a shared file, where no other worker has written it."""
     partial = file.with_name(f"{file.name}-{os.getpid()}")
     partial.write_bytes(data)
-    partial.replace(file)
+    with contextlib.suppress(FileExistsError):
+        os.link(partial, file)
+    partial.unlink()
 
 
 @pytest.fixture(scope="session")
@@ -119,9 +121,14 @@ def first_plans() -> dict[bytes, Pipelines]:
     return {}
 
 
-def of_first_plan(job: Job) -> bytes:
-    """What the first plan depends on."""
-    return msgspec.json.encode((fingerprint(job), job.train.global_batch, job.cluster, job.resilience))
+def of_first_plan(job: Job, costs: bytes) -> bytes:
+    """What the first plan depends on, beside the profile."""
+    return costs + msgspec.json.encode((job.train.global_batch, job.cluster, job.resilience))
+
+
+def profile_of(job: Job, factory: pytest.TempPathFactory) -> Path:
+    """Where the profile of a job's layers is, once they have been measured."""
+    return shared_folder(factory) / f"profile-{fingerprint(job)}"
 
 
 @pytest.fixture
@@ -148,7 +155,7 @@ def run(
     ) -> Outcome:
         folder = RunFolder.reopen(resume) if resume else RunFolder.create(tmp_path, f"run-{next(names)}")
         folder.job.write_bytes(job_json(job))
-        measured = shared_folder(tmp_path_factory) / f"profile-{fingerprint(job)}"
+        measured = profile_of(job, tmp_path_factory)
         if measured.exists() and not resume:
             folder.profile.write_bytes(measured.read_bytes())
         request = TrainRequest(
@@ -162,24 +169,28 @@ def run(
             accept_changed_data=accept_changed_data,
         )
         outcome = Outcome(train_job(request, nodes))
-        if not is_emulated(job) and job.cluster.profile is None and folder.profile.exists() and not measured.exists():
-            keep(measured, folder.profile.read_bytes())
-        for plan in () if resume else outcome.events("plan_taken")[:1]:
-            if sum(map(len, plan["pipelines"])) == job.cluster.least_nodes * job.cluster.devices_per_node:
-                first_plans.setdefault(of_first_plan(job), plan["pipelines"])
+        if not is_emulated(job) and job.cluster.profile is None and folder.profile.exists() and not resume:
+            costs = folder.profile.read_bytes()
+            keep(measured, costs)
+            for plan in outcome.events("plan_taken")[:1]:
+                if sum(map(len, plan["pipelines"])) == job.cluster.least_nodes * job.cluster.devices_per_node:
+                    first_plans[of_first_plan(job, costs)] = plan["pipelines"]
         return outcome
 
     return train
 
 
 @pytest.fixture
-def first_pipelines(run: Run, first_plans: dict[bytes, Pipelines]) -> Callable[[Job], Pipelines]:
+def first_pipelines(
+    run: Run, tmp_path_factory: pytest.TempPathFactory, first_plans: dict[bytes, Pipelines]
+) -> Callable[[Job], Pipelines]:
     """The pipelines that a job begins with; a run of one step tells, where none before has told."""
 
     def found(job: Job) -> Pipelines:
-        if of_first_plan(job) not in first_plans:
+        measured = profile_of(job, tmp_path_factory)
+        while not measured.exists() or of_first_plan(job, measured.read_bytes()) not in first_plans:
             run(msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, steps=1, warmup_steps=0)))
-        return first_plans[of_first_plan(job)]
+        return first_plans[of_first_plan(job, measured.read_bytes())]
 
     return found
 
