@@ -188,9 +188,11 @@ def first_pipelines(
 
     def found(job: Job) -> Pipelines:
         measured = profile_of(job, tmp_path_factory)
-        while not measured.exists() or of_first_plan(job, measured.read_bytes()) not in first_plans:
+        for _ in range(3):  # others may have measured in the meantime
+            if measured.exists() and (key := of_first_plan(job, measured.read_bytes())) in first_plans:
+                return first_plans[key]
             run(msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, steps=1, warmup_steps=0)))
-        return first_plans[of_first_plan(job, measured.read_bytes())]
+        pytest.fail("its first plan has not all nodes")
 
     return found
 
