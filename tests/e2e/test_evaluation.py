@@ -88,7 +88,7 @@ def test_under_every_policy(policy: str, text: Path, run: Run, reference: Refere
 def test_the_best_checkpoint_stays_beside_the_newest(text: Path, run: Run) -> None:
     """At this rate the model is best after its first step."""
     constant = {"train__lr_schedule": "constant", "train__warmup_steps": 0}
-    job = evaluated_job(text, cluster__nodes=4, train__steps=6, train__learning_rate=2.0, eval__every=1, **constant)
+    job = evaluated_job(text, train__steps=6, train__learning_rate=2.0, eval__every=1, **constant)
     outcome = run(job)
     best = outcome.summary["evaluation"]["best"]
     assert best["loss"] == min(loss for loss, _, _ in outcome.evaluated.values())
