@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from planaria.checkpoint.numerics import NUMERICS_VERSION
-from planaria.checkpoint.remote_store import StoreError
+from planaria.checkpoint.retries import StoreError
 from planaria.checkpoint.store import Place, below, store_at
 from planaria.job.errors import UserError
 from planaria.job.history import History

@@ -201,6 +201,40 @@ class NotSaved(Message, frozen=True, kw_only=True, tag="not_saved"):
         return cls(step=order.step, serial=order.serial, text=text)
 
 
+class TryOutcome(enum.StrEnum):
+    """What came of an attempt at a store."""
+
+    AGAIN = "again"
+    """The attempt failed, and another follows."""
+    THROUGH = "through"
+    """The attempt was answered, after others that failed."""
+    GIVEN_UP = "given_up"
+    """The attempt failed, and no other follows."""
+
+
+class StoreTried(Message, frozen=True, kw_only=True, tag="store_tried"):
+    """Tells that a call to a store of files failed and is tried again, or later what came of that. For people alone;
+    the machine hears of `Saved` or `NotSaved`.
+
+    Attributes:
+        place: URL of the store.
+        doing: what the call does: "write group-00003".
+        failed: how many attempts failed so far.
+        outcome: what came of the last one.
+        why: what the last one that failed said.
+        again_s: seconds until the next one.
+        seconds: since the first one.
+    """
+
+    place: str
+    doing: str
+    failed: int
+    outcome: TryOutcome
+    why: str = ""
+    again_s: Seconds = 0.0
+    seconds: Seconds = 0.0
+
+
 class FaultInjected(Message, frozen=True, kw_only=True, tag="fault_injected"):
     """Tells that the node is about to kill itself on the user's order. Only for measuring; detection never uses it."""
 
@@ -322,6 +356,7 @@ FromWorker = (
     | Report
     | Saved
     | NotSaved
+    | StoreTried
     | FaultInjected
     | CutOff
     | Damaged

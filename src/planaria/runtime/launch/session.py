@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import msgspec
 
+from planaria.checkpoint.retries import told_by
 from planaria.data.opening import reader_standing_by
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
 from planaria.job.settings import Job
+from planaria.protocol.messages.records import Note
 from planaria.runtime.coordinator.executor import Observer
 from planaria.runtime.coordinator.remote_nodes import imported
 from planaria.runtime.journal.etcd import OutOfReach
@@ -56,7 +59,13 @@ def train_job(request: TrainRequest, nodes: LocalNodes | None = None) -> TrainRe
 
 def _told_of_the_end(outcome: RunOutcome, lead: Lead | None) -> TrainResult:
     """Tells everybody of the end; only then need nobody lead the run any more."""
-    result = result_of(outcome)
+
+    def tell(note: Note) -> None:
+        for observer in outcome.observers:
+            observer(note, time.time())
+
+    with told_by(tell):
+        result = result_of(outcome)
     if lead is not None:
         lead.finish()
     return result

@@ -312,6 +312,8 @@ class NodeAgent:
         if not self._link.is_open:
             return
         self._link.look_at_the_clock(now)
+        while self._own is not None and self._own.notes:
+            self._say(self._own.notes.popleft())
         is_ready = self._own is None or self._own.is_ready()
         if self._offer_at is not None and now >= self._offer_at and not self._leaving and is_ready:
             self._offer_at = None

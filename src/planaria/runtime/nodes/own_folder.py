@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
+from planaria.checkpoint.retries import told_by
 from planaria.checkpoint.store import check_writable
 from planaria.checkpoint.weights import with_weights_here
 from planaria.data.opening import prepare
@@ -38,6 +40,7 @@ class OwnFolder:
     Attributes:
         folder: the run folder.
         job: of the run; once it is ready, its weights are those on this host.
+        notes: what people are to be told of the preparation.
 
     Raises:
         UserError: it cannot be written, or another agent has it.
@@ -48,6 +51,7 @@ class OwnFolder:
         self._welcome = welcome
         self._before = before
         self.job = welcome.job
+        self.notes: deque[str] = deque()
         self._failed: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="folder", daemon=True)
         self._claim = ExitStack()
@@ -122,7 +126,8 @@ class OwnFolder:
             if self._before is not None:
                 self._before._thread.join()
                 self._before = None
-            self._prepare()
+            with told_by(lambda note: self.notes.append(note.text)):
+                self._prepare()
         except Exception as error:
             self._failed = error
 
