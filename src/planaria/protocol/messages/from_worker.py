@@ -171,6 +171,13 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     digests: dict[int, Digest] = msgspec.field(default_factory=dict)
 
 
+class AwaitsSamples(Message, frozen=True, kw_only=True, tag="awaits_samples"):
+    """Tells, again and again, that the step does not go on here before a stream gives its samples."""
+
+    generation: int
+    step: int
+
+
 class Report(Message, frozen=True, kw_only=True, tag="report"):
     """Answer to Halt: what is in this worker's accumulators, and which groups it holds as of `step - 1`."""
 
@@ -353,6 +360,7 @@ FromWorker = (
     | Proof
     | Ready
     | Vote
+    | AwaitsSamples
     | Report
     | Saved
     | NotSaved

@@ -32,7 +32,7 @@ from planaria.runtime.worker.loop import EXIT_STALE, WorkerLoop
 from planaria.runtime.worker.preemption import Watch, make_source
 from planaria.runtime.worker.session import Control
 from planaria.runtime.worker.settings import WorkerSettings
-from planaria.runtime.worker.transport.mailbox import Interrupted, Mailbox
+from planaria.runtime.worker.transport.mailbox import Mailbox
 from planaria.runtime.worker.transport.transport import Transport
 from planaria.runtime.worker.writer import Writer
 
@@ -72,8 +72,8 @@ def run_worker(settings: WorkerSettings) -> int:
 
     def wait_for_samples() -> None:
         heartbeat.advance()
-        if agent is not None and mailbox.has_orders:
-            raise Interrupted
+        if agent is not None:
+            agent.wait_for_samples()
 
     def hear_of_retry(said: StoreTried) -> None:
         log.warning("%s", sentence_of(said))
