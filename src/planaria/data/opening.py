@@ -16,8 +16,9 @@ import msgspec
 
 from planaria.data.job_data import JobData, stream_identity, token_identity
 from planaria.data.reading.sources import DataError
-from planaria.data.streams.blocks import Blocks, open_stream, remove_stream
+from planaria.data.streams.blocks import Blocks, open_stream, remove_stream, take_stream
 from planaria.data.streams.reader_process import ReaderProcess
+from planaria.data.streams.shelf import Shelf, most_blocks
 from planaria.data.tokens.encoding import Tell
 from planaria.data.tokens.preparation import StagedTokens, keep_tokenizer, prepare_tokens, stage_tokens
 from planaria.data.tokens.token_set import TokenSet, open_tokens
@@ -108,6 +109,24 @@ def _prepare_unmade(job: Job, folder: Path, check: Check, tell: Tell) -> JobData
     data = replace(_with_stream(job, blocks, folder), reader=reader)
     reader.start()
     return data
+
+
+def prepare_elsewhere(job: Job, folder: Path, about: bytes, tell: Tell = lambda text: None) -> tuple[Blocks, Shelf]:
+    """Opens a job's stream on a host that does not see where it is read: blocks come from there.
+
+    Args:
+        job: whose it is.
+        folder: of the run's data here.
+        about: the file that says what the stream is.
+        tell: is told how far other data are that the job needs beside it.
+
+    Raises:
+        DataError: these cannot be had, or data.stream_disk_gb is too little.
+    """
+    blocks = take_stream(folder, about)
+    if job.eval.source and not is_dataset(job.data.source):
+        _prepare_validation(job, folder, Path(job.run.folder) / CACHE, tell)
+    return blocks, Shelf(blocks, most_blocks(job, blocks.about))
 
 
 @contextmanager
