@@ -299,6 +299,16 @@ def link_checkpoint(root: Path, place: Place) -> None:
         link.symlink_to(place, target_is_directory=True)
 
 
+def link_all(root: Path, url: str) -> None:
+    """Has a run folder name the checkpoints that are under a URL, or were begun there. Raises OSError."""
+    for name in store_at(url).subfolders():
+        if name.startswith("step-"):
+            place = below(url, name)
+            expect_checkpoint(root, place)
+            if store_at(place).has(MANIFEST):
+                link_checkpoint(root, place)
+
+
 def _name(place: Place) -> str:
     return str(place).rsplit("/", 1)[-1]
 

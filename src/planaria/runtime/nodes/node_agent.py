@@ -44,7 +44,7 @@ from planaria.protocol.messages.message import PROTOCOL_VERSION
 from planaria.runtime.component_settings import node_settings
 from planaria.runtime.coordinator.remote_nodes import boot_id, imported
 from planaria.runtime.machine.interrupts import Interrupted, interrupts
-from planaria.runtime.nodes.agent_settings import AgentSettings
+from planaria.runtime.nodes.agent_settings import LED, AgentSettings
 from planaria.runtime.nodes.coordinator_link import CoordinatorLink
 from planaria.runtime.nodes.link_prober import LinkProber
 from planaria.runtime.nodes.local_nodes import LocalNodes
@@ -239,7 +239,9 @@ class NodeAgent:
         """Starts a process that leads the run when nobody else does."""
         if not welcome.job.run.journal:
             raise UserError(f"--may-lead: run {welcome.run_folder} has its journal in its folder. Set run.journal.")
-        command = [sys.executable, "-m", "planaria.ui.cli.main", "standby", welcome.run_folder]
+        own = self._settings.folder
+        given = [welcome.run_folder] if own is None else [self._link.place.text, "--folder", str(own / LED)]
+        command = [sys.executable, "-m", "planaria.ui.cli.main", "standby", *given]
         command += ["--tls", self._settings.tls] if self._settings.tls else []
         self._standby = subprocess.Popen(command, env={**os.environ, TOKEN_VARIABLE: self._settings.token})
 
