@@ -225,10 +225,10 @@ def test_the_stop_waits_for_the_step(machine: Coordinator) -> None:
 
 def starved(machine: Coordinator, worker: int = 0) -> tuple[Command, ...]:
     """A worker says that it waits for samples; all that are halted then report that they did nothing."""
-    generation, step = machine.plan.generation, machine.step
+    generation, step, held = machine.plan.generation, machine.step, tuple(range(len(machine.plan.groups)))
     commands = machine.handle(Received(WorkerId(worker), AwaitsSamples(generation=generation, step=step)), 2.0)
     for send in sent(commands, Halt):
-        report = Report(generation=generation, step=step, ledger=Ledger.empty(1), held=tuple(range(3)))
+        report = Report(generation=generation, step=step, ledger=Ledger.empty(1), held=held)
         commands += machine.handle(Received(send.worker, report), 2.1)
     return commands
 

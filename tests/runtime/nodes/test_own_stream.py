@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from planaria.data.streams.blocks import POLL_S, Blocks, Part, StreamAbout, open_stream, stream_folder, take_stream
+from planaria.data.streams.blocks import Blocks, Part, StreamAbout, open_stream, stream_folder, take_stream
 from planaria.data.streams.shelf import Shelf
 from planaria.job.errors import UserError
 from planaria.protocol.messages.agent import BlockPiece, WantBlock, decode_from_agent, decode_to_agent
@@ -16,6 +16,7 @@ from planaria.protocol.messages.message import encode
 from planaria.runtime.coordinator import stream_blocks
 from planaria.runtime.coordinator.stream_blocks import StreamBlocks
 from planaria.runtime.nodes.own_stream import OwnStream
+from planaria.runtime.thresholds import BLOCK_AGAIN_S
 
 PARTS = (Part(name="x", dtype="uint8", shape=(4,)),)
 ABOUT = StreamAbout(named="data.source", key="", fingerprint="f", looked_at=1, parts=PARTS, block_samples=2)
@@ -82,7 +83,7 @@ def test_a_block_that_is_not_read_yet_is_wanted_there_and_asked_for_again(pair: 
     pair.read.keep(7, content_of(7), None)
     pair.go_on()
     assert pair.asked == [(7, 0), (9, 0)], "not at once"
-    pair.now += 2 * POLL_S
+    pair.now += BLOCK_AGAIN_S
     pair.go_on()
     assert pair.here.lying == [7]
     assert pair.here.num_read == 3

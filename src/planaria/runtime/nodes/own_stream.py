@@ -5,10 +5,11 @@ Workers find them as they would in the run folder. One piece of one block is und
 
 from __future__ import annotations
 
-from planaria.data.streams.blocks import POLL_S, Blocks, digest_of
+from planaria.data.streams.blocks import Blocks, digest_of
 from planaria.data.streams.shelf import Shelf
 from planaria.job.errors import UserError
 from planaria.protocol.messages.agent import BlockPiece, WantBlock
+from planaria.runtime.thresholds import BLOCK_AGAIN_S
 
 
 class OwnStream:
@@ -83,5 +84,5 @@ class OwnStream:
             self._shelf.kept(block)
             del self._wanted[block]
         else:  # it is not read yet, or was removed meanwhile
-            self._wanted[block] = now + POLL_S
+            self._wanted[block] = now + BLOCK_AGAIN_S
         return None
