@@ -40,9 +40,18 @@ class Attempts(Protocol):
         ...
 
 
+AttemptsAt = Callable[[str], Attempts]
+"""Returns what makes the calls to a URL."""
+
+
 def once(doing: str, call: Callable[[], Result]) -> Result:
     """Makes a call once."""
     return call()
+
+
+def once_at(url: str) -> Attempts:
+    """Returns what makes each call to a URL once."""
+    return once
 
 
 def is_url(source: str) -> bool:

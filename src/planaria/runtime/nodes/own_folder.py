@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from planaria.checkpoint.retries import told_by
+from planaria.checkpoint.retries import Tries, told_by
 from planaria.checkpoint.store import check_writable
 from planaria.checkpoint.weights import with_weights_here
 from planaria.data.opening import prepare, prepare_elsewhere
@@ -148,9 +148,9 @@ class OwnFolder:
         here = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, folder=str(self._root)))
         self.job = msgspec.structs.replace(job, model=with_weights_here(here).model)
         if self._welcome.stream:
-            self.stream = OwnStream(*prepare_elsewhere(here, self.folder.data, self._welcome.stream))
+            self.stream = OwnStream(*prepare_elsewhere(here, self.folder.data, self._welcome.stream, Tries))
         elif not is_dataset(job.data.source):
-            prepare(here, self.folder.data, order=self._welcome.order)
+            prepare(here, self.folder.data, order=self._welcome.order, attempts_at=Tries)
 
 
 def check_folder(welcome: Welcome) -> None:
