@@ -123,7 +123,7 @@ def train(
     def once(resumes: bool, shown_token: str) -> TrainResult:
         with (
             interrupts(raise_interrupted),
-            told_by(lambda note: Output(sys.stderr).say(note.text)) if progress else contextlib.nullcontext(),
+            told_by(lambda level, text: Output(sys.stderr).say(text)) if progress else contextlib.nullcontext(),
             job_folder(checked, run.path.name, resume=resumes) as own,
             _shown(own, observers, progress=progress) as shown,
         ):

@@ -11,7 +11,6 @@ from planaria.checkpoint.retries import FORGOTTEN_S, TOLD_EVERY_S, RetryNews, St
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.from_worker import StoreTried, TryOutcome, decode_from_worker
 from planaria.protocol.messages.message import encode
-from planaria.protocol.messages.records import Note
 
 PLACE = "s3://bucket/run"
 
@@ -30,10 +29,24 @@ class Flaky:
         return "done"
 
 
+class Clock:
+    """Passes by sleep alone."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_FIRST_PAUSE_S", 1e-4)
-    monkeypatch.setattr(retries, "_LONGEST_PAUSE_S", 1e-4)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(retries, "time", made)
+    return made
 
 
 def outcomes(heard: list[StoreTried]) -> list[tuple[str, int]]:
@@ -52,13 +65,13 @@ def test_who_hears_is_told_of_each_attempt_that_fails_and_of_the_one_that_comes_
     assert decode_from_worker(encode(heard[0])) == heard[0]
 
 
-def test_a_call_is_given_up_when_there_is_no_patience_left() -> None:
+def test_a_call_is_given_up_when_there_is_no_patience_left(clock: Clock) -> None:
     heard: list[StoreTried] = []
     with heard_by(heard.append), pytest.raises(StoreError, match="no route"):
-        Tries(PLACE, patience_s=3e-4)("write a", Flaky(10**9, OSError(5, "no route")))
-    assert heard[-1].outcome is TryOutcome.GIVEN_UP
-    assert {said.outcome for said in heard[:-1]} == {TryOutcome.AGAIN}
-    assert heard[-1].failed == len(heard)
+        Tries(PLACE, patience_s=10.0)("write a", Flaky(10**9, OSError(5, "no route")))
+    assert outcomes(heard) == [*(("again", number) for number in range(1, 5)), ("given_up", 5)]
+    assert [said.again_s for said in heard] == [0.5, 1.0, 2.0, 4.0, 0.0]
+    assert heard[-1].seconds == clock.now == 7.5
 
 
 def test_an_answer_is_no_failure_and_what_another_attempt_does_not_change_is_not_tried_again() -> None:
@@ -83,8 +96,8 @@ def test_where_nobody_hears_the_log_has_a_line(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING):
         Tries(PLACE)("write a", Flaky(1, OSError(5, "no route")))
     again, through = (record.getMessage() for record in caplog.records)
-    assert again == f"{PLACE}: cannot write a (attempt 1: no route); tried again in 0.0001 s"
-    assert through.startswith(f"{PLACE}: attempt 2 to write a came through, 0.0 s after the first")
+    assert again == f"{PLACE}: cannot write a (attempt 1: no route); tried again in 0.5 s"
+    assert through == f"{PLACE}: attempt 2 to write a came through, 0.5 s after the first"
 
 
 def tried(doing: str, outcome: TryOutcome, failed: int = 1) -> StoreTried:
@@ -93,45 +106,45 @@ def tried(doing: str, outcome: TryOutcome, failed: int = 1) -> StoreTried:
 
 def test_people_are_told_that_calls_begin_to_fail_and_that_all_came_through() -> None:
     news = RetryNews()
-    first = news.note(tried("write a", TryOutcome.AGAIN), 0.0, worker=WorkerId(0))
-    assert first == Note(level="warning", text=f"{PLACE}: cannot write a (attempt 1: no route); tried again in 0.5 s")
+    first = news.take(tried("write a", TryOutcome.AGAIN), 0.0, worker=WorkerId(0))
+    assert first == ("warning", f"{PLACE}: cannot write a (attempt 1: no route); tried again in 0.5 s")
     for worker in range(1, 8):
-        assert news.note(tried("write a", TryOutcome.AGAIN), 0.1, worker=WorkerId(worker)) is None
-    later = news.note(tried("write a", TryOutcome.AGAIN, 5), TOLD_EVERY_S, worker=WorkerId(0))
+        assert news.take(tried("write a", TryOutcome.AGAIN), 0.1, worker=WorkerId(worker)) is None
+    later = news.take(tried("write a", TryOutcome.AGAIN, 5), TOLD_EVERY_S, worker=WorkerId(0))
     assert later is not None
-    assert later.text.endswith("tried again in 0.5 s, as are 7 others")
+    assert later[1].endswith("tried again in 0.5 s, as are 7 others")
     for worker in range(7):
-        assert news.note(tried("write a", TryOutcome.THROUGH), 20.0, worker=WorkerId(worker)) is None
-    last = news.note(tried("write a", TryOutcome.THROUGH, 2), 20.0, worker=WorkerId(7))
-    assert last == Note(level="info", text=f"{PLACE}: attempt 3 to write a came through, 0.0 s after the first")
+        assert news.take(tried("write a", TryOutcome.THROUGH), 20.0, worker=WorkerId(worker)) is None
+    last = news.take(tried("write a", TryOutcome.THROUGH, 2), 20.0, worker=WorkerId(7))
+    assert last == ("info", f"{PLACE}: attempt 3 to write a came through, 0.0 s after the first")
 
 
 def test_of_failures_that_were_not_told_the_end_is_not_told_either() -> None:
     news = RetryNews()
     for moment, doing in enumerate(("write a", "write b")):
-        told = news.note(tried(doing, TryOutcome.AGAIN), moment), news.note(tried(doing, TryOutcome.THROUGH), moment)
+        told = news.take(tried(doing, TryOutcome.AGAIN), moment), news.take(tried(doing, TryOutcome.THROUGH), moment)
         assert [note is not None for note in told] == [moment == 0] * 2
 
 
 def test_one_line_tells_that_calls_are_given_up() -> None:
     news = RetryNews()
     for doing in ("write a", "write b"):
-        news.note(tried(doing, TryOutcome.AGAIN), 0.0)
-    told = [news.note(tried(doing, TryOutcome.GIVEN_UP, 9), 60.0) for doing in ("write a", "write b")]
-    assert [note and note.text for note in told] == [
+        news.take(tried(doing, TryOutcome.AGAIN), 0.0)
+    told = [news.take(tried(doing, TryOutcome.GIVEN_UP, 9), 60.0) for doing in ("write a", "write b")]
+    assert [note and note[1] for note in told] == [
         f"{PLACE}: attempt 9 to write a failed too, 0.0 s after the first (no route): it is given up", None,
     ]  # fmt: skip
 
 
 def test_a_call_of_which_nothing_is_heard_any_more_is_not_waited_for() -> None:
     news = RetryNews()
-    news.note(tried("write a", TryOutcome.AGAIN), 0.0, worker=WorkerId(0))
-    news.note(tried("write b", TryOutcome.AGAIN), 0.0, worker=WorkerId(1))
-    assert news.note(tried("write b", TryOutcome.THROUGH), FORGOTTEN_S + 1, worker=WorkerId(1)) is not None
+    news.take(tried("write a", TryOutcome.AGAIN), 0.0, worker=WorkerId(0))
+    news.take(tried("write b", TryOutcome.AGAIN), 0.0, worker=WorkerId(1))
+    assert news.take(tried("write b", TryOutcome.THROUGH), FORGOTTEN_S + 1, worker=WorkerId(1)) is not None
 
 
 def test_a_process_without_records_tells_people_itself() -> None:
-    told: list[Note] = []
-    with told_by(told.append):
+    levels: list[str] = []
+    with told_by(lambda level, text: levels.append(level)):
         Tries(PLACE)("write a", Flaky(3, OSError(5, "no route")))
-    assert [note.level for note in told] == ["warning", "info"]
+    assert levels == ["warning", "info"]

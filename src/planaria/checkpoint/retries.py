@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 from planaria.job.errors import UserError
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.from_worker import StoreTried, TryOutcome
-from planaria.protocol.messages.records import Note
 
 log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -127,8 +126,9 @@ class RetryNews:
         self._told_s: float | None = None
         self._is_told = False
 
-    def note(self, said: StoreTried, now: float, worker: WorkerId | None = None) -> Note | None:
-        """Takes what was said of a call at monotonic seconds; returns what to tell people of it, if anything.
+    def take(self, said: StoreTried, now: float, worker: WorkerId | None = None) -> tuple[str, str] | None:
+        """Takes what was said of a call at monotonic seconds; returns what to tell people of it, if anything: its level
+        ("info" or "warning"), and the text.
 
         Args:
             said: what was said.
@@ -144,21 +144,21 @@ class RetryNews:
                 return None
             self._told_s, self._is_told = now, True
             beside = f", as {'is another call' if others == 1 else f'are {others} others'}" if others else ""
-            return Note(level="warning", text=sentence_of(said) + beside)
+            return "warning", sentence_of(said) + beside
         if not self._is_told or (said.outcome is TryOutcome.THROUGH and self._failing):
             return None
         self._is_told = False
-        return Note(level="info" if said.outcome is TryOutcome.THROUGH else "warning", text=sentence_of(said))
+        return "info" if said.outcome is TryOutcome.THROUGH else "warning", sentence_of(said)
 
 
 @contextmanager
-def told_by(tell: Callable[[Note], None]) -> Iterator[None]:
-    """Has people told of calls of this process that are tried again, until the block ends."""
+def told_by(tell: Callable[[str, str], None]) -> Iterator[None]:
+    """Has people told, by level and text, of calls of this process that are tried again, until the block ends."""
     news = RetryNews()
 
     def hear(said: StoreTried) -> None:
-        if (note := news.note(said, time.monotonic())) is not None:
-            tell(note)
+        if (told := news.take(said, time.monotonic())) is not None:
+            tell(*told)
 
     with heard_by(hear):
         yield

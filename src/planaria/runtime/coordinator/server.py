@@ -278,8 +278,8 @@ class Server(Reception[Connection]):
         self._wake()
 
     def _tell_of_retry(self, said: StoreTried, worker: WorkerId | None = None) -> None:
-        if (note := self._retries.note(said, time.monotonic(), worker)) is not None:
-            self._executor.tell(note.level, note.text)
+        if (told := self._retries.take(said, time.monotonic(), worker)) is not None:
+            self._executor.tell(*told)
 
     def _nodes_told(self) -> None:
         lost = self._nodes.lost()

@@ -61,9 +61,9 @@ def train_job(request: TrainRequest, nodes: LocalNodes | None = None) -> TrainRe
 def _told_of_the_end(outcome: RunOutcome, lead: Lead | None) -> TrainResult:
     """Tells everybody of the end; only then need nobody lead the run any more."""
 
-    def tell(note: Note) -> None:
+    def tell(level: str, text: str) -> None:
         for observer in outcome.observers:
-            observer(note, time.time())
+            observer(Note(level=level, text=text), time.time())
 
     with told_by(tell):
         result = result_of(outcome)

@@ -129,7 +129,7 @@ class OwnFolder:
             if self._before is not None:
                 self._before._thread.join()
                 self._before = None
-            with told_by(lambda note: self.notes.append(note.text)):
+            with told_by(lambda level, text: self.notes.append(text)):
                 self._prepare()
         except Exception as error:
             self._failed = error
