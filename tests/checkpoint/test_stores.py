@@ -21,6 +21,7 @@ from planaria.checkpoint.manifest import (
     expect_checkpoint,
     forget_checkpoint,
     known_places,
+    link_all,
     link_checkpoint,
     newest,
     newest_in_store,
@@ -144,6 +145,18 @@ def test_the_run_folder_leads_to_them_and_old_ones_go(s3: S3, tmp_path: Path) ->
     assert complaints == [f"checkpoint file {place}/{file} is corrupt: its SHA-256 differs from the manifest's"]
     with pytest.raises(UserError, match="no checkpoint under s3://bucket/runs/nobody"):
         newest_in_store(f"{ROOT}/nobody")
+
+
+def test_a_folder_that_knew_nothing_of_them_names_those_of_a_store(s3: S3, tmp_path: Path) -> None:
+    url = f"{ROOT}/found"
+    for step in (1, 2):
+        make_checkpoint(f"{url}/step-{step:08d}")
+    store_at(f"{url}/step-00000003").write("group-of-one-that-is-not-finished", b"")
+    for _ in range(2):
+        link_all(tmp_path, url)
+        assert whole_steps(tmp_path, 9) == (1, 2)
+        assert newest(tmp_path, "job")[0] == f"{url}/step-00000002"
+        assert known_places(tmp_path) == {f"{url}/step-{step:08d}" for step in (1, 2, 3)}
 
 
 @pytest.mark.parametrize(

@@ -300,9 +300,10 @@ def link_checkpoint(root: Path, place: Place) -> None:
 
 
 def link_all(root: Path, url: str) -> None:
-    """Has a run folder name the checkpoints that are under a URL, or were begun there. Raises OSError."""
+    """Has a run folder name the checkpoints that are under a URL, or were begun there; those that it has itself stay.
+    Raises OSError."""
     for name in store_at(url).subfolders():
-        if name.startswith("step-"):
+        if name.startswith("step-") and not (root / name / MANIFEST).exists():
             place = below(url, name)
             expect_checkpoint(root, place)
             if store_at(place).has(MANIFEST):
