@@ -61,7 +61,7 @@ nodes = 3
 launcher = "agents"
 port = {self.address.rpartition(":")[2]}
 [run]
-checkpoint_folder = "s3://bucket/runs"
+checkpoint_folder = "s3://bucket/streamed"
 """
         )
 
