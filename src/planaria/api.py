@@ -103,6 +103,7 @@ def train(
     Raises:
         UserError: the job, the name or a fault cannot be used; no run folder is left behind.
     """
+    from planaria.checkpoint.retries import told_by
     from planaria.runtime.launch.session import train_job
     from planaria.runtime.launch.training.request import TrainRequest
     from planaria.runtime.machine.interrupts import interrupts, raise_interrupted
@@ -119,6 +120,7 @@ def train(
     def once(resumes: bool, shown_token: str) -> TrainResult:
         with (
             interrupts(raise_interrupted),
+            told_by(lambda level, text: Output(sys.stderr).say(text)) if progress else contextlib.nullcontext(),
             job_folder(checked, run.path.name, resume=resumes) as own,
             _shown(own, observers, progress=progress) as shown,
         ):

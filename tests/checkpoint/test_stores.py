@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import subprocess
 import sys
@@ -16,12 +15,13 @@ import pytest
 from safetensors.numpy import save
 from tests.s3_server import S3, serving
 
-from planaria.checkpoint import remote_store
+from planaria.checkpoint import retries
 from planaria.checkpoint.manifest import (
     discard,
     expect_checkpoint,
     forget_checkpoint,
     known_places,
+    link_all,
     link_checkpoint,
     newest,
     newest_in_store,
@@ -30,10 +30,11 @@ from planaria.checkpoint.manifest import (
     whole_steps,
     write_manifest,
 )
-from planaria.checkpoint.remote_store import StoreError
+from planaria.checkpoint.retries import StoreError, heard_by
 from planaria.checkpoint.store import check_writable, has_checkpoints, store_at
+from planaria.data.reading import remote
 from planaria.job.errors import UserError
-from planaria.protocol.messages.from_worker import SavedGroup
+from planaria.protocol.messages.from_worker import SavedGroup, StoreTried, TryOutcome
 
 ROOT = "s3://bucket/runs"
 
@@ -49,8 +50,8 @@ def s3(server: S3, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
     """The server, without faults, and file systems that ask it and lose patience soon."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setitem(remote_store._OPTIONS["s3"]["config_kwargs"], "read_timeout", 1)
-    monkeypatch.setattr(remote_store, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setitem(remote.ONCE["s3"]["config_kwargs"], "read_timeout", 1)
+    monkeypatch.setattr(retries, "_FIRST_PAUSE_S", 0.01)
     fsspec.filesystem("s3").clear_instance_cache()
     server.fault = lambda method, path: ""
     server.struck.clear()
@@ -146,26 +147,41 @@ def test_the_run_folder_leads_to_them_and_old_ones_go(s3: S3, tmp_path: Path) ->
         newest_in_store(f"{ROOT}/nobody")
 
 
+def test_a_folder_that_knew_nothing_of_them_names_those_of_a_store(s3: S3, tmp_path: Path) -> None:
+    url = f"{ROOT}/found"
+    for step in (1, 2):
+        make_checkpoint(f"{url}/step-{step:08d}")
+    store_at(f"{url}/step-00000003").write("group-of-one-that-is-not-finished", b"")
+    for _ in range(2):
+        link_all(tmp_path, url)
+        assert whole_steps(tmp_path, 9) == (1, 2)
+        assert newest(tmp_path, "job")[0] == f"{url}/step-00000002"
+        assert known_places(tmp_path) == {f"{url}/step-{step:08d}" for step in (1, 2, 3)}
+
+
 @pytest.mark.parametrize(
     ("fault", "method"), [("fail", "PUT"), ("fail", "GET"), ("truncate", "PUT"), ("truncate", "GET"), ("lose", "PUT")]
 )
-def test_what_fails_is_tried_again(s3: S3, fault: str, method: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fails_is_tried_again(s3: S3, fault: str, method: str) -> None:
     store, data = store_at(f"{ROOT}/again"), os.urandom(100_000)
     s3.strike(fault, method, f"{fault}-{method}", times=2)
-    with caplog.at_level(logging.WARNING):
+    heard: list[StoreTried] = []
+    with heard_by(heard.append):
         store.write(f"{fault}-{method}", data)
         assert store.read(f"{fault}-{method}") == data
     assert len(s3.struck) == 2
-    told = [record.getMessage() for record in caplog.records if record.name == remote_store.__name__]
-    assert 1 <= len(told) <= 2  # a client asks once more by itself where a connection was closed
-    assert all(line.startswith(f"{ROOT}/again: cannot ") and "; tried again in " in line for line in told), told
+    assert 2 <= len(heard) <= 3  # a client asks once more by itself where a connection was closed
+    assert {said.place for said in heard} == {f"{ROOT}/again"}
+    assert [said.outcome for said in heard] == [TryOutcome.AGAIN] * (len(heard) - 1) + [TryOutcome.THROUGH]
 
 
 def test_a_server_that_does_not_answer_is_given_up(s3: S3) -> None:
     s3.strike("stall", "PUT", "silent", times=9)
-    with pytest.raises(StoreError):
+    heard: list[StoreTried] = []
+    with pytest.raises(StoreError), heard_by(heard.append):
         store_at(f"{ROOT}/silent", patience_s=1.5).write("a", b"x")
     assert s3.struck
+    assert not heard or heard[-1].outcome is TryOutcome.GIVEN_UP
 
 
 def test_what_cannot_be_written_is_said_in_a_line(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,13 @@ import msgspec
 import pytest
 from tests.s3_server import serving
 
+from planaria.checkpoint import retries
+from planaria.checkpoint.retries import heard_by
 from planaria.checkpoint.weights import with_weights_here
 from planaria.data.reading.sources import DataError
 from planaria.job.parse import changed_numbers, parse_job
 from planaria.job.settings import Job
+from planaria.protocol.messages.from_worker import StoreTried
 
 JOB = """
 [model]
@@ -83,7 +86,13 @@ def test_weights_come_from_a_store(there: Path, tmp_path: Path, monkeypatch: pyt
         for name, value in s3.environment.items():
             monkeypatch.setenv(name, value)
         s3.put(there, "models/weights")
-        here = with_weights_here(job_of("s3://bucket/models/weights/", tmp_path))
+        s3.strike("fail", "GET", "model.safetensors", times=2)
+        monkeypatch.setattr(retries, "_FIRST_PAUSE_S", 0.01)
+        heard: list[StoreTried] = []
+        with heard_by(heard.append):
+            here = with_weights_here(job_of("s3://bucket/models/weights/", tmp_path))
+        assert [said.outcome.value for said in heard] == ["again", "again", "through"]
+        assert {said.doing for said in heard} == {"fetch bucket/models/weights/model.safetensors"}
         assert names(here) == {"config.json", "model.safetensors"}
         with pytest.raises(DataError, match=r"^model.weights = 's3://bucket/none'"):
             with_weights_here(job_of("s3://bucket/none", tmp_path))

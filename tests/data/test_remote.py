@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from planaria.data.reading.remote import Result
 from planaria.data.reading.sources import DataError
 from planaria.data.tokens.preparation import prepare_tokens
 from planaria.data.tokens.tokenizer import SEPARATOR_ID
@@ -61,6 +63,19 @@ def test_what_changed_there_is_fetched_again(
     assert read(source, tmp_path) == "ccccc|"
     with pytest.raises(DataError, match=r"bucket/\*' cannot be looked at \(no network\). Check the URL"):
         read("memory://bucket/*", tmp_path)
+
+
+def test_calls_are_made_by_who_may_make_them_again(store: MemoryFileSystem, tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def attempt(doing: str, call: Callable[[], Result]) -> Result:
+        made.append(doing)
+        return call()
+
+    section = DataSection(source="memory://bucket/*.jsonl")
+    for _ in range(2):
+        prepare_tokens(section, tmp_path / "run", cache=tmp_path / "cache", attempts_at=lambda url: attempt)
+    assert made == ["look at it", "fetch /bucket/a.jsonl", "fetch /bucket/b.jsonl"], "what is here does at once"
 
 
 def test_refusals_name_the_url(store: MemoryFileSystem, tmp_path: Path) -> None:

@@ -31,8 +31,13 @@ def test_a_run_goes_on_from_a_bucket(command: Command, text: Path, reference: Re
             return said
 
         s3.strike("fail", "PUT", "group-", times=2)
-        train("--set", "run.checkpoint_every=2", "--fail", "kill:node=1,step=2,at=backward", "--set", "train.steps=4")
+        every, killed = ("--set", "run.checkpoint_every=2"), ("--fail", "kill:node=1,step=2,at=backward")
+        said = " ".join(train(*every, *killed, "--set", "train.steps=4").split())
         assert len(s3.struck) == 2
+        events = [json.loads(line) for line in (command.folder / "runs/job/events.jsonl").read_text().splitlines()]
+        for part in (": cannot write group-", " came through, "):
+            (told,) = (event["text"] for event in events if part in event.get("text", ""))
+            assert told in said
         train("--resume")
     folder = command.folder / "runs" / "job"
     found = sorted((folder / "checkpoints").glob("step-*/url"))

@@ -56,6 +56,9 @@ def stalling(at):
         while number >= 64 and not Path(at).exists(): time.sleep(0.01)
         yield torch.full((4,), number % 7 / 7), number % 2
 
+def stop_after_two(record, run):
+    if type(record).__name__ == "StepCommitted" and record.step == 2: run.stop("enough")
+
 def layers(): return [nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)]
 """
 
@@ -134,6 +137,21 @@ def test_a_recovery_does_not_wait_for_the_stream(
     outcome = run(job, observers=[kill_while_all_wait], import_path=tmp_path)
     assert len(outcome.events("node_lost")) == 1
     outcome.assert_same_bits(reference(job))
+
+
+def test_a_stop_does_not_wait_for_the_stream_and_the_run_goes_on_from_there(
+    tmp_path: Path, run: Run, reference: Reference
+) -> None:
+    """The stream goes on only when the run is to go on."""
+    released = tmp_path / "released"
+    job = job_of("stalling", config__at=str(released), shuffle_buffer=1)
+    section = msgspec.structs.replace(job.run, callbacks=("streaming:stop_after_two",))
+    stopped = run(msgspec.structs.replace(job, run=section), import_path=tmp_path)
+    assert stopped.summary["status"] == "stopped"
+    assert stopped.summary["steps"] == 2
+    assert any("step 3 waits for samples of the stream: it is given up" in e["text"] for e in stopped.events("note"))
+    released.touch()
+    run(job, resume=stopped.result.folder, import_path=tmp_path).assert_same_bits(reference(job))
 
 
 def test_a_stream_that_ends_in_the_run_fails_it_with_a_line(tmp_path: Path, run: Run) -> None:

@@ -20,6 +20,7 @@ from planaria.protocol.messages.journal import Fate, JournalNode, JournalStop
 from planaria.runtime.journal.etcd import NEVER, Etcd, OutOfReach
 from planaria.runtime.journal.etcd_journal import EtcdJournal, NotLeader
 from planaria.runtime.journal.lead import Lead, LeadTaken, leader_of
+from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.ui.dashboard.runs import RunReader
 from tests.e2e.agents import NUM_NODES, end_all
 from tests.e2e.commands import DEADLINE_S, wait_until
@@ -244,6 +245,43 @@ def test_hosts_that_do_not_see_the_run_folder_find_who_leads_next(
     assert all("ends: stopped" in text for text in logs), logs
 
 
+@pytest.mark.parametrize("beside_a_node", [False, True])
+def test_a_standby_that_does_not_see_the_run_folder_leads_from_one_of_its_own(
+    beside_a_node: bool, led: Led, tmp_path_factory: pytest.TempPathFactory, reference: Callable[[Job], Outcome]
+) -> None:
+    job = led.folder / "job.toml"
+    job.write_text(job.read_text().replace("[run]\n", '[run]\ncheckpoint_folder = "s3://bucket"\n'))
+    folders = [tmp_path_factory.mktemp("host") for _ in range(NUM_NODES + 1)]
+    with serving() as s3:
+        led.environment = s3.environment
+        leader = led.train()
+        for number, folder in enumerate(folders):
+            shutil.copy(led.folder / "token", folder)
+            if number < NUM_NODES:
+                may_lead = ("--may-lead",) if number == 0 and beside_a_node else ()
+                led.start_agent("--folder", "own", *may_lead, folder=folder)
+        led.wait_for("checkpoint_saved")
+        if beside_a_node:
+            led.agents[0].wait_until_it_says("stands by for run")
+            standby, own = None, folders[0] / "own" / "led" / led.run.path.name
+        else:
+            log = led.folder / "standby.log"
+            given = ("standby", led.address, "--token-file", "token", "--folder", "own")
+            standby = led.incubator.start(folders[-1], *given, log=log, environment=s3.environment, hidden=led.folder)
+            led.wait_until_ready(standby, log)
+            own = folders[-1] / "own" / led.run.path.name
+        strike(leader.pid, signal.SIGKILL)
+        led.run = RunFolder(own)
+        led.wait_for("coordinator_restarted")
+        led.wait_for_step(led.last_step + 3)
+        assert not led.events("node_lost")
+        assert [*own.glob("checkpoints/step-*/url")], "checkpoints of before are known"
+        led.stop()
+        assert standby is None or standby.wait(DEADLINE_S) == 0
+        assert [agent.wait() for agent in led.agents] == [75] * NUM_NODES
+        led.assert_same_bits(reference)
+
+
 def test_a_leader_that_is_stopped_is_followed_and_cannot_go_on(led: Led, reference: Callable[[Job], Outcome]) -> None:
     """As a host is whose virtual machine pauses, or that is cut off. Who follows it runs beside a node."""
     leader = led.begin("--may-lead")
@@ -350,6 +388,8 @@ def test_what_cannot_be_led_is_refused_in_one_line(led: Led, etcd: EtcdCluster) 
     elsewhere = led.folder / "elsewhere" / name
     shutil.copytree(led.run.path, elsewhere)
     led.assert_refused(("standby", str(elsewhere)), f"run.journal has a run {name} in {led.run.path}")
+    own = ("standby", led.address, "--token-file", "token", "--folder", "own")
+    led.assert_refused(own, f"run {name} cannot be led from here: with a run folder of its own (--folder) it needs")
     led.stop()
     assert leader.wait(DEADLINE_S) == 0
     for arguments, part in (

@@ -32,10 +32,10 @@ from planaria.protocol.messages.events import (
     StopRequested,
     WorkerJoined,
 )
-from planaria.protocol.messages.from_worker import Notice, Ready, Report, Vote
+from planaria.protocol.messages.from_worker import AwaitsSamples, Notice, Ready, Report, Vote
 from planaria.protocol.messages.journal import JournalCommit, JournalNode, JournalStop
 from planaria.protocol.messages.records import PlanTaken, Recovered, RunStatus, StepCommitted, StepSkipped, Waiting
-from planaria.protocol.messages.to_worker import Commit, PlanMessage, Save, Stop
+from planaria.protocol.messages.to_worker import Commit, Halt, PlanMessage, Save, Stop
 from planaria.protocol.phases import Phase, ProtocolError
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
@@ -221,6 +221,51 @@ def test_the_stop_waits_for_the_step(machine: Coordinator) -> None:
     assert all(command.message.hold for command in sent(commands, Commit) if isinstance(command.message, Commit))
     assert sent(commands, Save)
     assert machine.phase is Phase.SAVING
+
+
+def starved(machine: Coordinator, worker: int = 0) -> tuple[Command, ...]:
+    """A worker says that it waits for samples; all that are halted then report that they did nothing."""
+    generation, step, held = machine.plan.generation, machine.step, tuple(range(len(machine.plan.groups)))
+    commands = machine.handle(Received(WorkerId(worker), AwaitsSamples(generation=generation, step=step)), 2.0)
+    for send in sent(commands, Halt):
+        report = Report(generation=generation, step=step, ledger=Ledger.empty(1), held=held)
+        commands += machine.handle(Received(send.worker, report), 2.1)
+    return commands
+
+
+def test_a_stop_does_not_wait_for_samples_of_a_stream(machine: Coordinator) -> None:
+    join_all(machine)
+    votes(machine)
+    assert starved(machine) == ()
+    machine.handle(StopRequested(), 1.5)
+    commands = starved(machine, 1)
+    assert [len(sent(commands, kind)) for kind in (Halt, PlanMessage)] == [3, 0]
+    assert machine.phase is Phase.SAVING
+    saves = [send.message for send in sent(commands, Save)]
+    assert {save.step for save in saves if isinstance(save, Save)} == {1}
+
+
+def test_a_stop_in_the_first_step_ends_at_once_where_that_waits_for_samples(machine: Coordinator) -> None:
+    join_all(machine)
+    machine.handle(StopRequested(), 1.5)
+    assert [command.status for command in starved(machine) if isinstance(command, Finish)] == [RunStatus.STOPPED]
+
+
+def test_samples_that_another_plan_waited_for_stop_nothing(machine: Coordinator) -> None:
+    join_all(machine)
+    machine.handle(StopRequested(), 1.5)
+    stale = AwaitsSamples(generation=machine.plan.generation - 1, step=machine.step)
+    assert machine.handle(Received(WorkerId(0), stale), 2.0) == ()
+
+
+def test_a_node_that_leaves_is_let_go_while_all_wait_for_samples(machine: Coordinator) -> None:
+    join_all(machine)
+    machine.handle(Received(WorkerId(2), Notice(grace_s=30.0, cause="SIGTERM")), 1.0)
+    commands = starved(machine)
+    assert {send.worker for send in sent(commands, PlanMessage)} == {0, 1}
+    assert [command.node for command in commands if isinstance(command, Release)] == [2]
+    assert machine.step == 1
+    assert starved(machine) == ()
 
 
 def test_a_stop_without_saving_in_the_last_step_completes_no_run_without_its_state(machine: Coordinator) -> None:

@@ -5,5 +5,6 @@
 - `start`: state that another job begins with, from one of these or from torch.distributed.checkpoint.
 - `weights`: weights that a job begins with, fetched where they are not on this machine.
 - `store`: the place where the files lie: a folder here (`local_store`), or a URL (`remote_store`).
+- `retries`: calls to a store that fail are tried again, and people are told.
 - `numerics`: the version of the numbers that a checkpoint goes on with.
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from planaria.checkpoint.numerics import NUMERICS_VERSION
-from planaria.checkpoint.remote_store import StoreError
+from planaria.checkpoint.retries import StoreError
 from planaria.checkpoint.store import Place, below, store_at
 from planaria.job.errors import UserError
 from planaria.job.history import History
@@ -297,6 +297,17 @@ def link_checkpoint(root: Path, place: Place) -> None:
     else:
         remove(link)
         link.symlink_to(place, target_is_directory=True)
+
+
+def link_all(root: Path, url: str) -> None:
+    """Has a run folder name the checkpoints that are under a URL, or were begun there; those that it has itself stay.
+    Raises OSError."""
+    for name in store_at(url).subfolders():
+        if name.startswith("step-") and not (root / name / MANIFEST).exists():
+            place = below(url, name)
+            expect_checkpoint(root, place)
+            if store_at(place).has(MANIFEST):
+                link_checkpoint(root, place)
 
 
 def _name(place: Place) -> str:

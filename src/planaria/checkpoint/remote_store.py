@@ -12,43 +12,26 @@ import inspect
 import json
 import logging
 import threading
-import time
 import uuid
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
+from planaria.checkpoint.retries import PATIENCE_S, StoreError, Tries, line_of
+from planaria.data.reading.remote import file_system
 from planaria.job.errors import UserError
 
 log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
 
-PATIENCE_S: Final = 60.0
-"""How long a call is tried again before it fails."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 8.0
 _CALL_S, _SLOWEST_BYTES_PER_S = 30.0, 1e6
 """A call may take so long, and longer by its bytes at this speed."""
-_SILENCE_S = 15
-_OPTIONS: Final[dict[str, dict[str, Any]]] = {
-    "s3": {
-        "config_kwargs": {"connect_timeout": 5, "read_timeout": _SILENCE_S, "retries": {"total_max_attempts": 1}},
-    },
-}
-"""For each kind of URL: what its file system is told. Retries are ours alone."""
 _S3FS = 's3fs (in a clone: pip install -e ".[s3]")'
 _EXTRAS: Final = {"s3": _S3FS, "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
-_FINAL: Final = (FileNotFoundError, PermissionError, FileExistsError, NotImplementedError, ValueError, TypeError)
-"""Errors that another attempt does not change."""
 _DTYPES: Final = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1",
     "BOOL": "?",
 }  # fmt: skip
-
-
-class StoreError(OSError):
-    """Raised when a store does not do what it is asked for."""
 
 
 class RemoteStore:
@@ -61,7 +44,7 @@ class RemoteStore:
 
     def __init__(self, url: str, patience_s: float = PATIENCE_S) -> None:
         self._url = url.rstrip("/")
-        self._patience_s = patience_s
+        self._try = Tries(self._url, patience_s)
         self._opened = threading.Lock()
         self._system: Any = None
         self._root = ""
@@ -161,7 +144,7 @@ class RemoteStore:
             for path in sorted(map(str, found), key=lambda path: (not path.endswith(".json"), path)):
                 self._try("remove", partial(self._call, "rm_file", path))
         except OSError as error:
-            log.warning("%s cannot be removed: %s", self._url, _line(error))
+            log.warning("%s cannot be removed: %s", self._url, line_of(error))
 
     def delete(self, name: str) -> None:
         self._try(f"remove {name}", lambda: self._call("rm_file", self._path(name)))
@@ -182,29 +165,6 @@ class RemoteStore:
             options.pop("refresh")
         return getattr(system, method)(*args, **options)
 
-    def _try(self, doing: str, call: Callable[[], _Result]) -> _Result:
-        """Calls until it works, with pauses that double, for as long as there is patience.
-
-        Raises:
-            OSError: what the last attempt said.
-        """
-        began, pause_s = time.monotonic(), _FIRST_PAUSE_S
-        while True:
-            try:
-                return call()
-            except UserError:
-                raise
-            except Exception as error:  # each file system has errors of its own
-                failed = error
-            is_final = isinstance(failed, _FINAL) or type(failed).__name__ == "NoCredentialsError"
-            if is_final or time.monotonic() - began + pause_s > self._patience_s:
-                if isinstance(failed, FileNotFoundError | FileExistsError):
-                    raise failed
-                raise StoreError(errno.EIO, _line(failed)) from failed
-            log.warning("%s: cannot %s (%s); tried again in %g s", self._url, doing, _line(failed), pause_s)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
     def _open(self) -> tuple[Any, str]:
         """Returns the file system, and the folder's path there.
 
@@ -218,20 +178,16 @@ class RemoteStore:
 
 
 def _opened(url: str) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs
-
     kind = url.partition("://")[0].lower()
     try:
-        system, root = url_to_fs(url, use_listings_cache=False, **_OPTIONS.get(kind, {}))
+        system, root = file_system(url, use_listings_cache=False)
     except ImportError as error:
         package = _EXTRAS.get(kind)
-        remedy = f"Install it: pip install {package}." if package else _line(error)
+        remedy = f"Install it: pip install {package}." if package else line_of(error)
         raise UserError(f"{url}: what reads {kind}:// is not installed. {remedy}") from None
     except ValueError as error:
-        raise UserError(f"{url}: {_line(error)}. Give a URL that fsspec knows, as s3://bucket/folder.") from None
-    if hasattr(system, "retries"):
-        system.retries = 1
-    return system, str(root).rstrip("/")
+        raise UserError(f"{url}: {line_of(error)}. Give a URL that fsspec knows, as s3://bucket/folder.") from None
+    return system, root.rstrip("/")
 
 
 class RemoteTensors:
@@ -256,8 +212,3 @@ class RemoteTensors:
         start, end = (self._begin + offset for offset in about["data_offsets"])
         data = self._store.read_part(self._name, start, end) if end > start else b""
         return np.frombuffer(bytearray(data), dtype=_DTYPES[about["dtype"]]).reshape(about["shape"])
-
-
-def _line(error: BaseException) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split()) or type(error).__name__

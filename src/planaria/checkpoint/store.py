@@ -11,7 +11,8 @@ from urllib.parse import unquote
 import numpy as np
 
 from planaria.checkpoint.local_store import LocalStore
-from planaria.checkpoint.remote_store import PATIENCE_S, RemoteStore
+from planaria.checkpoint.remote_store import RemoteStore
+from planaria.checkpoint.retries import PATIENCE_S
 from planaria.job.errors import UserError
 from planaria.job.values import is_url
 

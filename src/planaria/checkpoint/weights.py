@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from planaria.checkpoint.retries import Tries
 from planaria.data.opening import CACHE
 from planaria.data.reading.remote import fetched_folder
 from planaria.job.settings import Job
@@ -37,7 +38,8 @@ def with_weights_here(job: Job, earlier: Job | None = None) -> Job:
         source = f"{weights.partition('?')[0]}?revision={folder.name}"  # what it was then, whatever it is by now
     elif is_url(weights):
         is_kept = earlier is not None and earlier.model.weights_from == weights and Path(kept or "").is_dir()
-        folder = Path(kept or "") if is_kept else fetched_folder(weights, Path(job.run.folder) / CACHE, named, log.info)
+        cache = Path(job.run.folder) / CACHE
+        folder = Path(kept or "") if is_kept else fetched_folder(weights, cache, named, log.info, Tries(weights))
         source = weights
     else:
         folder, source = Path(weights), ""

@@ -53,6 +53,11 @@ class JobData:
     validation: TokenSet | Items | None
     reader: ReaderProcess | None = None
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether what is trained on is a stream."""
+        return isinstance(self.trained, Blocks)
+
     def close(self) -> None:
         """Ends the process that reads a stream, if there is one."""
         if self.reader is not None:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from planaria.data.job_data import JobData, stream_identity, token_identity
+from planaria.data.reading.remote import AttemptsAt, once_at
 from planaria.data.reading.sources import DataError
-from planaria.data.streams.blocks import Blocks, open_stream, remove_stream
+from planaria.data.streams.blocks import Blocks, open_stream, remove_stream, take_stream
 from planaria.data.streams.reader_process import ReaderProcess
+from planaria.data.streams.shelf import Shelf, most_blocks
 from planaria.data.tokens.encoding import Tell
 from planaria.data.tokens.preparation import StagedTokens, keep_tokenizer, prepare_tokens, stage_tokens
 from planaria.data.tokens.token_set import TokenSet, open_tokens
@@ -43,6 +45,7 @@ def prepare(
     check: Check = lambda identity: None,
     order: str = KEYED,
     tell: Tell = lambda text: None,
+    attempts_at: AttemptsAt = once_at,
 ) -> JobData:
     """Opens a job's data; tokens are written to a folder first, where they are not there already.
 
@@ -54,18 +57,20 @@ def prepare(
         check: asked before tokens in the folder are replaced by others.
         order: in which samples of tokens come.
         tell: is told how far it is.
+        attempts_at: what makes calls to sources that are URLs.
 
     Raises:
         DataError: they cannot be had.
         UserError: the function of a dataset cannot be imported.
     """
     if is_dataset(job.data.source) or is_hub_stream(job.data.source):
-        return _prepare_unmade(job, folder, check, tell)
+        return _prepare_unmade(job, folder, check, tell, attempts_at)
     cache = Path(job.run.folder) / CACHE
     staged: list[StagedTokens] = []
     try:
         for part, place, field in zip(job.data.parts, token_folders(job, folder), job.data.source_fields, strict=True):
-            staged.append(stage_tokens(part, place, order, cache=cache, tell=tell, field=field))
+            one = stage_tokens(part, place, order, cache=cache, tell=tell, field=field, attempts_at=attempts_at)
+            staged.append(one)
         check(token_identity(job, [one.about for one in staged]))
     except BaseException:
         for one in staged:
@@ -76,15 +81,16 @@ def prepare(
     if not job.eval.source:
         shutil.rmtree(_validation_folder(folder), ignore_errors=True)
         return JobData(job=job, trained=trained, validation=None)
-    return JobData(job=job, trained=trained, validation=_prepare_validation(job, folder, cache, tell))
+    return JobData(job=job, trained=trained, validation=_prepare_validation(job, folder, tell, attempts_at))
 
 
-def _prepare_validation(job: Job, folder: Path, cache: Path, tell: Tell) -> TokenSet:
+def _prepare_validation(job: Job, folder: Path, tell: Tell, attempts_at: AttemptsAt) -> TokenSet:
     section = msgspec.structs.replace(job.data.as_no_stream, source=job.eval.source, sources=())
-    return prepare_tokens(section, _validation_folder(folder), cache=cache, tell=tell, field="eval.source")
+    place, cache = _validation_folder(folder), Path(job.run.folder) / CACHE
+    return prepare_tokens(section, place, cache=cache, tell=tell, field="eval.source", attempts_at=attempts_at)
 
 
-def _prepare_unmade(job: Job, folder: Path, check: Check, tell: Tell) -> JobData:
+def _prepare_unmade(job: Job, folder: Path, check: Check, tell: Tell, attempts_at: AttemptsAt) -> JobData:
     """Opens data of which nothing is written before: a dataset, or a stream, whose reader is started."""
     made = None
     if is_dataset(job.data.source):
@@ -103,11 +109,29 @@ def _prepare_unmade(job: Job, folder: Path, check: Check, tell: Tell) -> JobData
     reader = ReaderProcess(job, blocks)
     if not is_dataset(job.data.source):
         if job.eval.source:
-            _prepare_validation(job, folder, Path(job.run.folder) / CACHE, tell)
+            _prepare_validation(job, folder, tell, attempts_at)
         keep_tokenizer(load_tokenizer(job.data.tokenizer), folder)
     data = replace(_with_stream(job, blocks, folder), reader=reader)
     reader.start()
     return data
+
+
+def prepare_elsewhere(job: Job, folder: Path, about: bytes, attempts_at: AttemptsAt = once_at) -> tuple[Blocks, Shelf]:
+    """Opens a job's stream on a host that does not see where it is read: blocks come from there.
+
+    Args:
+        job: whose it is.
+        folder: of the run's data here.
+        about: the file that says what the stream is.
+        attempts_at: what makes calls to a source that is evaluated on, where that is a URL.
+
+    Raises:
+        DataError: these cannot be had, or data.stream_disk_gb is too little.
+    """
+    blocks = take_stream(folder, about)
+    if job.eval.source and not is_dataset(job.data.source):
+        _prepare_validation(job, folder, lambda text: None, attempts_at)
+    return blocks, Shelf(blocks, most_blocks(job, blocks.about))
 
 
 @contextmanager

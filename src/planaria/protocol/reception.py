@@ -28,7 +28,7 @@ from planaria.protocol.messages.events import (
     Send,
     WorkerJoined,
 )
-from planaria.protocol.messages.from_worker import Alive, CutOff, FromWorker, Hello, Proof
+from planaria.protocol.messages.from_worker import Alive, CutOff, FromWorker, Hello, Proof, StoreTried
 from planaria.protocol.messages.to_worker import Challenge, PlanMessage, Stop
 from planaria.protocol.run.replay import JournalState
 
@@ -139,8 +139,13 @@ class Reception(ABC, Generic[Connection]):
             verdict = self._judge.cut_off(worker, message.peer)
             if verdict is not None:
                 self.lose(*verdict)
+        elif isinstance(message, StoreTried):
+            self._tell_of_retry(message, worker)
         else:
             self.handle(Received(worker, message))
+
+    def _tell_of_retry(self, said: StoreTried, worker: WorkerId | None = None) -> None:
+        """Tells people of a call to a store that is tried again, where anybody reads it."""
 
     def _welcome(self, connection: Connection, hello: FromWorker) -> None:
         """Handles a connection's first message, which must be a hello of a worker that may take part."""

@@ -164,6 +164,8 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.SALVAGING, "Ready"): step.ready,
     (Phase.SAVING, "Ready"): step.ready,
     (Phase.TRAINING, "Vote"): step.voted,
+    (Phase.TRAINING, "AwaitsSamples"): salvage.awaits_samples,
+    **{(phase, "AwaitsSamples"): ignore for phase in Phase if phase is not Phase.TRAINING},
     (Phase.TRAINING, "Damaged"): damaged,
     (Phase.SALVAGING, "Damaged"): damaged,
     (Phase.SAVING, "Damaged"): ignore,

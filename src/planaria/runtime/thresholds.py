@@ -86,6 +86,17 @@ MAX_LINK_BYTES = 1 << 30
 MAX_SOCKETS = 2
 """Most sockets that come with one request. Not measured."""
 
+BLOCK_PIECE_BYTES = 1 << 20
+"""Bytes of a stream's block that one message brings to a host without the run folder: a coordinator that sends one is
+soon at the next message again. Not measured."""
+
+BLOCK_AGAIN_S = 0.1
+"""Seconds until such a host asks again for a block that is not read yet. Not measured."""
+
+AWAITS_SAMPLES_S = 1.0
+"""Seconds for which a worker waits for samples of a stream before it tells the coordinator, and between two such
+words. Not measured."""
+
 # The coordinator and its supervisor
 
 GOODBYE_S = 5.0

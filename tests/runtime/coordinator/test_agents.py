@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from planaria.data.streams.blocks import Blocks, StreamAbout, stream_folder
 from planaria.job.faults import Fault
 from planaria.job.parse import parse_job
 from planaria.job.sections.budget import BudgetSection
@@ -17,6 +18,7 @@ from planaria.plan.plan import NodeId
 from planaria.protocol.membership.liveness import Limits
 from planaria.protocol.messages.agent import (
     Available,
+    BlockPiece,
     Dismissed,
     Enrol,
     Farewell,
@@ -28,6 +30,7 @@ from planaria.protocol.messages.agent import (
     Pong,
     StartNode,
     ToAgent,
+    WantBlock,
     Welcome,
     decode_to_agent,
 )
@@ -37,6 +40,7 @@ from planaria.protocol.messages.records import NodeLost, NodeReleased, Note, Pla
 from planaria.protocol.messages.to_worker import PlanMessage
 from planaria.protocol.messages.user import Request, Wish
 from planaria.runtime.coordinator.agents import Agents
+from planaria.runtime.coordinator.stream_blocks import StreamBlocks
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import HELLO_LIMIT_BYTES
 from planaria.runtime.wire import socket_server as switchboard_module
@@ -64,11 +68,12 @@ class Offering(Running):
         data: str = "",
         welcome: Welcome = WELCOME,
         own_folders_refused: str = "",
+        stream: StreamBlocks | None = None,
         **changes: Any,
     ) -> None:
         faults = {NodeId(1): (Fault(node=1, step=2, at="vote"),)}
         self.num_agents = 0
-        self.agents = Agents(welcome, TOKEN, faults, only_boot, b"costs", own_folders_refused)
+        self.agents = Agents(welcome, TOKEN, faults, only_boot, b"costs", own_folders_refused, stream)
         super().__init__(folder, limits, self.agents, data=data, **changes)
 
     def agent(self, **changes: Any) -> AgentStandIn:
@@ -449,6 +454,31 @@ def test_a_node_with_other_data_is_sent_home_with_the_reason(tmp_path: Path) -> 
         assert len(offering.of(Note)) == 2
     finally:
         offering.close()
+
+
+def test_a_host_with_a_run_folder_of_its_own_gets_blocks_of_the_stream(tmp_path: Path) -> None:
+    about = StreamAbout(named="data.source", key="", fingerprint="", looked_at=1, parts=(), block_samples=1)
+    blocks = Blocks.begin(stream_folder(tmp_path / "data"), about)
+    blocks.keep(3, b"samples", None)
+    server = Offering(tmp_path, stream=StreamBlocks(blocks, b"what it is"))
+    try:
+        assert server.agent().receive() == WELCOME
+        agent = server.agent(own_folder=True)
+        assert agent.receive() == msgspec.structs.replace(WELCOME, profile=b"costs", stream=b"what it is")
+        agent.client.send(WantBlock(block=3))
+        piece = agent.receive()
+        assert isinstance(piece, BlockPiece)
+        assert (piece.block, piece.piece, piece.size_bytes) == (3, b"samples", 7)
+    finally:
+        server.close()
+    server = Offering(RunFolder.create(tmp_path, "run").path)
+    try:
+        agent = server.agent(own_folder=True)
+        agent.receive()
+        agent.client.send(WantBlock(block=3))
+        assert agent.client.is_closed(), "there is no stream"
+    finally:
+        server.close()
 
 
 def test_a_host_with_a_run_folder_of_its_own(tmp_path: Path) -> None:

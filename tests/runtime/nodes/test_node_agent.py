@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from planaria.data.streams.blocks import StreamAbout, digest_of, open_stream
 from planaria.job.errors import UserError
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.agent import (
     MOST_LOG_BYTES,
     Available,
+    BlockPiece,
     Dismissed,
     Enrol,
     Farewell,
@@ -27,6 +29,7 @@ from planaria.protocol.messages.agent import (
     Ping,
     Pong,
     StartNode,
+    WantBlock,
     Welcome,
     decode_from_agent,
 )
@@ -414,6 +417,37 @@ def test_something_else_answers_there(data: bytes, coordinator: CoordinatorStand
     error = agent.wait()
     assert isinstance(error, UserError)
     assert "no coordinator" in str(error)
+
+
+def test_blocks_of_a_stream_that_workers_want_come_from_the_coordinator(
+    coordinator: CoordinatorStandIn, tmp_path: Path
+) -> None:
+    about = StreamAbout(named="data.source", key="", fingerprint="", looked_at=1, parts=(), block_samples=1)
+    agent = Running(coordinator.address, folder=tmp_path / "own")
+    coordinator.accept()
+    given = {"job": make_job('run.checkpoint_folder="memory://runs"'), "stream": msgspec.json.encode(about)}
+    coordinator.welcome(run_folder="/nowhere/job", **given)
+    coordinator.start_node(0)
+    wait_for(lambda: Processes.made and Processes.made[0].spawned)
+    blocks = open_stream(RunFolder(tmp_path / "own" / "job").data)
+    assert blocks is not None
+    assert blocks.about == about
+    blocks.want_block(3)
+    assert coordinator.receive() == WantBlock(block=3)
+    coordinator.hang_up()
+    coordinator.accept()
+    coordinator.welcome(run_folder="/nowhere/job", **given)
+    assert coordinator.receive() == WantBlock(block=3), "once more, of the next coordinator"
+    piece = BlockPiece(block=3, offset=0, piece=b"samples", size_bytes=7, digest=digest_of(b"samples"))
+    coordinator.send(piece)
+    wait_for(lambda: blocks.path(3).exists() and blocks.path(3).read_bytes() == b"samples")
+    coordinator.send(OfferRefused(reason="enough"))
+    agent.wait()
+
+
+def test_a_host_without_the_run_folder_that_may_lead_asks_etcd(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--coordinator 'host:1' is not etcd://HOST:PORT,.../RUN"):
+        AgentSettings(coordinator="host:1", token=TOKEN, may_lead=True, folder=tmp_path)
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:x", "host:0", "host:65536"])

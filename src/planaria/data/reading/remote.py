@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -24,8 +24,38 @@ from planaria.job.errors import in_one_line
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _FETCHED, _NOTE, _NEW = "fetched", "fetched.json", ".new"
 
+ONCE: Final[dict[str, dict[str, Any]]] = {
+    "s3": {"config_kwargs": {"connect_timeout": 5, "read_timeout": 15, "retries": {"total_max_attempts": 1}}},
+}
+"""For each kind of URL: what its file system is told where calls are tried again by who makes them."""
 
-def fetched(url: str, cache: Path, named: str, tell: Callable[[str], None]) -> str:
+
+Result = TypeVar("Result")
+
+
+class Attempts(Protocol):
+    """Makes a call, and perhaps more than once; raises what the last attempt said."""
+
+    def __call__(self, doing: str, call: Callable[[], Result]) -> Result:
+        """Makes a call; `doing` says for people what it does."""
+        ...
+
+
+AttemptsAt = Callable[[str], Attempts]
+"""Returns what makes the calls to a URL."""
+
+
+def once(doing: str, call: Callable[[], Result]) -> Result:
+    """Makes a call once."""
+    return call()
+
+
+def once_at(url: str) -> Attempts:
+    """Returns what makes each call to a URL once."""
+    return once
+
+
+def fetched(url: str, cache: Path, named: str, tell: Callable[[str], None], attempts: Attempts = once) -> str:
     """Returns where the files of a URL are on this machine: the file, or a folder of those of a folder or a glob.
 
     Args:
@@ -33,6 +63,7 @@ def fetched(url: str, cache: Path, named: str, tell: Callable[[str], None]) -> s
         cache: folder in which fetched files are kept.
         named: how messages call the source.
         tell: is told which file is fetched.
+        attempts: makes each call.
 
     Raises:
         DataError: they cannot be had.
@@ -44,8 +75,8 @@ def fetched(url: str, cache: Path, named: str, tell: Callable[[str], None]) -> s
             fcntl.flock(lock, fcntl.LOCK_EX)
         before = _note_of(place)
         try:
-            system, names = _found(url)
-            now = {name: str(system.ukey(name)) for name in names}
+            look = once if before else attempts
+            system, now = look("look at it", lambda: _found(url, is_tried_again=attempts is not once))
         except Exception as error:  # each file system has errors of its own
             if before:
                 tell(f"{url} cannot be looked at now: its files of before are read")
@@ -60,7 +91,7 @@ def fetched(url: str, cache: Path, named: str, tell: Callable[[str], None]) -> s
             path = place / _local(name)
             if before.get(name) != stamp or not path.is_file():
                 tell(f"file {number} of {len(now)} is fetched: {name}")
-                _fetch(system, name, path, named)
+                _fetch(system, name, path, named, attempts)
         (place / (_NOTE + _NEW)).write_bytes(msgspec.json.encode(now))
         os.replace(place / (_NOTE + _NEW), place / _NOTE)
         for path in {*place.rglob("*")} - {place / _NOTE, *(place / _local(name) for name in now)}:
@@ -69,14 +100,14 @@ def fetched(url: str, cache: Path, named: str, tell: Callable[[str], None]) -> s
         return _where(place, list(now))
 
 
-def fetched_folder(url: str, cache: Path, named: str, tell: Callable[[str], None]) -> Path:
+def fetched_folder(url: str, cache: Path, named: str, tell: Callable[[str], None], attempts: Attempts = once) -> Path:
     """Returns the folder on this machine that has the files of a URL of a folder, with their names below it.
 
     As `fetched`, also where there is one file alone.
     """
     from fsspec.core import url_to_fs
 
-    fetched(url, cache, named, tell)
+    fetched(url, cache, named, tell, attempts)
     return _place(url, cache) / _local(url_to_fs(url)[1])
 
 
@@ -84,23 +115,33 @@ def _place(url: str, cache: Path) -> Path:
     return cache / _FETCHED / hashlib.sha256(url.encode()).hexdigest()
 
 
-def _found(url: str) -> tuple[Any, list[str]]:
-    """Returns the file system of a URL, and the names of its files there."""
+def file_system(url: str, **options: Any) -> tuple[Any, str]:
+    """Returns the file system of a URL, which makes each call once, and the path there."""
     from fsspec.core import url_to_fs
 
-    system, path = url_to_fs(url)
+    system, path = url_to_fs(url, **options, **ONCE.get(url.partition("://")[0].lower(), {}))
+    if hasattr(system, "retries"):
+        system.retries = 1
+    return system, str(path)
+
+
+def _found(url: str, *, is_tried_again: bool) -> tuple[Any, dict[str, str]]:
+    """Returns the file system of a URL, and the names of its files there, each with what tells it from another."""
+    from fsspec.core import url_to_fs
+
+    system, path = file_system(url) if is_tried_again else url_to_fs(url)
     if glob.has_magic(path):
         names = [name for name in system.glob(path) if system.isfile(name)]
     else:
         names = system.find(path) if system.isdir(path) else [path]
-    return system, sorted(names)
+    return system, {name: str(system.ukey(name)) for name in sorted(names)}
 
 
-def _fetch(system: Any, name: str, path: Path, named: str) -> None:
+def _fetch(system: Any, name: str, path: Path, named: str, attempts: Attempts) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + _NEW)
     try:
-        system.get_file(name, str(temporary))
+        attempts(f"fetch {name}", lambda: system.get_file(name, str(temporary)))
         os.replace(temporary, path)
     except Exception as error:  # each file system has errors of its own
         temporary.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 - `blocks`: a stream's samples on disk, in its own order, by number; whoever needs one waits for its block.
 - `openers`: a user's function or rows of the hub as samples, from the beginning or from a saved position.
 - `reader`: the one process that reads and writes blocks; `reader_process`: starts it, and again when it is gone.
+- `shelf`: how many blocks lie in a folder.
 - `shuffled`: blocks as samples to be dealt, in a seeded order.
 - `preparation`: looks at a stream's first samples, and whether it is the one whose blocks a folder has.
 

@@ -200,7 +200,11 @@ class Blocks:
 
     def want(self, number: int) -> None:
         """Has a sample read ahead, with all before it."""
-        self._want(number // self.about.block_samples)
+        self.want_block(number // self.about.block_samples)
+
+    def want_block(self, block: int) -> None:
+        """Has a block read, with all before it."""
+        (self.folder / _WANTED / str(block)).touch()
 
     def wait(self, number: int, tell: Tell = lambda text: None) -> bool:
         """Waits until a sample is there; False: the stream ends before it.
@@ -235,6 +239,11 @@ class Blocks:
         found = sorted((path.stat().st_mtime_ns, path) for path in self.folder.glob("block-*.bin"))
         return [int(path.stem.removeprefix("block-")) for _, path in found]
 
+    def is_behind_the_end(self, block: int) -> bool:
+        """Returns whether the stream is known to end before a block."""
+        end = self.num_samples
+        return end is not None and block * self.about.block_samples >= end
+
     def note(self, block: int) -> BlockNote | None:
         """Returns what is known of a block; None: it was never read."""
         try:
@@ -255,10 +264,30 @@ class Blocks:
         """Records how far the reader is, for those that wait."""
         write_whole(self.folder / _READ, str(num_samples).encode())
 
+    @property
+    def num_read(self) -> int:
+        """How many samples the reader has read."""
+        try:
+            return int((self.folder / _READ).read_text())
+        except FileNotFoundError:
+            return 0
+
     def fail(self, error: DataError | UserError) -> None:
         """Has all that wait for a block raise an error."""
         trace = error.trace if isinstance(error, UserCodeError) else ""
-        write_whole(self.folder / _FAILED, msgspec.json.encode(_Failure(str(error), trace)))
+        self.keep_failure(msgspec.json.encode(_Failure(str(error), trace)))
+
+    def keep_failure(self, failure: bytes) -> None:
+        """Writes the file that says why the stream cannot be read."""
+        write_whole(self.folder / _FAILED, failure)
+
+    @property
+    def failure(self) -> bytes:
+        """The file that says why the stream cannot be read; empty: it can."""
+        try:
+            return (self.folder / _FAILED).read_bytes()
+        except FileNotFoundError:
+            return b""
 
     def clear(self) -> None:
         """Forgets wants and failures of an earlier run."""
@@ -267,10 +296,9 @@ class Blocks:
 
     def raise_failure(self) -> None:
         """Raises what the reader failed with, if it did. Raises DataError."""
-        try:
-            failure = msgspec.json.decode((self.folder / _FAILED).read_bytes(), type=_Failure)
-        except FileNotFoundError:
+        if not (told := self.failure):
             return
+        failure = msgspec.json.decode(told, type=_Failure)
         raise DataRaised(failure.text, failure.trace) if failure.trace else DataError(failure.text)
 
     def taken_wants(self) -> set[int]:
@@ -285,20 +313,17 @@ class Blocks:
         with os.scandir(self.folder / _WANTED) as entries:
             yield from [Path(entry.path) for entry in entries]
 
-    def _want(self, block: int) -> None:
-        (self.folder / _WANTED / str(block)).touch()
-
     def _block(self, block: int, tell: Tell = lambda text: None) -> Rows | None:
         """Returns a block's rows, waiting for it; None: the stream ends before it."""
         if block in self._opened:
             return self._opened[block]
-        self._want(block)
-        read, since, wanted = "", time.monotonic(), time.monotonic()
+        self.want_block(block)
+        read, since, wanted = -1, time.monotonic(), time.monotonic()
         while (rows := self._mapped(block)) is None:
-            if self.num_samples is not None and block * self.about.block_samples >= self.num_samples:
+            if self.is_behind_the_end(block):
                 return None
             self.raise_failure()
-            before, read = read, self._read()
+            before, read = read, self.num_read
             if read != before:
                 since = time.monotonic()
                 tell(f"{read} samples of the stream are read")
@@ -308,7 +333,7 @@ class Blocks:
                     "by --resume."
                 )
             if time.monotonic() - wanted > _AGAIN_S:  # a reader that is gone may have taken it down
-                self._want(block)
+                self.want_block(block)
                 wanted = time.monotonic()
             self.while_waiting()
             time.sleep(POLL_S)
@@ -316,13 +341,6 @@ class Blocks:
             del self._opened[next(iter(self._opened))]
         self._opened[block] = rows
         return rows
-
-    def _read(self) -> str:
-        """Returns how many samples the reader has read."""
-        try:
-            return (self.folder / _READ).read_text()
-        except FileNotFoundError:
-            return "0"
 
     def _mapped(self, block: int) -> Rows | None:
         try:
@@ -356,6 +374,17 @@ def open_stream(folder: Path) -> Blocks | None:
     """Returns the blocks that a run's folder of data has; None: its data are no stream."""
     about = read_about(stream_folder(folder))
     return None if about is None else Blocks(stream_folder(folder), about)
+
+
+def take_stream(folder: Path, about: bytes) -> Blocks:
+    """Begins the blocks of a stream that is read elsewhere, in a run's folder of data; none that lie there stay.
+
+    Args:
+        folder: of the run's data.
+        about: the file that says what the stream is, as the folder in which it is read has it.
+    """
+    remove_stream(folder)
+    return Blocks.begin(stream_folder(folder), msgspec.json.decode(about, type=StreamAbout))
 
 
 def remove_stream(folder: Path) -> None:

@@ -6,14 +6,13 @@ import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from planaria.data.reading.sources import DataError
 from planaria.data.samples.items import LOOKED_AT, Item, check_finite, count_in, drawing_aside, kinds, told
 from planaria.data.streams.blocks import (
-    AHEAD_BLOCKS,
     Blocks,
     Part,
     StreamAbout,
@@ -22,12 +21,12 @@ from planaria.data.streams.blocks import (
     stream_folder,
 )
 from planaria.data.streams.openers import FunctionStream, Opener, hub_rows
+from planaria.data.streams.shelf import most_blocks
 from planaria.data.tokens.tokenizer import load_tokenizer
 from planaria.job.settings import Job
 from planaria.job.values import is_dataset
 
 _FORMAT = 1
-_BUFFERS: Final = 3
 
 Check = Callable[[StreamAbout], None]
 """Raises what speaks against a stream, before it replaces another."""
@@ -75,26 +74,6 @@ def prepare_stream(job: Job, folder: Path, check: Check, made: Any = None) -> Bl
         return Blocks(place, kept)
     shutil.rmtree(place, ignore_errors=True)
     return Blocks.begin(place, about)
-
-
-def most_blocks(job: Job, about: StreamAbout) -> int | None:
-    """Returns how many blocks of a stream may lie in a run's folder; None: all of them.
-
-    Raises:
-        DataError: data.stream_disk_gb is less than what a run needs at once.
-    """
-    if not job.data.stream_disk_gb:
-        return None
-    block_bytes = about.block_samples * about.row_bytes
-    least = _BUFFERS * (max(job.data.shuffle_buffer, job.train.global_batch) // about.block_samples + AHEAD_BLOCKS)
-    most = int(job.data.stream_disk_gb * 1e9 / block_bytes)
-    if most < least:
-        raise DataError(
-            f"data.stream_disk_gb = {job.data.stream_disk_gb:g} is less than the {least * block_bytes / 1e9:.3g} GB of "
-            f"{_BUFFERS} shuffle buffers. Set it to so much, or data.shuffle_buffer to fewer than "
-            f"{job.data.shuffle_buffer} samples."
-        )
-    return most
 
 
 def _about(job: Job, opener: Opener) -> StreamAbout:

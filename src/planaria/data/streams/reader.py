@@ -24,6 +24,7 @@ from planaria.data.samples.items import kinds, told
 from planaria.data.streams.blocks import POLL_S, Blocks, digest_of, read_about
 from planaria.data.streams.openers import Opened, Opener
 from planaria.data.streams.reader_process import LOG, ReaderSettings
+from planaria.data.streams.shelf import Shelf, most_blocks
 from planaria.job.errors import UserError
 
 _TOLD_S: Final = 1.0
@@ -56,8 +57,7 @@ class Reader:
         self._wanted: set[int] = set()
         self._trusts_positions = True
         self._told = 0.0
-        self._most = most
-        self._lying = dict.fromkeys(blocks.lying)
+        self._shelf = Shelf(blocks, most)
 
     def read_wanted(self) -> bool:
         """Reads the first of the blocks that are wanted; False: none is.
@@ -68,7 +68,7 @@ class Reader:
         self._take_wants()
         for block in sorted(self._wanted):
             self._wanted.remove(block)
-            if not self._is_behind_the_end(block) and not self._blocks.path(block).exists():
+            if not self._blocks.is_behind_the_end(block) and not self._blocks.path(block).exists():
                 self._read(block)
                 return True
         return False
@@ -76,16 +76,14 @@ class Reader:
     def _read(self, block: int) -> None:
         """Reads as far as a block; what was never read on the way is kept as well."""
         cursor = self._cursor(block)
-        while cursor.block <= block and not self._is_behind_the_end(block):
+        while cursor.block <= block and not self._blocks.is_behind_the_end(block):
             self._take_wants()
             self._read_on(cursor, block)
 
     def _take_wants(self) -> None:
         wants = self._blocks.taken_wants()
         self._wanted |= wants
-        for block in sorted(wants & self._lying.keys()):
-            del self._lying[block]
-            self._lying[block] = None  # the one that was wanted last is removed last
+        self._shelf.wanted(wants)
 
     def _read_on(self, cursor: _Cursor, wanted: int) -> None:
         about, block = self._blocks.about, cursor.block
@@ -112,16 +110,11 @@ class Reader:
                 "before. A stream must give the same samples in the same order each time. Take random numbers from "
                 "torch, np.random or random, and files in a fixed order."
             )
+        if len(rows) < about.block_samples:  # first: whoever has a block with an end in it knows of that
+            self._blocks.end(block * about.block_samples + len(rows))
         if rows and (before is None or block == wanted):
             self._blocks.keep(block, content, cursor.opened.position)
-            self._lying.pop(block, None)
-            self._lying[block] = None
-            while self._most is not None and len(self._lying) > self._most:
-                oldest = next(iter(self._lying))
-                self._blocks.path(oldest).unlink(missing_ok=True)
-                del self._lying[oldest]
-        if len(rows) < about.block_samples:
-            self._blocks.end(block * about.block_samples + len(rows))
+            self._shelf.kept(block)
         cursor.block += 1
 
     def _cursor(self, block: int) -> _Cursor:
@@ -158,10 +151,6 @@ class Reader:
             return cursor
         return None
 
-    def _is_behind_the_end(self, block: int) -> bool:
-        end = self._blocks.num_samples
-        return end is not None and block * self._blocks.about.block_samples >= end
-
     def _tell(self, num_samples: int) -> None:
         if time.monotonic() - self._told >= _TOLD_S:
             self._told = time.monotonic()
@@ -176,7 +165,7 @@ def main() -> None:
     sys.path[:] = settings.sys_path
     import torch
 
-    from planaria.data.streams.preparation import most_blocks, opener_of
+    from planaria.data.streams.preparation import opener_of
 
     torch.set_num_threads(1)
     folder = Path(settings.folder)

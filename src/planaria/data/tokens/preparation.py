@@ -18,7 +18,7 @@ import numpy as np
 
 from planaria.data.reading.chats import RowFormat, row_format
 from planaria.data.reading.hub import hub_files, is_hub_name
-from planaria.data.reading.remote import fetched
+from planaria.data.reading.remote import AttemptsAt, fetched, once_at
 from planaria.data.reading.sources import DataError, Kind, SourceFile, find_files
 from planaria.data.reading.text import check_file
 from planaria.data.tokens.encoding import NEW, Encoding, Progress, Tell, remove
@@ -64,6 +64,7 @@ def prepare_tokens(
     cache: Path | None = None,
     tell: Tell = lambda text: None,
     field: str = "data.source",
+    attempts_at: AttemptsAt = once_at,
 ) -> TokenSet:
     """Writes the tokens of a source to a folder, or finds them there already.
 
@@ -73,11 +74,12 @@ def prepare_tokens(
         cache: folder in which the tokens of large sources are kept for other runs, and finished if this is interrupted.
         tell: is told how far it is.
         field: of the job, that names the source.
+        attempts_at: what makes calls to a source that is a URL.
 
     Raises:
         DataError: the source or the tokenizer cannot be read, or there is nothing in it.
     """
-    return stage_tokens(section, folder, cache=cache, tell=tell, field=field).take()
+    return stage_tokens(section, folder, cache=cache, tell=tell, field=field, attempts_at=attempts_at).take()
 
 
 def stage_tokens(
@@ -88,13 +90,14 @@ def stage_tokens(
     cache: Path | None = None,
     tell: Tell = lambda text: None,
     field: str = "data.source",
+    attempts_at: AttemptsAt = once_at,
 ) -> StagedTokens:
     """Makes the tokens of a source, but does not replace those that a folder has; see `prepare_tokens`."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(section.tokenizer)
     named = f"{field} = {section.source!r}"
     formatted = row_format(section)
-    files = _source_files(section.source, formatted, cache or folder, field, tell)
+    files = _source_files(section.source, formatted, cache or folder, field, tell, attempts_at)
     _check_kind(files[0], section, named)
     key, size_bytes = _key(tokenizer, formatted, files, section, named)
     kept = read_about(folder)
@@ -160,12 +163,16 @@ class StagedTokens:
             remove(self._folder / (TOKENS + NEW))
 
 
-def _source_files(source: str, formatted: RowFormat, cache: Path, field: str, tell: Tell) -> tuple[SourceFile, ...]:
+def _source_files(
+    source: str, formatted: RowFormat, cache: Path, field: str, tell: Tell, attempts_at: AttemptsAt
+) -> tuple[SourceFile, ...]:
     """Returns the files of a source, fetched if they lie elsewhere."""
     named = f"{field} = {source!r}"
     if is_hub_name(source):
         return hub_files(source, formatted.columns, cache, named, tell)
-    return find_files(fetched(source, cache, named, tell) if is_url(source) else source, field)
+    if is_url(source):
+        source = fetched(source, cache, named, tell, attempts_at(source))
+    return find_files(source, field)
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ def take(
         begun=run.attempt.begun_in,
         lineage=run.lineage,
     )
-    run.attempt.is_void = False
+    run.attempt.is_void = run.attempt.is_given_up = False
     told += _told(run, proposal, purpose)
     entry = JournalPlan(
         message=message,

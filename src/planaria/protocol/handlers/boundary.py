@@ -143,9 +143,18 @@ def _exhausted(run: Run, reason: str, status: RunStatus = RunStatus.EXHAUSTED) -
 def end_early(run: Run) -> list[Command]:
     """Ends a run that cannot go on: the state before the step in progress is saved first."""
     assert run.fatal is not None
+    return _end_before_step(run, RunStatus.FAILED, run.fatal)
+
+
+def stop_early(run: Run) -> list[Command]:
+    """Ends a run that the user stops, without the step in progress: the state before it is saved first."""
+    return _end_before_step(run, RunStatus.STOPPED, end.STOPPED_BY_USER)
+
+
+def _end_before_step(run: Run, status: RunStatus, message: str) -> list[Command]:
     if run.step == 1:
-        return end.end(run, RunStatus.FAILED, run.fatal)  # there is nothing to save
-    return save_then_end(run, RunStatus.FAILED, run.fatal)
+        return end.end(run, status, message)  # there is nothing to save
+    return save_then_end(run, status, message)
 
 
 # Saving while everybody waits

@@ -16,7 +16,7 @@ from planaria.protocol.handlers.adopt_plan import take
 from planaria.protocol.handlers.fencing import lose, lose_wrong
 from planaria.protocol.handlers.restore import layers_text, restore, restore_all
 from planaria.protocol.messages.events import Command, NodeGone, Publish, Received, Send
-from planaria.protocol.messages.from_worker import Digest, Report
+from planaria.protocol.messages.from_worker import AwaitsSamples, Digest, Report
 from planaria.protocol.messages.journal import JournalVoid
 from planaria.protocol.messages.records import Note
 from planaria.protocol.messages.to_worker import Halt, StateSource
@@ -39,6 +39,27 @@ def begin(run: Run) -> list[Command]:
     return commands + _decide_when_reported(run)
 
 
+def awaits_samples(run: Run, event: Received) -> list[Command]:
+    """Gives up a step that waits for samples of a stream, where the user stops the run; begins it anew, where a node
+    of it gave notice. Nobody waits for the stream with either."""
+    told = event.message
+    assert isinstance(told, AwaitsSamples)
+    if (told.generation, told.step) != (run.plan.generation, run.step):
+        return []
+    leaving = run.members.leaving.keys() & set(run.plan.nodes) - run.plan_validity.needed
+    text = f"step {run.step} waits for samples of the stream"
+    if run.intent.is_stopping:
+        run.attempt.is_given_up = True
+        text += ": it is given up" + (f", and step {run.step - 1} saved" if run.step > 1 else "")
+    elif leaving:
+        named = ", ".join(map(str, sorted(leaving)))
+        text += f": it is begun anew without node{'s' if len(leaving) > 1 else ''} {named}, if that can be"
+    else:
+        return []
+    run.attempt.is_void = True
+    return [Publish(Note(level="info", text=text)), *begin(run)]
+
+
 def reported(run: Run, event: Received) -> list[Command]:
     """Records the report of a halted worker; once all are in, plans the rest of the step."""
     report = event.message
@@ -58,6 +79,8 @@ def _decide_when_reported(run: Run) -> list[Command]:
     holders = run.holders()
     if without := run.without_replica(holders):
         return restore(run, without)
+    if run.attempt.is_given_up:
+        return boundary.stop_early(run)
     if run.attempt.is_void:
         return boundary.reconfigure(run, holders)
     computing = (w for w in run.plan.workers if w in run.members.addresses and w not in salvage.halted)

@@ -78,11 +78,23 @@ class LinkProbed(Message, frozen=True, kw_only=True, tag="link_probed"):
     bytes_per_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
 
 
+class WantBlock(Message, frozen=True, kw_only=True, tag="want_block"):
+    """Asks for a piece of a block of the run's stream, which the agent's host does not see.
+
+    Attributes:
+        block: its number.
+        offset: of the piece's first byte in it.
+    """
+
+    block: Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+    offset: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
 class Ping(Message, frozen=True, kw_only=True, tag="ping"):
     """Asks whether the coordinator is there, which answers with a `Pong`."""
 
 
-FromAgent = Enrol | Available | LinkProbed | NodeEnded | NodeLog | Ping
+FromAgent = Enrol | Available | LinkProbed | NodeEnded | NodeLog | WantBlock | Ping
 
 
 # Coordinator to agent
@@ -98,6 +110,7 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
         patience_s: without a word from the coordinator, after which the node's processes end.
         order: in which samples come, see `planaria.data.order`.
         profile: the file from which an emulated device takes its times, for a host with a run folder of its own.
+        stream: the file that says what the run's stream is, for such a host; empty: the data are no stream.
     """
 
     job: Job
@@ -106,6 +119,7 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     patience_s: Seconds
     order: str = KEYED
     profile: bytes = b""
+    stream: bytes = b""
 
 
 class ProbeLink(Message, frozen=True, kw_only=True, tag="probe_link"):
@@ -151,11 +165,35 @@ class OfferRefused(Message, frozen=True, kw_only=True, tag="refused"):
     reason: str
 
 
+class BlockPiece(Message, frozen=True, kw_only=True, tag="block_piece"):
+    """Answer to WantBlock: a piece, and what the host's workers want to know of the stream.
+
+    Attributes:
+        block: its number.
+        offset: of the piece in it.
+        piece: of its bytes.
+        size_bytes: of the block; 0: it is not read yet.
+        digest: what tells its bytes from others.
+        num_read: samples that the reader has read.
+        num_samples: of the stream; None: its end was not read.
+        failure: the file that says why the stream cannot be read; empty: it can.
+    """
+
+    block: int
+    offset: int
+    piece: bytes = b""
+    size_bytes: int = 0
+    digest: str = ""
+    num_read: int = 0
+    num_samples: int | None = None
+    failure: bytes = b""
+
+
 class Pong(Message, frozen=True, kw_only=True, tag="pong"):
     """Answer to Ping: the coordinator is there."""
 
 
-ToAgent = Welcome | ProbeLink | StartNode | KillNode | Dismissed | OfferRefused | Pong
+ToAgent = Welcome | ProbeLink | StartNode | KillNode | BlockPiece | Dismissed | OfferRefused | Pong
 
 _from_agent = msgspec.msgpack.Decoder(FromAgent)
 _to_agent = msgspec.msgpack.Decoder(ToAgent)

@@ -171,6 +171,13 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     digests: dict[int, Digest] = msgspec.field(default_factory=dict)
 
 
+class AwaitsSamples(Message, frozen=True, kw_only=True, tag="awaits_samples"):
+    """Tells, again and again, that the step does not go on here before a stream gives its samples."""
+
+    generation: int
+    step: int
+
+
 class Report(Message, frozen=True, kw_only=True, tag="report"):
     """Answer to Halt: what is in this worker's accumulators, and which groups it holds as of `step - 1`."""
 
@@ -199,6 +206,40 @@ class NotSaved(Message, frozen=True, kw_only=True, tag="not_saved"):
     def answering(cls, order: Save, text: str) -> NotSaved:
         """Returns the answer to an order that was not carried out."""
         return cls(step=order.step, serial=order.serial, text=text)
+
+
+class TryOutcome(enum.StrEnum):
+    """What came of an attempt at a store."""
+
+    AGAIN = "again"
+    """The attempt failed, and another follows."""
+    THROUGH = "through"
+    """The attempt was answered, after others that failed."""
+    GIVEN_UP = "given_up"
+    """The attempt failed, and no other follows."""
+
+
+class StoreTried(Message, frozen=True, kw_only=True, tag="store_tried"):
+    """Tells that a call to a store of files failed and is tried again, or later what came of that. For people alone;
+    the machine hears of `Saved` or `NotSaved`.
+
+    Attributes:
+        place: URL of the store.
+        doing: what the call does: "write group-00003".
+        failed: how many attempts failed so far.
+        outcome: what came of the last one.
+        why: what the last one that failed said.
+        again_s: seconds until the next one.
+        seconds: since the first one.
+    """
+
+    place: str
+    doing: str
+    failed: int
+    outcome: TryOutcome
+    why: str = ""
+    again_s: Seconds = 0.0
+    seconds: Seconds = 0.0
 
 
 class FaultInjected(Message, frozen=True, kw_only=True, tag="fault_injected"):
@@ -319,9 +360,11 @@ FromWorker = (
     | Proof
     | Ready
     | Vote
+    | AwaitsSamples
     | Report
     | Saved
     | NotSaved
+    | StoreTried
     | FaultInjected
     | CutOff
     | Damaged

@@ -43,6 +43,11 @@ class PlanValidity:
         self._is_warming, self.left_bytes = is_warming, left_bytes
 
     @property
+    def needed(self) -> Set[NodeId]:
+        """Nodes that gave notice, and without which no placement was found."""
+        return self._needed
+
+    @property
     def is_warming(self) -> bool:
         """Whether the next placement gets its state beside this step."""
         return self._is_warming

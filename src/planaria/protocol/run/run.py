@@ -102,6 +102,7 @@ class Attempt:
         salvage: what workers reported of the step after the losses.
         begun_in: generation of the plan under which it began.
         is_void: nobody can finish what others began of the step: it is begun anew.
+        is_given_up: it is not begun anew either, as the run stops.
     """
 
     def __init__(self) -> None:
@@ -112,6 +113,7 @@ class Attempt:
         self.unready: set[WorkerId] = set()
         self.salvage = Salvage()
         self.is_void = False
+        self.is_given_up = False
         self._left: list[tuple[Plan, float]] = []
         self._since = 0.0
 

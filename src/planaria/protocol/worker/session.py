@@ -8,6 +8,7 @@ node will go away, that it ran out of memory, and that the user's code failed.
 from __future__ import annotations
 
 from planaria.protocol.messages.from_worker import (
+    AwaitsSamples,
     Failed,
     FaultInjected,
     FromWorker,
@@ -20,7 +21,7 @@ from planaria.protocol.messages.from_worker import (
     Vote,
 )
 
-_OF_A_STEP = (Vote, Ready, Report, Saved, NotSaved, FaultInjected)
+_OF_A_STEP = (Vote, Ready, AwaitsSamples, Report, Saved, NotSaved, FaultInjected)
 """Messages of no use to a coordinator that does not know yet where this worker is; `Returned` says the same."""
 
 

@@ -32,12 +32,14 @@ from planaria.protocol.messages.agent import (
     Pong,
     ProbeLink,
     StartNode,
+    WantBlock,
     Welcome,
     decode_from_agent,
 )
 from planaria.protocol.messages.message import Message, decode_first, encode, other_version
 from planaria.protocol.messages.run_measurements import HostLink
 from planaria.protocol.thresholds import MOST_WRONG
+from planaria.runtime.coordinator.stream_blocks import StreamBlocks
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import LIGHT_PROBE_S, PROBE_S
 from planaria.runtime.wire.connection import Connection
@@ -113,6 +115,7 @@ class Agents:
         only_boot: the one kernel on which nodes may run; "": on any.
         profile: what hosts with run folders of their own are told of it.
         own_folders_refused: why such hosts are refused; "": they are not.
+        stream: that such hosts get blocks of; None: the data are no stream.
 
     Attributes:
         has_own_folders: whether a host came that has a run folder of its own.
@@ -126,11 +129,13 @@ class Agents:
         only_boot: str,
         profile: bytes = b"",
         own_folders_refused: str = "",
+        stream: StreamBlocks | None = None,
     ) -> None:
         self.has_own_folders = False
         self._welcome = welcome
         self._profile = profile
         self._own_folders_refused = own_folders_refused
+        self._stream = stream
         self._token = token
         self._faults = faults
         self._only_boot = only_boot
@@ -178,6 +183,8 @@ class Agents:
                 self._enrol(connection, message)
             case Ping() if agent is not None:
                 self._tell(agent, Pong())
+            case WantBlock() if agent is not None and self._stream is not None:
+                self._tell(agent, self._stream.answer(message))
             case Available() if agent is not None:
                 self._available(agent, message)
             case LinkProbed() if agent is not None:
@@ -227,7 +234,11 @@ class Agents:
             self._tell(agent, Dismissed(farewell=self._over))
             return
         self.has_own_folders |= enrol.own_folder
-        self._tell(agent, msgspec.structs.replace(self._welcome, profile=self._profile if enrol.own_folder else b""))
+        welcome = self._welcome
+        if enrol.own_folder:
+            stream = b"" if self._stream is None else self._stream.about
+            welcome = msgspec.structs.replace(welcome, profile=self._profile, stream=stream)
+        self._tell(agent, welcome)
         if node is not None and (taken or not self.desk.may_run(node)):
             self._tell(agent, KillNode(node=node))
 

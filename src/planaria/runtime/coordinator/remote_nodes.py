@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from planaria.data.streams.blocks import open_stream
 from planaria.job.errors import UserError
 from planaria.job.faults import Fault
@@ -26,6 +28,7 @@ from planaria.protocol.messages.records import Note
 from planaria.runtime.component_settings import is_emulated
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.client import write_private
+from planaria.runtime.coordinator.stream_blocks import StreamBlocks
 from planaria.runtime.machine.boot import boot_id
 from planaria.runtime.run_folder.recorder import write_atomically
 from planaria.runtime.run_folder.run_folder import RunFolder
@@ -109,24 +112,21 @@ def agents_of(
     by_node: dict[NodeId, tuple[Fault, ...]] = {}
     for fault in faults:
         by_node[NodeId(fault.node)] = (*by_node.get(NodeId(fault.node), ()), fault)
-    refused = own_folders_refused(job, folder)
+    refused = own_folders_refused(job)
     if not is_emulated(job):
-        return Agents(welcome, token, by_node, "", own_folders_refused=refused)
+        blocks = open_stream(folder.data)
+        stream = None if blocks is None else StreamBlocks(blocks, msgspec.json.encode(blocks.about))
+        return Agents(welcome, token, by_node, "", own_folders_refused=refused, stream=stream)
     return Agents(welcome, token, by_node, boot_id(), folder.profile.read_bytes(), refused)
 
 
-def own_folders_refused(job: Job, folder: RunFolder) -> str:
+def own_folders_refused(job: Job) -> str:
     """Returns why hosts that do not see the run folder cannot take part, and what to do; "": they can."""
     place = job.run.checkpoint_folder
     if not place or place.startswith("file:"):
         return (
             "with a run folder of its own (--folder) it needs checkpoints where every node reads and writes them, "
             f"and run.checkpoint_folder = {place!r}. Set it to the URL of a store, for instance s3://bucket/folder"
-        )
-    if open_stream(folder.data) is not None:
-        return (
-            f"data.source = {job.data.source!r} is a stream, which is read into the run folder: every node must see "
-            "that. Start agents without --folder"
         )
     return ""
 

@@ -10,9 +10,11 @@ import hmac
 import secrets
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from planaria.plan.plan import NodeId
+from planaria.checkpoint.retries import RetryNews, heard_by
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.membership.admission import Admission
 from planaria.protocol.membership.failure_detector import Judge
@@ -33,7 +35,7 @@ from planaria.protocol.messages.events import (
     TimerDue,
     WriteManifest,
 )
-from planaria.protocol.messages.from_worker import Hello, decode_from_worker
+from planaria.protocol.messages.from_worker import Hello, StoreTried, decode_from_worker
 from planaria.protocol.messages.message import MAX_FRAME_BYTES, encode
 from planaria.protocol.messages.run_measurements import HostLink
 from planaria.protocol.messages.to_worker import Challenge, Stop
@@ -152,6 +154,8 @@ class Server(Reception[Connection]):
         )
         self._manifests = ManifestWriter(write_manifest, self._wake)
         self._prices = Prices(machine.settings.budget, self._wake)
+        self._retries = RetryNews()
+        self._own_retries: deque[StoreTried] = deque()
         self._executor = Executor(
             self._socket_server,
             self._admission,
@@ -206,11 +210,12 @@ class Server(Reception[Connection]):
             tell_the_end: called when the run is over.
         """
         self._begin()
-        while self._executor.finished is None:
-            self._socket_server.serve(self._idle())
-            if "abort" in self._wishes:
-                return None
-            self._look_at_the_clock()
+        with heard_by(self._hear_of_own_retry):
+            while self._executor.finished is None:
+                self._socket_server.serve(self._idle())
+                if "abort" in self._wishes:
+                    return None
+                self._look_at_the_clock()
         self._requests.answer_saved(is_over=True)
         tell_the_end(self._executor.finished)
         deadline = time.monotonic() + GOODBYE_S
@@ -263,7 +268,18 @@ class Server(Reception[Connection]):
                 self._executor.warn(price)
             else:
                 self.handle(price)
+        while self._own_retries:
+            self._tell_of_retry(self._own_retries.popleft())
         self._nodes_told()
+
+    def _hear_of_own_retry(self, said: StoreTried) -> None:
+        """Hears of a call of this process to a store, in the thread that makes it."""
+        self._own_retries.append(said)
+        self._wake()
+
+    def _tell_of_retry(self, said: StoreTried, worker: WorkerId | None = None) -> None:
+        if (told := self._retries.take(said, time.monotonic(), worker)) is not None:
+            self._executor.tell(*told)
 
     def _nodes_told(self) -> None:
         lost = self._nodes.lost()

@@ -11,6 +11,7 @@ import secrets
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Callable
 
 import msgspec
@@ -70,6 +71,11 @@ def standbys_prefix(run: str) -> str:
 def settings_key(run: str) -> str:
     """Returns the key of what the run's coordinators are told, which is there for as long as the run can go on."""
     return f"planaria/{run}/settings"
+
+
+def profile_key(run: str) -> str:
+    """Returns the key of the run's profile, compressed: for hosts that do not see the run folder."""
+    return f"planaria/{run}/profile"
 
 
 def entries_prefix(run: str, mark: str = "") -> str:
@@ -199,8 +205,9 @@ class Lead:
         if found is None or found.created != self.revision:
             self.revision = NEVER
 
-    def begin(self, settings: bytes) -> None:
-        """Keeps what the run's coordinators are told. Raises OutOfReach, LeadTaken."""
+    def begin(self, settings: bytes, profile: bytes = b"") -> None:
+        """Keeps what the run's coordinators are told, and its profile. Raises OutOfReach, LeadTaken."""
+        self._put(profile_key(self.run), zlib.compress(profile))  # first: settings say that the run has begun
         self._put(settings_key(self.run), settings)
 
     def settings(self) -> bytes | None:
@@ -208,12 +215,18 @@ class Lead:
         found = self._etcd.find(settings_key(self.run))
         return None if found is None else found.value
 
+    def profile(self) -> bytes:
+        """Returns the run's profile. Raises OutOfReach."""
+        found = self._etcd.find(profile_key(self.run))
+        return b"" if found is None else zlib.decompress(found.value)
+
     def finish(self) -> None:
         """Says that nobody need lead the run any more, and removes its journal.
 
         Where etcd is out of reach for as long as a lease lasts, a standby finds in the journal that the run is over.
         """
-        every = [Delete(key, f"{key}\0") for key in (settings_key(self.run), last_key(self.run))]
+        keys = (settings_key(self.run), profile_key(self.run), last_key(self.run))
+        every = [Delete(key, f"{key}\0") for key in keys]
         entries = entries_prefix(self.run)
         every.append(Delete(entries, after(entries)))
         is_led = [Created(lead_key(self.run), self.revision)]

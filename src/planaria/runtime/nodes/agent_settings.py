@@ -9,11 +9,16 @@ from typing import Final
 
 from planaria.job.errors import UserError
 from planaria.job.sections.cluster import check_label, check_zone
+from planaria.job.values import etcd_members
 from planaria.protocol.messages.agent import Farewell
 from planaria.runtime.journal.coordinator_place import CoordinatorPlace
 
 EXIT_CODES: Final = {Farewell.OVER: 0, Farewell.DRAINED: 4, Farewell.SUSPENDED: os.EX_TEMPFAIL}
 """Exit codes of `planaria agent`, by why it ends."""
+
+
+LED: Final = "led"
+"""Folder, in that of the host's own run folders, of those of runs that are led from there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +33,8 @@ class AgentSettings:
         label: what whoever started this agent calls it; "": not known.
         import_path: where a model given as "module:function" is looked for.
         give_up_s: without a word from the coordinator, after which the agent ends.
-        may_lead: whether a standby runs beside the node, to lead a run whose journal is in etcd.
+        may_lead: whether a standby runs beside the node, to lead a run whose journal is in etcd; with `folder`, its own
+            run folder is in `LED` there.
         folder: of run folders of the host's own; None: it sees the coordinator's.
         tls: folder with the run's certificates; "": connections are plain.
     """
@@ -46,10 +52,10 @@ class AgentSettings:
 
     def __post_init__(self) -> None:
         CoordinatorPlace(self.coordinator, tls=self.tls)
-        if self.may_lead and self.folder is not None:
+        if self.may_lead and self.folder is not None and not etcd_members(self.coordinator.rpartition("/")[0]):
             raise UserError(
-                "--may-lead is for a host that sees the coordinator's run folder, and --folder for one that does not. "
-                "Leave one of them out."
+                f"--may-lead on a host with --folder asks etcd for the run, and --coordinator {self.coordinator!r} "
+                "is not etcd://HOST:PORT,.../RUN."
             )
         if self.zone:
             check_zone("--zone", self.zone)

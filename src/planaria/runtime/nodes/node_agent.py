@@ -21,11 +21,13 @@ from pathlib import Path
 from signal import Signals
 from typing import Final
 
+from planaria.data.streams.blocks import POLL_S
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.values import TOKEN_VARIABLE
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.agent import (
     Available,
+    BlockPiece,
     Dismissed,
     Enrol,
     Farewell,
@@ -43,11 +45,12 @@ from planaria.runtime.component_settings import node_settings
 from planaria.runtime.coordinator.remote_nodes import imported
 from planaria.runtime.machine.boot import boot_id
 from planaria.runtime.machine.interrupts import Interrupted, interrupts
-from planaria.runtime.nodes.agent_settings import AgentSettings
+from planaria.runtime.nodes.agent_settings import LED, AgentSettings
 from planaria.runtime.nodes.coordinator_link import CoordinatorLink
 from planaria.runtime.nodes.link_prober import LinkProber
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.nodes.own_folder import OwnFolder, check_folder
+from planaria.runtime.nodes.own_stream import OwnStream
 from planaria.runtime.progress.output import OutputClosed
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import (
@@ -123,12 +126,17 @@ class NodeAgent:
                     if not self._link.is_open and self._over is None:
                         self._connect()
                         self._looked = time.monotonic()
-                    for key, _ in self._selector.select(timeout=AGENT_TICK_S):
+                    for key, _ in self._selector.select(AGENT_TICK_S if self._stream is None else POLL_S):
                         key.data()
                     self._look_at_the_clock()
             return self._over or Farewell.DRAINED
         finally:
             self._close()
+
+    @property
+    def _stream(self) -> OwnStream | None:
+        """The blocks that workers here get from the coordinator."""
+        return None if self._own is None else self._own.stream
 
     def _is_done(self) -> bool:
         if self._is_noticed and not self._leaving:
@@ -189,8 +197,13 @@ class NodeAgent:
                 raise UserError(f"the coordinator at {self._link.address} refuses this node: {reason}.")
             case Pong():
                 self._link.answered()
+            case BlockPiece() if self._stream is not None:
+                if (wanted := self._stream.take(message, time.monotonic())) is not None:
+                    self._link.tell(wanted)
 
     def _be_welcome(self, welcome: Welcome) -> None:
+        if self._stream is not None:
+            self._stream.ask_again()
         if self._link.accepted() or self._welcome is None:
             self._say(f"enrolled at {self._link.address} as {self._address}")
         is_another_run = self._welcome is not None and self._welcome.mark != welcome.mark
@@ -227,7 +240,9 @@ class NodeAgent:
         """Starts a process that leads the run when nobody else does."""
         if not welcome.job.run.journal:
             raise UserError(f"--may-lead: run {welcome.run_folder} has its journal in its folder. Set run.journal.")
-        command = [sys.executable, "-m", "planaria.ui.cli.main", "standby", welcome.run_folder]
+        own = self._settings.folder
+        given = [welcome.run_folder] if own is None else [self._link.place.text, "--folder", str(own / LED)]
+        command = [sys.executable, "-m", "planaria.ui.cli.main", "standby", *given]
         command += ["--tls", self._settings.tls] if self._settings.tls else []
         self._standby = subprocess.Popen(command, env={**os.environ, TOKEN_VARIABLE: self._settings.token})
 
@@ -313,6 +328,10 @@ class NodeAgent:
         if not self._link.is_open:
             return
         self._link.look_at_the_clock(now)
+        while self._own is not None and self._own.notes:
+            self._say(self._own.notes.popleft())
+        if self._stream is not None and (wanted := self._stream.next(now)) is not None:
+            self._link.tell(wanted)
         is_ready = self._own is None or self._own.is_ready()
         if self._offer_at is not None and now >= self._offer_at and not self._leaving and is_ready:
             self._offer_at = None

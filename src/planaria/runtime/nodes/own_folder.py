@@ -9,20 +9,23 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
+from planaria.checkpoint.retries import Tries, told_by
 from planaria.checkpoint.store import check_writable
 from planaria.checkpoint.weights import with_weights_here
-from planaria.data.opening import prepare
+from planaria.data.opening import prepare, prepare_elsewhere
 from planaria.job.errors import UserError
 from planaria.job.parse import job_json
 from planaria.job.values import check_name, is_dataset
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.agent import MOST_LOG_BYTES, NodeLog, Welcome
 from planaria.runtime.component_settings import is_emulated
+from planaria.runtime.nodes.own_stream import OwnStream
 from planaria.runtime.run_folder.claim import claimed, say
 from planaria.runtime.run_folder.run_folder import RunFolder
 
@@ -38,6 +41,8 @@ class OwnFolder:
     Attributes:
         folder: the run folder.
         job: of the run; once it is ready, its weights are those on this host.
+        notes: what people are to be told of the preparation.
+        stream: the blocks of the run's stream, once it is ready; None: its data are none.
 
     Raises:
         UserError: it cannot be written, or another agent has it.
@@ -48,6 +53,8 @@ class OwnFolder:
         self._welcome = welcome
         self._before = before
         self.job = welcome.job
+        self.notes: deque[str] = deque()
+        self.stream: OwnStream | None = None
         self._failed: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="folder", daemon=True)
         self._claim = ExitStack()
@@ -122,7 +129,8 @@ class OwnFolder:
             if self._before is not None:
                 self._before._thread.join()
                 self._before = None
-            self._prepare()
+            with told_by(lambda level, text: self.notes.append(text)):
+                self._prepare()
         except Exception as error:
             self._failed = error
 
@@ -139,8 +147,10 @@ class OwnFolder:
             )
         here = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, folder=str(self._root)))
         self.job = msgspec.structs.replace(job, model=with_weights_here(here).model)
-        if not is_dataset(job.data.source):
-            prepare(here, self.folder.data, order=self._welcome.order)
+        if self._welcome.stream:
+            self.stream = OwnStream(*prepare_elsewhere(here, self.folder.data, self._welcome.stream, Tries))
+        elif not is_dataset(job.data.source):
+            prepare(here, self.folder.data, order=self._welcome.order, attempts_at=Tries)
 
 
 def check_folder(welcome: Welcome) -> None:

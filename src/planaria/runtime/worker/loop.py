@@ -6,16 +6,18 @@ It never outlives its coordinator: it ends when it is told to, or when nobody is
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from planaria.plan.program.instructions import Instruction
-from planaria.protocol.messages.from_worker import Activity, FaultInjected, NotSaved, WorkerPhase
+from planaria.protocol.messages.from_worker import Activity, AwaitsSamples, FaultInjected, NotSaved, WorkerPhase
 from planaria.protocol.messages.to_worker import Commit, PlanMessage, Save
 from planaria.protocol.worker.executor import WorkerExecutor
 from planaria.protocol.worker.machine import CoordinatorBack, End, ProgramDone, WorkerCommand, WorkerMachine
+from planaria.runtime.thresholds import AWAITS_SAMPLES_S
 from planaria.runtime.worker.compute.engine import Engine
 from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.fatal_errors import lacks_memory, last_words
@@ -83,6 +85,7 @@ class WorkerLoop(WorkerExecutor):
         self._status: int | None = None
         self._act = ""
         self._gave_up = False
+        self._waited_s = self._waits_since_s = 0.0
         heartbeat.describe = lambda: self.doing
 
     @property
@@ -117,6 +120,19 @@ class WorkerLoop(WorkerExecutor):
             self._gave_up = True
             self._interpreter.give_up()
             self._control.send(msgspec.structs.replace(told, holds=True))
+
+    def wait_for_samples(self) -> None:
+        """Tells the coordinator, now and then, that samples of a stream are waited for. Called again and again
+        meanwhile; raises Interrupted where there is an order."""
+        if self._mailbox.has_orders:
+            raise Interrupted
+        now = time.monotonic()
+        if now - self._waited_s > AWAITS_SAMPLES_S:  # for other samples than before
+            self._waits_since_s = now
+        self._waited_s = now
+        if now - self._waits_since_s > AWAITS_SAMPLES_S:
+            self._waits_since_s = now
+            self._control.send(AwaitsSamples(generation=self._machine.generation, step=self._machine.step))
 
     def _work(self) -> None:
         self._act = ""

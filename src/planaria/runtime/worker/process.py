@@ -12,13 +12,14 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from planaria.checkpoint.retries import heard_by, sentence_of
 from planaria.data.job_data import JobData
 from planaria.data.opening import open_data
 from planaria.data.reading.sources import DataError
 from planaria.job.errors import UserError
 from planaria.job.sections.cluster import Device
 from planaria.job.users_code import look_in
-from planaria.protocol.messages.from_worker import CutOff, Hello
+from planaria.protocol.messages.from_worker import CutOff, Hello, StoreTried
 from planaria.protocol.messages.message import PROTOCOL_VERSION
 from planaria.runtime.thresholds import SIGTERM_GRACE_S
 from planaria.runtime.wire.tls import security_of
@@ -31,7 +32,7 @@ from planaria.runtime.worker.loop import EXIT_STALE, WorkerLoop
 from planaria.runtime.worker.preemption import Watch, make_source
 from planaria.runtime.worker.session import Control
 from planaria.runtime.worker.settings import WorkerSettings
-from planaria.runtime.worker.transport.mailbox import Interrupted, Mailbox
+from planaria.runtime.worker.transport.mailbox import Mailbox
 from planaria.runtime.worker.transport.transport import Transport
 from planaria.runtime.worker.writer import Writer
 
@@ -71,14 +72,19 @@ def run_worker(settings: WorkerSettings) -> int:
 
     def wait_for_samples() -> None:
         heartbeat.advance()
-        if agent is not None and mailbox.has_orders:
-            raise Interrupted
+        if agent is not None:
+            agent.wait_for_samples()
+
+    def hear_of_retry(said: StoreTried) -> None:
+        log.warning("%s", sentence_of(said))
+        control.send(said)
 
     try:
         _watch_for_preemption(settings, heartbeat)
         writer = Writer(settings.worker, control.send)
-        agent = WorkerLoop(settings, mailbox, control, transport, heartbeat, writer, make_engine(wait_for_samples))
-        return agent.run()
+        with heard_by(hear_of_retry):
+            agent = WorkerLoop(settings, mailbox, control, transport, heartbeat, writer, make_engine(wait_for_samples))
+            return agent.run()
     except Exception as error:
         doing = agent.doing if agent is not None else "while the model is loaded"
         control.send_last(last_words(settings.worker, error, doing))

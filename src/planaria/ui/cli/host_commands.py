@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from planaria.job.values import TOKEN_VARIABLE
+from planaria.job.values import TOKEN_VARIABLE, check_name, etcd_members
 from planaria.ui.cli.options import LABEL_VARIABLE, ZONE_VARIABLE, exit_code, tls_option, token_of, token_option
 
 
@@ -107,18 +107,24 @@ def agent(
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run")
 @token_option
 @tls_option
-def standby(run: Path, token_file: Path | None, tls: Path | None) -> int:
+@click.option(
+    "--folder", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+    help="With RUN in etcd, for a host that does not see the run folder: of the run, one of its own under FOLDER.",
+)  # fmt: skip
+def standby(run: str, token_file: Path | None, tls: Path | None, folder: Path | None) -> int:
     """Wait beside RUN, whose journal is in etcd, and lead it when its coordinator's host is gone.
 
-    RUN is the run folder, which this host sees as well. Steps that were committed stay committed, and nodes keep their
-    state; see docs/howto/standby.md.
+    RUN is the run folder, which this host sees as well; or, with --folder, etcd://HOST:PORT,.../NAME (etcds:// under
+    TLS), where all nodes have folders of their own and checkpoints are in a store. Steps that were committed stay
+    committed, and nodes keep their state; see docs/howto/standby.md.
 
     \b
-    Example:
+    Examples:
       planaria standby runs/job
+      planaria standby etcd://a:2379,b:2379/job --token-file token --folder /scratch
 
     \b
     Exit code:
@@ -128,24 +134,36 @@ def standby(run: Path, token_file: Path | None, tls: Path | None) -> int:
     from planaria.job.parse import job_from_json
     from planaria.protocol.messages.records import AnyRecord
     from planaria.runtime.coordinator.remote_nodes import read_token
+    from planaria.runtime.journal.coordinator_place import CoordinatorPlace
     from planaria.runtime.launch.session import stand_by_run
     from planaria.runtime.progress.output import Output
     from planaria.runtime.progress.progress import ProgressDisplay
     from planaria.runtime.run_folder.run_folder import RunFolder
 
-    folder = RunFolder.open(run)
-    token = token_of(token_file) or read_token(folder.token)
+    url, _, name = run.rpartition("/")
+    is_alone = bool(etcd_members(url))
+    if is_alone != (folder is not None):
+        raise click.UsageError(
+            "--folder is for a RUN in etcd, etcd://HOST:PORT,.../NAME, and that needs it: this host has no run folder."
+        )
+    shown = "" if tls is None else str(tls.resolve())
+    if folder is not None:
+        CoordinatorPlace(run, "RUN", shown)
+        check_name("run.name", name)
+    own = RunFolder.open(run) if folder is None else RunFolder(folder / name)
+    token = token_of(token_file) or ("" if is_alone else read_token(own.token))
+    if not token:
+        raise click.UsageError(f"A standby needs the job's token. Give --token-file FILE, or set {TOKEN_VARIABLE}.")
     displays: list[ProgressDisplay] = []
     with ExitStack() as leading:
 
         def show(record: AnyRecord, time_s: float) -> None:
             if not displays:
-                job = job_from_json(folder.job.read_bytes())
-                displays.append(leading.enter_context(ProgressDisplay(job, folder)))
+                job = job_from_json(own.job.read_bytes())
+                displays.append(leading.enter_context(ProgressDisplay(job, own)))
             displays[0](record, time_s)
 
-        own = "" if tls is None else str(tls.resolve())
-        result = stand_by_run(folder, token, Output(sys.stderr).say, show, own)
+        result = stand_by_run(own, token, Output(sys.stderr).say, show, shown, url if is_alone else "")
     return 0 if result is None else exit_code(result)
 
 

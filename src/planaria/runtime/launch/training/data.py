@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from planaria.checkpoint.retries import Tries
 from planaria.data.job_data import JobData
 from planaria.data.opening import prepare
 from planaria.job.history import KEYED, DataIdentity, History, JobInterval, continued
@@ -63,7 +64,7 @@ def prepared(request: TrainRequest, resumption: Resumption | None) -> RunData:
     data, began = None, time.monotonic()
     if not is_emulated(job):
         look_in(request.import_path)
-        data = prepare(job, folder.data, check, KEYED if resumption is None else resumption.order, tell)
+        data = prepare(job, folder.data, check, KEYED if resumption is None else resumption.order, tell, Tries)
     opening_s = time.monotonic() - began if is_dataset(job.data.source) else 0.0
     identity = None if data is None else data.identity
     checkpoint = resumption.checkpoint if resumption is not None else None

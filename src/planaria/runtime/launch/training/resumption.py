@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planaria.checkpoint.manifest import newest
+from planaria.checkpoint.manifest import link_all, newest
 from planaria.checkpoint.numerics import NUMERICS_VERSION
 from planaria.checkpoint.store import check_writable, has_checkpoints
 from planaria.data.job_data import token_identity
@@ -97,6 +98,9 @@ def resumed(request: TrainRequest) -> Resumption | None:
     if not request.resume:
         return None
     job, folder = request.job, request.folder
+    if job.run.checkpoints_url:
+        with contextlib.suppress(OSError):  # then those that the folder names are looked at
+            link_all(folder.checkpoints, job.run.checkpoints_url)  # another host may have led the run meanwhile
     path, manifest, complaints = newest(folder.checkpoints, job_fingerprint(job))
     if manifest.numerics_version != NUMERICS_VERSION:
         raise UserError(

@@ -85,7 +85,8 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes, lead: Lead | No
         try:
             supervisor.prepare()
             if lead is not None:
-                lead.begin(msgspec.json.encode(msgspec.structs.replace(settings, token="")))
+                told_to_all = msgspec.json.encode(msgspec.structs.replace(settings, token=""))
+                lead.begin(told_to_all, folder.profile.read_bytes())
                 lead.tell(named(address))
             for note in (*data.notes, *network_warnings(job)):
                 told.record(note, time.time())
@@ -124,6 +125,7 @@ def _settings(
         history=data.history,
         rate_factors=request.rate_factors,
         data_hash=data.data_hash,
+        is_stream=data.data is not None and data.data.is_stream,
         opening_s=data.opening_s,
         watched=watched,
         spent=recorder.cost if request.resume else 0.0,

@@ -1,7 +1,8 @@
 """Waits beside a run that another host coordinates, and coordinates it when that host's lead ends.
 
-Nodes are agents, the journal is in etcd, and the run folder is one that all hosts see. Workers keep their state while
-nobody leads, and go on with whoever leads next.
+Nodes are agents, and the journal is in etcd. The run folder is one that all hosts see; or each host that leads has one
+of its own, where checkpoints are in a store. Workers keep their state while nobody leads, and go on with whoever leads
+next.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from signal import Signals
 
 import msgspec
 
+from planaria.checkpoint.manifest import link_all
 from planaria.job.errors import UserError
+from planaria.job.parse import job_json
 from planaria.job.settings import Job
 from planaria.protocol.messages.journal import AnyEntry, JournalEnd
 from planaria.protocol.messages.records import AnyRecord, Note, RunEnded
 from planaria.protocol.run.told_records import ToldRecords, untold
 from planaria.runtime.coordinator.client import Contact
 from planaria.runtime.coordinator.process import journal_of
-from planaria.runtime.coordinator.remote_nodes import named, share
+from planaria.runtime.coordinator.remote_nodes import named, own_folders_refused, share
 from planaria.runtime.coordinator.settings import CoordinatorSettings
 from planaria.runtime.journal.etcd import OutOfReach, persistently
 from planaria.runtime.journal.lead import Lead
@@ -36,7 +40,8 @@ from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.observers.dashboard_page import DashboardPage
 from planaria.runtime.observers.views import views_of
 from planaria.runtime.run_folder.claim import claimed
-from planaria.runtime.run_folder.recorder import Recorder, read_events
+from planaria.runtime.run_folder.recorder import Recorder, read_events, write_atomically
+from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import LEAD_POLL_S, LEASE_S
 from planaria.runtime.wire.socket_server import listen
 
@@ -53,9 +58,45 @@ def settings_of(lead: Lead, token: str) -> CoordinatorSettings | None:
     return msgspec.structs.replace(msgspec.json.decode(found, type=CoordinatorSettings), token=token)
 
 
+def own_settings(lead: Lead, settings: CoordinatorSettings, folder: Path) -> CoordinatorSettings:
+    """Returns what a run's coordinators are told on a host that does not see the run folder, and fills one of its own
+    with what they need to begin.
+
+    Raises:
+        UserError: such a host cannot lead the run, or the folder cannot be written.
+        OutOfReach: etcd does not answer.
+    """
+    job = settings.job
+    if refused := own_folders_refused(job):
+        raise UserError(f"run {lead.run} cannot be led from here: {refused}.")
+    if settings.is_stream:
+        raise UserError(
+            f"run {lead.run} cannot be led from here: its stream is read into its run folder. Give that one, on a host "
+            "that sees it."
+        )
+    own = RunFolder(folder)
+    try:
+        own.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(own.job, job_json(job))
+        write_atomically(own.profile, lead.profile())
+        own.logs.mkdir(exist_ok=True)
+        own.checkpoints.mkdir(exist_ok=True)
+        own.data.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--folder: {own.path} cannot be written ({error.strerror or error}).") from None
+    log = str(own.logs / "coordinator.log")
+    return msgspec.structs.replace(settings, folder=str(own.path), log=log)
+
+
 @contextmanager
 def stand_by(
-    request: TrainRequest, settings: CoordinatorSettings, nodes: LocalNodes, lead: Lead, say: Callable[[str], None]
+    request: TrainRequest,
+    settings: CoordinatorSettings,
+    nodes: LocalNodes,
+    lead: Lead,
+    say: Callable[[str], None],
+    *,
+    is_alone: bool = False,
 ) -> Iterator[RunOutcome | None]:
     """Waits until nobody leads, goes on with the run then, and yields its outcome; None: it has ended before.
 
@@ -65,6 +106,7 @@ def stand_by(
         nodes: started; the coordinators' processes are theirs.
         lead: of the run, which another process has.
         say: takes a line for people, once this process is ready to lead.
+        is_alone: whether no other host sees the run folder.
 
     Raises:
         UserError: the job cannot be planned here.
@@ -87,7 +129,8 @@ def stand_by(
         stack.callback(supervisor.close)
         supervisor.prepare()
         leader = lead.leader()
-        say(f"stands by for run {lead.run}, which {'nobody' if leader is None else leader.host} leads")
+        own = f"; once it leads, records, metrics and logs are in {folder.path}" if is_alone else ""
+        say(f"stands by for run {lead.run}, which {'nobody' if leader is None else leader.host} leads{own}")
         if not _lead_comes(lead, settings):
             yield None
             return
@@ -100,6 +143,8 @@ def stand_by(
             return
         with contextlib.suppress(UserError):  # a folder of the network may still hold the claim of a host that is gone
             stack.enter_context(claimed(folder.claim))
+        if is_alone:
+            link_all(folder.checkpoints, job.run.checkpoints_url)
         recorder = stack.enter_context(Recorder(folder, job))
         views = views_of(job, metrics_token(job, folder))
         told = Told(request, recorder, views, settings.resume.step if settings.resume else 0)
