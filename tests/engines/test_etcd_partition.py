@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -38,6 +39,20 @@ host, _, port = sys.argv[1].rpartition(":")
 connection = http.client.HTTPConnection(host, int(port), timeout=1)
 connection.request("GET", "/health")
 print(connection.getresponse().read().decode())
+"""
+LEAD = """
+import http.client, json, sys
+def ask(address, path, request={}):
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=5)
+    connection.request("POST", "/v3/maintenance/" + path, json.dumps(request))
+    return json.loads(connection.getresponse().read())
+members = sys.argv[1].split(",")
+found = {ask(member, "status")["header"]["member_id"]: member for member in members}
+wanted, status = next(iter(found)), ask(members[0], "status")
+if status["leader"] != wanted:
+    ask(found[status["leader"]], "transfer-leadership", {"targetID": wanted})
+print(ask(members[0], "status")["leader"] == wanted)
 """
 
 
@@ -101,6 +116,26 @@ class Split(Led):
         self._on.next = self.follower
         super().stop()
 
+    def stages(self, before: int, pulled: float) -> str:
+        """Says how long what follows a cable that was pulled took.
+
+        Args:
+            before: the last step committed before.
+            pulled: when, in seconds since 1970.
+        """
+        committed = {event["step"]: event["time"] for event in self.events("step_committed")}
+        (restarted,) = self.events("coordinator_restarted")
+        led = next(event["time"] for event in self.events("note") if "leads the run now" in event["text"])
+        last = max(step for step, at in committed.items() if at < led)
+        at = {
+            "the last step": committed[last],
+            "a standby leads": led,
+            "all workers are back": restarted["time"],
+            "the next step": committed[last + 1],
+        }
+        told = ", ".join(f"{name} {time_s - pulled:+.2f} s" for name, time_s in at.items())
+        return f"pulled after step {before}: {told}; from step to step {committed[last + 1] - committed[last]:.2f} s"
+
 
 @pytest.fixture
 def split(tmp_path: Path) -> Iterator[Split]:
@@ -124,6 +159,9 @@ def split(tmp_path: Path) -> Iterator[Split]:
                     return False
 
             assert wait_until(is_healthy)
+            members_of_etcd = etcd.url.removeprefix("etcd://")
+            led = [sys.executable, "-c", LEAD, members_of_etcd]
+            assert wait_until(lambda: "True" in network.ask(network.hosts[0].pid, led)), "the first is to lead etcd"
             yield Split(tmp_path, hosts, network, etcd)
 
 
@@ -135,9 +173,11 @@ def test_a_leader_that_is_cut_off_commits_nothing_and_the_majority_goes_on(
     split.network.pull(split.third)  # a minority that nobody needs
     split.wait_for_step(split.last_step + 3)
     split.network.plug(split.third)
+    before, pulled = split.last_step, time.time()
     split.network.pull(split.leader)
     split.wait_for("coordinator_restarted")
     split.wait_for_step(split.last_step + 5)
+    print(split.stages(before, pulled))
     assert leader.poll() is None, "it still tries"
     split.network.plug(split.leader)
     assert leader.wait(DEADLINE_S) == 1

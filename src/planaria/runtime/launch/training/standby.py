@@ -25,7 +25,7 @@ from planaria.runtime.coordinator.client import Contact
 from planaria.runtime.coordinator.process import journal_of
 from planaria.runtime.coordinator.remote_nodes import named, share
 from planaria.runtime.coordinator.settings import CoordinatorSettings
-from planaria.runtime.journal.etcd import OutOfReach, persistently
+from planaria.runtime.journal.etcd import OutOfReach
 from planaria.runtime.journal.lead import Lead
 from planaria.runtime.launch.supervisor import Supervisor
 from planaria.runtime.launch.training.ending import RunOutcome
@@ -37,7 +37,7 @@ from planaria.runtime.observers.dashboard_page import DashboardPage
 from planaria.runtime.observers.views import views_of
 from planaria.runtime.run_folder.claim import claimed
 from planaria.runtime.run_folder.recorder import Recorder, read_events
-from planaria.runtime.thresholds import LEAD_POLL_S, LEASE_S
+from planaria.runtime.thresholds import LEAD_POLL_S, STANDBY_CLAIM_S
 from planaria.runtime.wire.socket_server import listen
 
 
@@ -87,6 +87,7 @@ def stand_by(
         stack.callback(supervisor.close)
         supervisor.prepare()
         leader = lead.leader()
+        lead.listens_at(address)
         say(f"stands by for run {lead.run}, which {'nobody' if leader is None else leader.host} leads")
         if not _lead_comes(lead, settings):
             yield None
@@ -99,7 +100,7 @@ def stand_by(
             yield None
             return
         with contextlib.suppress(UserError):  # a folder of the network may still hold the claim of a host that is gone
-            stack.enter_context(claimed(folder.claim))
+            stack.enter_context(claimed(folder.claim, STANDBY_CLAIM_S))
         recorder = stack.enter_context(Recorder(folder, job))
         views = views_of(job, metrics_token(job, folder))
         told = Told(request, recorder, views, settings.resume.step if settings.resume else 0)
@@ -116,7 +117,6 @@ def stand_by(
             told.record(of_page, time.time())
         contact = Contact(address=address, token=settings.token, tls=job.cluster.tls, page=page.address)
         contact.write(folder.contact)
-        persistently(lambda: lead.tell(address), LEASE_S)
         stack.enter_context(interrupts(partial(_heed, told, supervisor)))
         finished = supervisor.run(())
         folder.contact.unlink(missing_ok=True)
