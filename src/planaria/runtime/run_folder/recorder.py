@@ -11,9 +11,11 @@ import math
 import os
 import statistics
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -36,12 +38,20 @@ from planaria.protocol.messages.records import (
 )
 from planaria.protocol.planning.failure_rate import Watch, Watched
 from planaria.protocol.step.time_accounting import TimeAccount
-from planaria.runtime.run_folder.lines import Lines
+from planaria.runtime.run_folder.lines import Lines, lacking, take_over_file
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.step_blocks import BlockWriter, passages
 from planaria.runtime.run_folder.step_lines import parts_of, parts_of_file
 
 log = logging.getLogger(__name__)
+
+
+METRICS_COMPARED: Final = 64
+"""How many of the last records that have a line in metrics.jsonl are looked for there when a run goes on. Not
+measured."""
+
+_MEASURED: Final = (StepCommitted, StepSkipped, Evaluated)
+"""Records that have a line in metrics.jsonl."""
 
 
 class _Time(msgspec.Struct):
@@ -51,18 +61,22 @@ class _Time(msgspec.Struct):
 class Recorder:
     """An observer that writes files. Call it with each record, and `finish` once, before or after `RunEnded`.
 
-    In a folder that holds a run already, it appends, and the summary counts both parts of the run.
+    In a folder that holds a run already, it appends, and the summary counts both parts of the run. Where the process
+    before died between a step's event and its metrics, these are written.
 
     Attributes:
         folder: the run's folder.
     """
 
-    def __init__(self, folder: RunFolder, job: Job) -> None:
+    def __init__(
+        self, folder: RunFolder, job: Job, was_told: Callable[[AnyRecord], object] = lambda record: None
+    ) -> None:
         """Opens the files.
 
         Args:
             folder: the run's folder.
             job: the job; its name and fingerprint go into the summary.
+            was_told: gets each record that the folder has already.
         """
         self.folder = folder
         self._job = job
@@ -86,11 +100,17 @@ class Recorder:
         self._extra: dict[str, object] = {}
         self._policy = job.resilience.policy.value
         self._switches: list[PolicySwitched] = []
+        last: deque[AnyRecord] = deque(maxlen=METRICS_COMPARED)
         for record, time_s in read_events(folder.events):
             self._note(record, time_s)
+            was_told(record)
+            if isinstance(record, _MEASURED):
+                last.append(record)
         self._ended = None
         self._events = Lines(folder.events)
         self._metrics = Lines(folder.metrics)
+        for line in lacking(folder.metrics, [_metrics_line(record) for record in last]):
+            self._metrics.write(line)
         self._blocks = BlockWriter(folder.step_blocks, folder.events.stat().st_size)
 
     @property
@@ -120,11 +140,10 @@ class Recorder:
         self._note(record, time_s)
         if isinstance(record, StepCommitted | StepSkipped):
             self._blocks.wrote_step(record, time_s, len(line))
+        else:
+            self._blocks.wrote(len(line))
+        if isinstance(record, _MEASURED):
             self._metrics.write(_metrics_line(record))
-            return
-        self._blocks.wrote(len(line))
-        if isinstance(record, Evaluated):
-            self._metrics.write(_evaluation_line(record))
         elif isinstance(record, RunEnded):
             self._write_summary()
 
@@ -309,7 +328,18 @@ def write_atomically(path: Path, data: bytes) -> None:
     partial.replace(path)
 
 
-def _metrics_line(step: StepCommitted | StepSkipped) -> bytes:
+def take_over(folder: RunFolder) -> None:
+    """Takes the run's files of lines from whoever wrote them before, and may still believe that it does. A record that
+    it had in mind is told by this process, from the journal, if it is not in them now."""
+    for path in (folder.metrics, folder.events):  # a step that is written between the two has its event alone
+        take_over_file(path)
+
+
+def _metrics_line(record: StepCommitted | StepSkipped | Evaluated) -> bytes:
+    return _evaluation_line(record) if isinstance(record, Evaluated) else _step_line(record)
+
+
+def _step_line(step: StepCommitted | StepSkipped) -> bytes:
     line: dict[str, object] = {
         "step": step.step,
         "loss": _finite(step.loss),

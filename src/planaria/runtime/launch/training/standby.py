@@ -36,7 +36,7 @@ from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.observers.dashboard_page import DashboardPage
 from planaria.runtime.observers.views import views_of
 from planaria.runtime.run_folder.claim import claimed
-from planaria.runtime.run_folder.recorder import Recorder, read_events
+from planaria.runtime.run_folder.recorder import Recorder, take_over
 from planaria.runtime.thresholds import LEAD_POLL_S, STANDBY_CLAIM_S
 from planaria.runtime.wire.socket_server import listen
 
@@ -92,22 +92,21 @@ def stand_by(
         if not _lead_comes(lead, settings):
             yield None
             return
-        entries, told_before = _entries(settings, lead), [record for record, _ in read_events(folder.events)]
-        if any(isinstance(entry, JournalEnd) for entry in entries) and any(
-            isinstance(record, RunEnded) for record in told_before[-1:]
-        ):
+        take_over(folder)
+        entries = _entries(settings, lead)
+        with contextlib.suppress(UserError):  # a folder of the network may still hold the claim of a host that is gone
+            stack.enter_context(claimed(folder.claim, STANDBY_CLAIM_S))
+        recorder = stack.enter_context(Recorder(folder, job, lambda record: known.takes(record, again=False)))
+        if any(isinstance(entry, JournalEnd) for entry in entries) and isinstance(known.last, RunEnded):
             lead.finish()  # the leader before had told of the end
             yield None
             return
-        with contextlib.suppress(UserError):  # a folder of the network may still hold the claim of a host that is gone
-            stack.enter_context(claimed(folder.claim, STANDBY_CLAIM_S))
-        recorder = stack.enter_context(Recorder(folder, job))
         views = views_of(job, metrics_token(job, folder))
         told = Told(request, recorder, views, settings.resume.step if settings.resume else 0)
         stack.enter_context(closing(told.views))
         stack.enter_context(closing(told.callbacks))
         told.supervisor = supervisor
-        for record in untold(known, told_before, entries):
+        for record in untold(known, entries):
             told.record(record, time.time())
         text = f"{socket.gethostname()} leads the run now, at {address}: the coordinator before is gone"
         told.record(Note(level="warning", text=text), time.time())
