@@ -91,9 +91,11 @@ class Slurm:
         return [Task(name=f"{agents}_{number}", state=state_of(state, reason)) for number, state, reason in rows]
 
     def replace(self, task: Task) -> None:
-        """Requeues a lost task, and lets it start soon. Raises EngineError."""
+        """Requeues a lost task, and lets it start soon, as one that was given back. Raises EngineError."""
         if task.state is TaskState.LOST:
             _asked("scontrol", "requeue", task.name)
+        elif task.state is TaskState.GIVEN_BACK:
+            _asked("scontrol", "release", task.name)
         _asked("scontrol", "update", f"JobId={task.name}", f"StartTime={SOON}")
 
     def allow(self, num_running: int) -> None:
@@ -117,6 +119,8 @@ def state_of(state: str, reason: str) -> TaskState:
         return TaskState.DONE
     if state not in _WAITING:
         return TaskState.LOST
+    if reason.startswith("JobHeld"):
+        return TaskState.GIVEN_BACK
     if reason == "BeginTime":
         return TaskState.HELD
     return TaskState.SPARE if reason == "JobArrayTaskLimit" else TaskState.WAITING
