@@ -186,6 +186,10 @@ LOSSES_COUNTED = 16
 READERS_S = 1.0
 """Seconds that a claim waits for readers, which hold the lock for microseconds. Not measured."""
 
+READ_AHEAD = 2000
+"""Records that a standby reads between two looks at the lead: whoever leads knows what was told. Measured: 1,000 take 9
+ms on a quiet core."""
+
 STANDBY_CLAIM_S = 0.1
 """Seconds that a standby which leads waits for the claim: a leader that is stopped or cut off may hold it for ever. Not
 measured."""

@@ -9,7 +9,7 @@ LEASE_S = 3.0
 
 def seen(beat: int, lease_s: float = LEASE_S) -> Sighting:
     leader = Leader(host="a", process="1", address="a:1", lease_s=lease_s)
-    return Sighting(leader=leader, taken=1, beat=beat)
+    return Sighting(leader=leader, beat=beat)
 
 
 def first_over(looks: list[tuple[float, int]], lease_s: float = LEASE_S) -> float | None:
@@ -48,12 +48,3 @@ def test_a_leader_may_say_its_word_first_once_etcd_is_back() -> None:
 def test_an_election_among_the_members_of_etcd_costs_no_more_than_the_lease() -> None:
     """They answer nothing for 1.5 s, after which the leases begin anew."""
     assert first_over([*looks(10), *looks(200, since=25)]) == 3.5
-
-
-def test_how_long_a_leader_leads_still_is_known_from_its_last_beat() -> None:
-    watch = LeaderWatch()
-    assert watch.left_s(0.0) == 0.0
-    watch.is_over(seen(1), 1.0)
-    watch.is_over(seen(1), 2.0)
-    assert watch.left_s(2.5) == 1.5
-    assert watch.left_s(9.0) == 0.0

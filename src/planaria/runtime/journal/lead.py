@@ -60,10 +60,9 @@ class Leader(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """What etcd has of a leader: who it is, and the revisions at which it took the lead and said its last beat."""
+    """What etcd has of a leader: who it is, and the revision at which it said its last beat."""
 
     leader: Leader
-    taken: int
     beat: int
 
 
@@ -98,7 +97,7 @@ def sighted(etcd: Etcd, run: str) -> Sighting | None:
     if found is None:
         return None
     leader = msgspec.json.decode(found.value, type=Leader)
-    return Sighting(leader=leader, taken=found.created, beat=found.changed)
+    return Sighting(leader=leader, beat=found.changed)
 
 
 def leader_of(etcd: Etcd, run: str) -> Leader | None:
@@ -108,14 +107,9 @@ def leader_of(etcd: Etcd, run: str) -> Leader | None:
 
 
 class LeaderWatch:
-    """Judges whether a leader's time is over, from what a standby sees of it. Pure: time comes as an argument.
-
-    Attributes:
-        leader: that was seen last; None: none was.
-    """
+    """Judges whether a leader's time is over, from what a standby sees of it. Pure: time comes as an argument."""
 
     def __init__(self) -> None:
-        self.leader: Leader | None = None
         self._beat = NEVER
         self._since = 0.0
         self._looked = float("-inf")
@@ -136,13 +130,9 @@ class LeaderWatch:
             self._in_sight_since = now
         self._looked = now
         if seen.beat != self._beat:
-            self.leader, self._beat, self._since = seen.leader, seen.beat, now
+            self._beat, self._since = seen.beat, now
         is_silent = 0 < lease_s <= now - self._since
         return is_silent and now - self._in_sight_since >= SIGHT * lease_s
-
-    def left_s(self, now: float) -> float:
-        """Returns for how many seconds the leader leads still, as far as is known here."""
-        return 0.0 if self.leader is None else max(0.0, self._since + self.leader.lease_s - now)
 
 
 class Lead:

@@ -28,6 +28,7 @@ from planaria.runtime.launch.training.resumption import check_store, resumed
 from planaria.runtime.launch.training.run import run
 from planaria.runtime.launch.training.standby import BegunAnew, settings_of, stand_by
 from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.run_folder.recorder import AnotherFile
 from planaria.runtime.run_folder.run_folder import RunFolder
 
 
@@ -122,7 +123,7 @@ def stand_by_run(
         while True:
             with (
                 closing(Lead(job.run.journal, folder.path.name, job.cluster.tls)) as lead,
-                contextlib.suppress(BegunAnew),
+                contextlib.suppress(BegunAnew, AnotherFile),
             ):
                 settings = settings_of(lead, token)
                 if settings is None:

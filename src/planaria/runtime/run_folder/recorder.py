@@ -5,6 +5,7 @@ The recorder never decides anything, and holds nothing that grows faster than on
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -19,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from planaria.job.errors import PlanariaError
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job
 from planaria.protocol.messages.records import (
@@ -50,12 +52,20 @@ METRICS_COMPARED: Final = 64
 """How many of the last records that have a line in metrics.jsonl are looked for there when a run goes on. Not
 measured."""
 
-_MEASURED: Final = (StepCommitted, StepSkipped, Evaluated)
-"""Records that have a line in metrics.jsonl."""
+_Measured = StepCommitted | StepSkipped | Evaluated
+"""A record that has a line in metrics.jsonl."""
+
+
+class AnotherFile(PlanariaError):
+    """An events.jsonl is not the one of which a part was read."""
 
 
 class _Time(msgspec.Struct):
     time: float
+
+
+_decode: Final = msgspec.json.Decoder(AnyRecord).decode
+_decode_time: Final = msgspec.json.Decoder(_Time).decode
 
 
 class Recorder:
@@ -69,7 +79,12 @@ class Recorder:
     """
 
     def __init__(
-        self, folder: RunFolder, job: Job, was_told: Callable[[AnyRecord], object] = lambda record: None
+        self,
+        folder: RunFolder,
+        job: Job,
+        was_told: Callable[[AnyRecord], object] = lambda record: None,
+        *,
+        waits: bool = False,
     ) -> None:
         """Opens the files.
 
@@ -77,6 +92,10 @@ class Recorder:
             folder: the run's folder.
             job: the job; its name and fingerprint go into the summary.
             was_told: gets each record that the folder has already.
+            waits: another process writes the files still: `read_on` follows it, until `open`.
+
+        Raises:
+            AnotherFile: see `read_on`.
         """
         self.folder = folder
         self._job = job
@@ -100,18 +119,38 @@ class Recorder:
         self._extra: dict[str, object] = {}
         self._policy = job.resilience.policy.value
         self._switches: list[PolicySwitched] = []
-        last: deque[AnyRecord] = deque(maxlen=METRICS_COMPARED)
-        for record, time_s in read_events(folder.events):
-            self._note(record, time_s)
-            was_told(record)
-            if isinstance(record, _MEASURED):
-                last.append(record)
+        self._was_told = was_told
+        self._measured: deque[_Measured] = deque(maxlen=METRICS_COMPARED)
+        self._read_bytes = 0
+        self._last_line = b""
+        if not waits:
+            self.open()
+
+    def read_on(self, most: int | None = None) -> None:
+        """Reads the records that the folder has got since the last time, at most so many.
+
+        Raises:
+            AnotherFile: the last one that was read is there no more.
+        """
+        lines = _whole_lines(self.folder.events, self._read_bytes, self._last_line)
+        for line in itertools.islice(lines, most):
+            record = _decode(line)
+            self._note(record, _decode_time(line).time)
+            self._was_told(record)
+            if isinstance(record, _Measured):
+                self._measured.append(record)
+            self._read_bytes += len(line)
+            self._last_line = line
+
+    def open(self) -> None:
+        """Opens the files, which no other process writes from now on. Raises AnotherFile."""
+        self.read_on()
         self._ended = None
-        self._events = Lines(folder.events)
-        self._metrics = Lines(folder.metrics)
-        for line in lacking(folder.metrics, [_metrics_line(record) for record in last]):
+        self._events = Lines(self.folder.events)
+        self._metrics = Lines(self.folder.metrics)
+        for line in lacking(self.folder.metrics, [_metrics_line(record) for record in self._measured]):
             self._metrics.write(line)
-        self._blocks = BlockWriter(folder.step_blocks, folder.events.stat().st_size)
+        self._blocks = BlockWriter(self.folder.step_blocks, self.folder.events.stat().st_size)
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
@@ -142,7 +181,7 @@ class Recorder:
             self._blocks.wrote_step(record, time_s, len(line))
         else:
             self._blocks.wrote(len(line))
-        if isinstance(record, _MEASURED):
+        if isinstance(record, _Measured):
             self._metrics.write(_metrics_line(record))
         elif isinstance(record, RunEnded):
             self._write_summary()
@@ -275,14 +314,19 @@ class Recorder:
 
 def read_events(path: Path) -> Iterator[tuple[AnyRecord, float]]:
     """Yields the records of an events.jsonl with their times; a last line cut short by a crash is left out."""
-    if not path.exists():
+    for line in _whole_lines(path):
+        yield _decode(line), _decode_time(line).time
+
+
+def _whole_lines(path: Path, begin: int = 0, before: bytes = b"") -> Iterator[bytes]:
+    """Yields a file's lines from a byte on. Raises AnotherFile: the line before that is another one."""
+    if not path.exists() and not begin:
         return
-    decode = msgspec.json.Decoder(AnyRecord).decode
-    decode_time = msgspec.json.Decoder(_Time).decode
-    with path.open("rb") as lines:
-        for line in lines:
-            if line.endswith(b"\n"):
-                yield decode(line), decode_time(line).time
+    with path.open("rb") as file:
+        file.seek(begin - len(before))
+        if file.read(len(before)) != before:
+            raise AnotherFile(f"{path} is another file than before")
+        yield from (line for line in file if line.endswith(b"\n"))
 
 
 def told_but_steps(folder: RunFolder) -> Iterator[AnyRecord]:
@@ -335,7 +379,7 @@ def take_over(folder: RunFolder) -> None:
         take_over_file(path)
 
 
-def _metrics_line(record: StepCommitted | StepSkipped | Evaluated) -> bytes:
+def _metrics_line(record: _Measured) -> bytes:
     return _evaluation_line(record) if isinstance(record, Evaluated) else _step_line(record)
 
 

@@ -37,7 +37,7 @@ from planaria.runtime.observers.dashboard_page import DashboardPage
 from planaria.runtime.observers.views import views_of
 from planaria.runtime.run_folder.claim import claimed
 from planaria.runtime.run_folder.recorder import Recorder, take_over
-from planaria.runtime.thresholds import LEAD_POLL_S, STANDBY_CLAIM_S
+from planaria.runtime.thresholds import LEAD_POLL_S, READ_AHEAD, STANDBY_CLAIM_S
 from planaria.runtime.wire.socket_server import listen
 
 
@@ -72,6 +72,7 @@ def stand_by(
         LeadTaken: another process took the lead from this one.
         HandedOver: this process was told to end (SIGTERM), and another one stands by.
         BegunAnew: the run has other settings now.
+        AnotherFile: what was told of the run is not what this process has read of it.
     """
     job, folder = request.job, request.folder
     known = ToldRecords()
@@ -89,14 +90,16 @@ def stand_by(
         leader = lead.leader()
         lead.listens_at(address)
         say(f"stands by for run {lead.run}, which {'nobody' if leader is None else leader.host} leads")
-        if not _lead_comes(lead, settings):
+        recorder = Recorder(folder, job, lambda record: known.takes(record, again=False), waits=True)
+        if not _lead_comes(lead, settings, recorder):
             yield None
             return
         take_over(folder)
         entries = _entries(settings, lead)
         with contextlib.suppress(UserError):  # a folder of the network may still hold the claim of a host that is gone
             stack.enter_context(claimed(folder.claim, STANDBY_CLAIM_S))
-        recorder = stack.enter_context(Recorder(folder, job, lambda record: known.takes(record, again=False)))
+        recorder.open()
+        stack.enter_context(recorder)
         if any(isinstance(entry, JournalEnd) for entry in entries) and isinstance(known.last, RunEnded):
             lead.finish()  # the leader before had told of the end
             yield None
@@ -143,9 +146,14 @@ def _listening(job: Job) -> Iterator[socket.socket]:
         yield listener
 
 
-def _lead_comes(lead: Lead, settings: CoordinatorSettings) -> bool:
-    """Waits for the lead; returns whether there is a run to go on with. Raises BegunAnew."""
+def _lead_comes(lead: Lead, settings: CoordinatorSettings, recorder: Recorder) -> bool:
+    """Waits for the lead, and reads what is told of the run meanwhile; returns whether there is a run to go on with.
+
+    Raises:
+        BegunAnew, AnotherFile: see `stand_by`.
+    """
     while True:
+        recorder.read_on(READ_AHEAD)
         with contextlib.suppress(OutOfReach):
             lead.wait()
             has_lead = lead.take()
