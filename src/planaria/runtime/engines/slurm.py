@@ -19,6 +19,9 @@ ENGINE: Final = "slurm"
 SOON: Final = "now+3"
 """When a requeued job may start: a node refuses one that starts in the second in which it was killed there."""
 
+_HELD_BY_ITSELF: Final = "job requeued in held state"
+"""Reason of a task that waits after `scontrol requeuehold`, not after a user's `scontrol hold`."""
+
 _RUNNING: Final = frozenset({"RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "SIGNALING"})
 _ENDED_WELL: Final = frozenset({"COMPLETED", "CANCELLED"})
 _WAITING: Final = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "SPECIAL_EXIT"})
@@ -119,7 +122,7 @@ def state_of(state: str, reason: str) -> TaskState:
         return TaskState.DONE
     if state not in _WAITING:
         return TaskState.LOST
-    if reason.startswith("JobHeld"):
+    if reason.replace("_", " ") == _HELD_BY_ITSELF:
         return TaskState.GIVEN_BACK
     if reason == "BeginTime":
         return TaskState.HELD

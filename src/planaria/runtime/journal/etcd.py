@@ -123,7 +123,7 @@ class Etcd:
         options: dict[str, Any] = {}
         if self._is_secure:
             options = {"protocol": "https", "session": etcd_tls.session_of(Path(tls))}
-        self._members = [
+        self._members: list[Any] = [
             Etcd3Client(host, int(port), timeout=ETCD_TIMEOUT_S, api_path="/v3/", **options)
             for host, _, port in (member.rpartition(":") for member in etcd_members(url))
         ]
