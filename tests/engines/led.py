@@ -61,6 +61,12 @@ class Led(Hosts):
         assert command.wait(DEADLINE_S) == 0
         self.wait_for("run_ended")
 
+    def status(self) -> str:
+        command = self.incubator.start(self.folder, "status", str(self.run.path))
+        said, _ = command.communicate(DEADLINE_S)
+        assert command.returncode == 0, said
+        return said
+
     def assert_refused(self, arguments: Sequence[str], part: str) -> None:
         process = self.incubator.start(self.folder, *arguments)
         _, said = process.communicate(DEADLINE_S)

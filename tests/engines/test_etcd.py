@@ -20,7 +20,9 @@ from planaria.protocol.messages.journal import Fate, JournalNode, JournalStop
 from planaria.runtime.journal.etcd import NEVER, Etcd, OutOfReach
 from planaria.runtime.journal.etcd_journal import EtcdJournal, NotLeader
 from planaria.runtime.journal.lead import Lead, LeadTaken, leader_of
+from planaria.runtime.journal.leadership import Leadership, leadership
 from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.thresholds import LEASE_S
 from planaria.ui.dashboard.runs import RunReader
 from tests.e2e.agents import NUM_NODES, end_all
 from tests.e2e.commands import DEADLINE_S, wait_until
@@ -96,6 +98,28 @@ def test_whoever_has_lost_the_lead_takes_it_again_unless_another_led_meanwhile(e
             first.take()
 
 
+def test_a_standby_leads_when_a_leader_is_silent_though_etcd_holds_its_lease(etcd: EtcdCluster) -> None:
+    """As after an election among the members, with which all leases begin anew."""
+    itself = Etcd(etcd.url)
+    with closing(Lead(etcd.url, "silent")) as first, closing(Lead(etcd.url, "silent")) as second:
+        assert first.take()
+        first._over.set()
+        second.listens_at("127.0.0.1:1")
+
+        def leads() -> bool:
+            assert itself.keep_alive(first._lease)
+            return second.take()
+
+        assert wait_until(leads)
+        assert not first.is_sure()
+        assert itself.keep_alive(first._lease)
+        leader = leader_of(itself, "silent")
+        assert leader is not None
+        assert leader.address == "127.0.0.1:1"
+        with pytest.raises(LeadTaken):
+            first.tell("127.0.0.1:2")
+
+
 def test_a_lead_whose_answer_is_lost_is_taken_at_another_try(
     etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +139,23 @@ def test_a_lead_whose_answer_is_lost_is_taken_at_another_try(
         assert not lead.take()
         assert lead.take()
         assert lead.is_sure()
+
+
+def test_who_leads_and_who_stands_by_can_be_asked(etcd: EtcdCluster) -> None:
+    with closing(Lead(etcd.url, "asked")) as first, closing(Lead(etcd.url, "asked")) as second:
+        assert first.take()
+        assert leadership(etcd.url, "asked") is None, "it is not begun"
+        first.begin(b"settings")
+        second.wait()
+        host = socket.gethostname()
+        found = leadership(etcd.url, "asked")
+        assert found == Leadership(leader=host, lease_left_s=found.lease_left_s if found else 0, standbys=(host,))
+        assert 0 < found.lease_left_s <= LEASE_S
+        first.close()
+        assert leadership(etcd.url, "asked") == Leadership(standbys=(host,))
+        assert second.take()
+        second.finish()
+    assert leadership(etcd.url, "asked") is None
 
 
 def test_a_run_that_is_over_leaves_no_key_behind(etcd: EtcdCluster) -> None:
@@ -202,6 +243,7 @@ def test_the_host_of_the_coordinator_is_killed_whole(led: Led, reference: Callab
     """With it goes a node."""
     leader = led.begin()
     standby, log = led.stand_by()
+    assert f"led from {socket.gethostname()}; standing by: {socket.gethostname()}" in led.status()
     before = led.last_step
     strike(led.agents[0].process.pid, signal.SIGKILL)
     strike(leader.pid, signal.SIGKILL)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -38,6 +39,21 @@ host, _, port = sys.argv[1].rpartition(":")
 connection = http.client.HTTPConnection(host, int(port), timeout=1)
 connection.request("GET", "/health")
 print(connection.getresponse().read().decode())
+"""
+LEAD = """
+import http.client, json, sys
+def ask(address, path, request={}):
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=5)
+    connection.request("POST", "/v3/maintenance/" + path, json.dumps(request))
+    return json.loads(connection.getresponse().read())
+members = sys.argv[1].split(",")
+told = [ask(member, "status") for member in members]
+numbers, wanted = [one["header"]["member_id"] for one in told], told[int(sys.argv[2])]["header"]["member_id"]
+leaders = {one["leader"] for one in told}
+if len(leaders) == 1 and wanted not in leaders:
+    ask(members[numbers.index(*leaders)], "transfer-leadership", {"targetID": wanted})
+print(leaders == {wanted})
 """
 
 
@@ -101,6 +117,38 @@ class Split(Led):
         self._on.next = self.follower
         super().stop()
 
+    def lead_etcd(self, member: int) -> None:
+        """Has a member lead etcd, and waits until the others follow it."""
+        script = [sys.executable, "-c", LEAD, self.url.removeprefix("etcd://"), str(member)]
+
+        def leads() -> bool:
+            try:
+                return "True" in self.network.ask(self.leader.pid, script)
+            except NoNamespaces:  # the command has failed: one does not answer now
+                return False
+
+        assert wait_until(leads), f"member {member} does not lead etcd"
+
+    def stages(self, before: int, pulled: float) -> str:
+        """Says how long what follows a cable that was pulled took.
+
+        Args:
+            before: the last step committed before.
+            pulled: when, in seconds since 1970.
+        """
+        committed = {event["step"]: event["time"] for event in self.events("step_committed")}
+        (restarted,) = self.events("coordinator_restarted")
+        led = next(event["time"] for event in self.events("note") if "leads the run now" in event["text"])
+        last = max(step for step, at in committed.items() if at < led)
+        at = {
+            "the last step": committed[last],
+            "a standby leads": led,
+            "all workers are back": restarted["time"],
+            "the next step": committed[last + 1],
+        }
+        told = ", ".join(f"{name} {time_s - pulled:+.2f} s" for name, time_s in at.items())
+        return f"pulled after step {before}: {told}; from step to step {committed[last + 1] - committed[last]:.2f} s"
+
 
 @pytest.fixture
 def split(tmp_path: Path) -> Iterator[Split]:
@@ -135,9 +183,13 @@ def test_a_leader_that_is_cut_off_commits_nothing_and_the_majority_goes_on(
     split.network.pull(split.third)  # a minority that nobody needs
     split.wait_for_step(split.last_step + 3)
     split.network.plug(split.third)
+    for member in (1, 0):  # all of them are in touch again; with the leader's host goes etcd's leader
+        split.lead_etcd(member)
+    before, pulled = split.last_step, time.time()
     split.network.pull(split.leader)
     split.wait_for("coordinator_restarted")
     split.wait_for_step(split.last_step + 5)
+    print(split.stages(before, pulled))
     assert leader.poll() is None, "it still tries"
     split.network.plug(split.leader)
     assert leader.wait(DEADLINE_S) == 1

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from planaria.runtime.engines.launch_folder import EngineJobs, LaunchFolder
+from planaria.runtime.engines.engine import Task, TaskState
+from planaria.runtime.engines.launch_folder import EngineJobs, Launch, LaunchFolder
+from planaria.runtime.engines.slurm import Slurm
+from planaria.runtime.engines.slurm_scripts import SlurmOptions, agents_script
 from tests.e2e.agents import family
+from tests.e2e.commands import wait_until
 from tests.engines.slurm_cluster import PARTS, SlurmCluster, kill
 from tests.engines.watched_run import WatchedRun
 
@@ -115,6 +119,69 @@ def test_a_run_grows_when_its_least_nodes_train(cluster: SlurmCluster, launch: C
     launched = launch("--nodes", "2-3")
     launched.wait_for("two nodes train", lambda: launched.live_nodes == 2)
     launched.wait_for("a third one comes", lambda: launched.live_nodes == 3)
+    launched.stop_and_compare()
+
+
+class OneTask:
+    """The agents' script as a job of one task. Its agent does `first`, and at its second start nothing."""
+
+    def __init__(self, cluster: SlurmCluster, folder: Path, first: str) -> None:
+        files = LaunchFolder(folder)
+        agent = folder / "python"
+        launch = Launch(
+            job_file="", overrides=(), name="job", runs=str(folder), nodes=1, most_nodes=2, spares=0,
+            python=str(agent), directory=str(folder),
+        )  # fmt: skip
+        files.logs.mkdir()
+        agent.write_text(f"#!/bin/bash\nif [ -e began ]; then exit 0; fi\ntouch began\n{first}\n")
+        agent.chmod(0o755)
+        script = files.script("agents")
+        script.write_text(agents_script(launch, files, SlurmOptions()).replace("--array=0-1%1", "--array=0"))
+        self.job = cluster.run("sbatch", "--parsable", str(script))
+        files.keep_jobs(EngineJobs(coordinator=self.job, agents=self.job))
+        self.engine = Slurm(files)
+
+    def wait_until(self, state: TaskState) -> None:
+        assert wait_until(lambda: self.task.state is state), self.task
+
+    @property
+    def task(self) -> Task:
+        (task,) = self.engine.tasks()
+        return task
+
+
+def test_a_task_that_was_given_back_is_held_and_starts_when_it_is_asked_for(
+    cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+    one = OneTask(cluster, tmp_path, "exit 4")
+    one.wait_until(TaskState.GIVEN_BACK)
+    one.engine.replace(one.task)
+    one.wait_until(TaskState.DONE)
+
+
+def test_a_task_that_is_preempted_gets_notice_and_comes_back(
+    cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+    one = OneTask(cluster, tmp_path, "trap 'touch noticed; exit 4' TERM; touch ready; while :; do sleep 0.1; done")
+    assert wait_until((tmp_path / "ready").exists)
+    node = cluster.run("squeue", "-h", "--jobs", one.job, "-o", "%N")
+    place = ("--partition=urgent", "--exclusive", f"--nodelist={node}", "--output=/dev/null")
+    cluster.run("sbatch", "--parsable", *place, "--wrap=sleep 1")
+    one.wait_until(TaskState.HELD)
+    assert (tmp_path / "noticed").exists()
+    one.engine.replace(one.task)
+    one.wait_until(TaskState.DONE)
+
+
+def test_a_launch_under_tls(cluster: SlurmCluster, launch: Callable[..., Launched], tmp_path: Path) -> None:
+    WatchedRun(tmp_path, cluster.environment).command("certificates", "tls")
+    launched = launch("--nodes", "2", "--set", 'cluster.tls="tls"')
+    launched.wait_for("two nodes train", lambda: launched.live_nodes == 2 and launched.step > 5)
+    address, token = launched.run.address.read_text().strip(), "runs/job.slurm/token"
+    assert launched.planaria("status", address, "--token-file", token).returncode == 2, "it is not asked plainly"
+    assert "step" in launched.command("status", address, "--token-file", token, "--tls", "tls")
     launched.stop_and_compare()
 
 

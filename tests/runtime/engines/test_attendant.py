@@ -117,6 +117,23 @@ def test_a_run_that_began_on_its_least_nodes_may_have_as_many_as_it_wants() -> N
     assert engine.allowed == [4, 5, 3], "one was given back"
 
 
+def test_tasks_that_were_given_back_are_asked_for_when_the_run_wants_more() -> None:
+    engine, said = EngineStandIn(), list[str]()
+    keeper = Looking(engine, said)
+    engine.now = of(*[TaskState.RUNNING] * 2, TaskState.GIVEN_BACK, TaskState.GIVEN_BACK, TaskState.SPARE)
+    for keeper.live, keeper.wanted in ((2, 2), (2, 2)):
+        keeper.look()
+    assert not engine.replaced
+    keeper.wanted = 3
+    keeper.look()
+    assert engine.replaced == ["2"]
+    assert said == ["task 2 was given back, and is started again: the run wants 3 nodes now"]
+    engine.now[2] = Task(name="2", state=TaskState.WAITING)
+    keeper.look()
+    assert engine.replaced == ["2"]
+    assert engine.allowed == [2, 3]
+
+
 def test_an_engine_that_does_not_answer_is_complained_of_once() -> None:
     engine, said = EngineStandIn(), list[str]()
     keeper = Looking(engine, said)
@@ -154,6 +171,8 @@ def test_a_complete_run_is_known(tmp_path: Path) -> None:
         ("PENDING", "Resources", TaskState.WAITING),
         ("PENDING", "BeginTime", TaskState.HELD),
         ("PENDING", "JobArrayTaskLimit", TaskState.SPARE),
+        ("PENDING", "job requeued in held state", TaskState.GIVEN_BACK),
+        ("PENDING", "JobHeldUser", TaskState.WAITING),
         ("COMPLETED", "None", TaskState.DONE),
         ("CANCELLED", "None", TaskState.DONE),
         ("FAILED", "NonZeroExitCode", TaskState.LOST),

@@ -52,8 +52,11 @@ def test_printed_scripts_are_all_that_is_made(job: Path) -> None:
     assert [path.name for path in job.parent.iterdir()] == ["job.toml"]
     code, grows = launch("--nodes", "2-4", "--spares", "1", "--print")
     assert "#SBATCH --array=0-4%2\n" in grows, "the coordinator lets in more"
-    done = subprocess.run(["bash", "-n"], input=said, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert "requeuehold" in grows, "what it gives back may be wanted again"
+    assert "requeuehold" not in said
+    for script in (said, grows):
+        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

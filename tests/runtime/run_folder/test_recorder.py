@@ -19,7 +19,14 @@ from planaria.protocol.messages.records import (
     StepCommitted,
     StepSkipped,
 )
-from planaria.runtime.run_folder.recorder import Recorder, read_drops, read_events, told_but_steps
+from planaria.runtime.run_folder.recorder import (
+    AnotherFile,
+    Recorder,
+    read_drops,
+    read_events,
+    take_over,
+    told_but_steps,
+)
 from planaria.runtime.run_folder.run_folder import RunFolder, free_name
 from planaria.runtime.run_folder.sentences import sentence
 from tests.runtime.run_folder.happenings import JOB, committed, short_run
@@ -76,6 +83,75 @@ def test_a_run_leaves_its_files(folder: RunFolder) -> None:
     assert summary["checkpoint"] == "runs/short/checkpoints/3"
     assert summary["note"] == 1
     assert not list(folder.path.glob("*.partial"))
+
+
+def test_a_record_that_a_stopped_process_writes_late_is_told_once(folder: RunFolder) -> None:
+    """Another process has taken the files over, and tells it."""
+    before = Recorder(folder, JOB)
+    before(committed(1), 1e9)
+    take_over(folder)
+    with Recorder(folder, JOB) as recorder:
+        before(committed(2), 1e9 + 1)
+        recorder(committed(2), 1e9 + 2)
+        before(Note(level="info", text="late"), 1e9 + 3)
+        recorder(committed(3), 1e9 + 4)
+    before.close()
+    assert [(line["event"], line["step"]) for line in lines(folder.events)] == [
+        ("step_committed", step) for step in (1, 2, 3)
+    ]
+    assert [line["step"] for line in lines(folder.metrics)] == [1, 2, 3]
+    assert not list(folder.path.glob(".*.partial"))
+
+
+def test_a_process_that_waits_reads_what_another_one_writes(folder: RunFolder, tmp_path: Path) -> None:
+    told: list[object] = []
+    waiting = Recorder(folder, JOB, told.append, waits=True)
+    waiting.read_on()
+    happenings = short_run()
+    with Recorder(folder, JOB) as before:
+        for place, happening in enumerate(happenings[:6]):
+            before(happening, 1e9 + place)
+            waiting.read_on(1)
+        assert told == happenings[:6]
+        take_over(folder)
+        waiting.open()
+        before(happenings[6], 1e9)
+    with waiting:
+        for place, happening in enumerate(happenings[6:], 6):
+            waiting(happening, 1e9 + place)
+    other = RunFolder.create(tmp_path / "other", "short")
+    record(other)
+    assert folder.events.read_bytes() == other.events.read_bytes()
+    assert folder.metrics.read_bytes() == other.metrics.read_bytes()
+    summary, whole = (json.loads(one.summary.read_text()) for one in (folder, other))
+    assert all(summary[name] == whole[name] for name in ("steps", "recoveries", "time_s", "started", "policy"))
+
+
+def test_a_process_that_waits_notices_another_file(folder: RunFolder) -> None:
+    record(folder)
+    waiting = Recorder(folder, JOB, waits=True)
+    waiting.read_on()
+    folder.events.write_bytes(folder.events.read_bytes()[:-2])
+    with pytest.raises(AnotherFile):
+        waiting.open()
+
+
+@pytest.mark.parametrize("num_written", [0, 1, 2, 3])
+def test_metrics_that_a_killed_process_had_not_written_follow_from_the_events(
+    folder: RunFolder, num_written: int
+) -> None:
+    record(folder)
+    whole = folder.metrics.read_bytes()
+    folder.metrics.write_bytes(b"".join(whole.splitlines(keepends=True)[:num_written]))
+    Recorder(folder, JOB).close()
+    assert folder.metrics.read_bytes() == whole
+
+
+def test_metrics_that_look_otherwise_are_left_as_they_are(folder: RunFolder) -> None:
+    record(folder)
+    folder.metrics.write_bytes(b'{"step": 1, "loss": 2.0}\n')
+    Recorder(folder, JOB).close()
+    assert folder.metrics.read_bytes() == b'{"step": 1, "loss": 2.0}\n'
 
 
 def test_skipped_steps_count_once_and_go_with_the_steps_that_a_restore_undoes(folder: RunFolder) -> None:

@@ -400,7 +400,10 @@ class Cluster:
             for worker in self.workers.values():
                 self.clock.after(self.clock.random.uniform(0.0, LEAVE_S), partial(worker.control.leave, before))
         if before.lead != lead:
-            for record in untold(ToldRecords(self.schedule.setup.done), self.witness.records, entries):
+            known = ToldRecords(self.schedule.setup.done)
+            for record in self.witness.records:
+                known.takes(record, again=False)
+            for record in untold(known, entries):
                 self.publish(record, again=True)
         self.server.begin(sorted({worker.node for worker in self.workers.values()}), Restarted())
         for node in sorted({worker.node for worker in self.workers.values() if worker.is_over} - self.dark):

@@ -39,7 +39,8 @@ def toy(tmp_path: Path) -> Iterator[ModuleType]:
     path = tmp_path / "toy_of_mutants.py"
     path.write_text(TOY)
     spec = importlib.util.spec_from_file_location("toy_of_mutants", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     sys.modules["toy_of_mutants"] = module

@@ -10,7 +10,9 @@ from click.testing import CliRunner
 
 from planaria.job.errors import UserError
 from planaria.job.parse import job_json
+from planaria.job.registry import Launcher
 from planaria.runtime.coordinator.client import Contact
+from planaria.runtime.journal.leadership import Leadership
 from planaria.runtime.run_folder.claim import claimed, say
 from planaria.runtime.run_folder.recorder import Recorder
 from planaria.runtime.run_folder.run_folder import RunFolder
@@ -74,6 +76,37 @@ def test_its_process_is_gone(folder: RunFolder, has_contact: bool) -> None:
     text, state = status(folder)
     assert text.startswith("its process is gone, step 2 of 3 was the last. planaria train JOB --resume goes on")
     assert state == {"phase": "gone", "step": 2, "steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("lead", "part"),
+    [
+        (
+            Leadership(leader="a", lease_left_s=2, standbys=("b", "c")),
+            "a leads it and does not answer, its lease in etcd ends within 2 s; standing by: b, c. Step 2 of 3 was",
+        ),
+        (Leadership(standbys=("b",)), "nobody leads it now; standing by: b. Step 2 of 3 was the last."),
+        (Leadership(leader="a", lease_left_s=1), "nobody stands by: planaria standby RUN does, on another host"),
+    ],
+)
+def test_a_run_that_another_host_will_lead_says_which(
+    folder: RunFolder, lead: Leadership, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal is in etcd, and the host of the coordinator is gone."""
+    cluster = msgspec.structs.replace(JOB.cluster, launcher=Launcher.AGENTS)
+    run = msgspec.structs.replace(JOB.run, journal="etcd://127.0.0.1:1")
+    folder.job.write_bytes(job_json(msgspec.structs.replace(JOB, cluster=cluster, run=run)))
+    record(folder, 8)
+    Contact(address="127.0.0.1:1", token="0123456789abcdef").write(folder.contact)
+    assert status(folder)[0].startswith("its process is gone"), "etcd cannot be asked"
+    monkeypatch.setattr(live, "leadership", lambda url, run, tls: lead)
+    text, state = status(folder)
+    assert part in text
+    led = msgspec.json.decode(msgspec.json.encode(lead))
+    assert state == {"phase": "leaderless", "step": 2, "steps": 3, "lead": led}
+    found = live.look(folder.path)
+    assert isinstance(found, live.NoAnswer)
+    assert not found.is_over
 
 
 def test_a_coordinator_that_does_not_answer_though_its_run_lives(folder: RunFolder) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from planaria.protocol.messages.journal import AnyEntry
 from planaria.protocol.messages.records import AnyRecord, PlanTaken, Restored, StepCommitted, StepSkipped
@@ -22,6 +22,11 @@ class ToldRecords:
         self.last_step = last_step
         self._restored_in = 0
         self._recent: deque[AnyRecord] = deque(maxlen=RECORDS_SEARCHED)
+
+    @property
+    def last(self) -> AnyRecord | None:
+        """The last one that readers have; None: they have none."""
+        return self._recent[-1] if self._recent else None
 
     def has(self, record: AnyRecord) -> bool:
         """Returns whether a record is among the last ones that readers have."""
@@ -53,16 +58,13 @@ class ToldRecords:
         return True
 
 
-def untold(known: ToldRecords, told: Iterable[AnyRecord], entries: Sequence[AnyEntry]) -> list[AnyRecord]:
+def untold(known: ToldRecords, entries: Sequence[AnyEntry]) -> list[AnyRecord]:
     """Returns what a journal has and readers do not: the coordinator before was gone between the two.
 
     Args:
-        known: takes note of all.
-        told: that readers have.
+        known: that readers have; takes note of what is returned.
         entries: of the journal.
     """
-    for record in told:
-        known.takes(record, again=False)
     told_at = max((at for at, entry in enumerate(entries) if any(map(known.has, entry.records))), default=-1)
     late = [record for entry in entries[told_at + 1 :] for record in entry.records]
     return [record for record in late if known.takes(record, again=True)]

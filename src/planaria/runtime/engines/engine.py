@@ -22,6 +22,8 @@ class TaskState(enum.Enum):
     """Back in the queue, and not to start before some time."""
     SPARE = enum.auto()
     """Behind as many others as may run."""
+    GIVEN_BACK = enum.auto()
+    """Back in the queue until it is asked for: the run had one node too many."""
     RUNNING = enum.auto()
     DONE = enum.auto()
     """The agent ended because it was not needed any more."""
@@ -57,7 +59,7 @@ class Engine(Protocol):
         ...
 
     def replace(self, task: Task) -> None:
-        """Starts a lost task again, or lets one start that is held. Raises EngineError."""
+        """Starts a lost task again, or lets one start that is held or was given back. Raises EngineError."""
         ...
 
     def allow(self, num_running: int) -> None:

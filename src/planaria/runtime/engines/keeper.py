@@ -82,6 +82,7 @@ class Keeper:
         self._was_complete = self._was_complete or live >= self._nodes
         if not self._was_complete:
             return
+        self._ask_back(tasks, wanted)
         missing = max(0, wanted - live)
         running = sum(task.state is TaskState.RUNNING for task in tasks)
         self._tell_of_nodes(tasks, labels if missing and self._was_short else None)
@@ -92,6 +93,14 @@ class Keeper:
         if self._allowed is None or allowed > self._allowed or (allowed < self._allowed and not missing):
             self._engine.allow(allowed)
             self._allowed = allowed
+
+    def _ask_back(self, tasks: Sequence[Task], wanted: int) -> None:
+        """Starts tasks again whose nodes were given back, where the others are too few for what is wanted now."""
+        others = sum(task.state not in (TaskState.GIVEN_BACK, TaskState.DONE) for task in tasks)
+        back = [task for task in tasks if task.state is TaskState.GIVEN_BACK]
+        for task in back[: max(0, wanted + self._spares - others)]:
+            self._say(f"task {task.name} was given back, and is started again: the run wants {wanted} nodes now")
+            self._engine.replace(task)
 
     def _tell_of_nodes(self, tasks: Sequence[Task], labels: Mapping[int, str] | None) -> None:
         """Says which tasks run though the run has no node of theirs; None: no node is missing."""

@@ -46,6 +46,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     most_nodes: int = 0
 
     @property
+    def grows(self) -> bool:
+        """Whether it may have more nodes than it starts on."""
+        return self.most_nodes > self.nodes
+
+    @property
     def tasks(self) -> int:
         """Agents' tasks that there may be at all."""
         return max(self.nodes, self.most_nodes) + self.spares

@@ -168,6 +168,7 @@ class RayAgents:
     ) -> None:
         self._agent = agent
         self._allowed = nodes
+        self._grows = most > nodes
         self._takes = {name: amount for name, amount in takes.items() if amount}
         bundles = nodes + spares
         self._places = [
@@ -213,7 +214,8 @@ class RayAgents:
         return [Task(name=place.name, state=place.state, why=place.why) for place in self._places]
 
     def replace(self, task: Task) -> None:
-        """Lets a lost agent start again, as soon as its bundle has a node and it is not a spare's turn."""
+        """Lets an agent start again that is lost or was given back, as soon as its bundle has a node and it is not a
+        spare's turn."""
         with _asking():
             (place,) = (place for place in self._places if place.name == task.name)
             ray.kill(place.actor)  # it may live where Ray could not reach it
@@ -264,6 +266,8 @@ class RayAgents:
                 place.state, place.why = _end_of(place.run)
                 if place.is_leaving:
                     place.state = TaskState.WAITING
+                elif place.state is TaskState.GIVEN_BACK and not self._grows:
+                    place.state = TaskState.DONE
         elif place.state is TaskState.SPARE and not place.node:
             place.state = TaskState.WAITING
 
@@ -315,7 +319,9 @@ def _end_of(run: Any) -> tuple[TaskState, str]:
         return TaskState.LOST, str(error.cause)
     except RayError as error:
         return TaskState.LOST, _reason(error)
-    if end.code in (EXIT_CODES[Farewell.OVER], EXIT_CODES[Farewell.DRAINED]):
+    if end.code == EXIT_CODES[Farewell.DRAINED]:
+        return TaskState.GIVEN_BACK, ""
+    if end.code == EXIT_CODES[Farewell.OVER]:
         return TaskState.DONE, ""
     return TaskState.LOST, f"exit code {end.code}: {end.said}"
 

@@ -19,6 +19,9 @@ ENGINE: Final = "slurm"
 SOON: Final = "now+3"
 """When a requeued job may start: a node refuses one that starts in the second in which it was killed there."""
 
+_HELD_BY_ITSELF: Final = "job requeued in held state"
+"""Reason of a task that waits after `scontrol requeuehold`, not after a user's `scontrol hold`."""
+
 _RUNNING: Final = frozenset({"RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "SIGNALING"})
 _ENDED_WELL: Final = frozenset({"COMPLETED", "CANCELLED"})
 _WAITING: Final = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "SPECIAL_EXIT"})
@@ -91,9 +94,11 @@ class Slurm:
         return [Task(name=f"{agents}_{number}", state=state_of(state, reason)) for number, state, reason in rows]
 
     def replace(self, task: Task) -> None:
-        """Requeues a lost task, and lets it start soon. Raises EngineError."""
+        """Requeues a lost task, and lets it start soon, as one that was given back. Raises EngineError."""
         if task.state is TaskState.LOST:
             _asked("scontrol", "requeue", task.name)
+        elif task.state is TaskState.GIVEN_BACK:
+            _asked("scontrol", "release", task.name)
         _asked("scontrol", "update", f"JobId={task.name}", f"StartTime={SOON}")
 
     def allow(self, num_running: int) -> None:
@@ -117,6 +122,8 @@ def state_of(state: str, reason: str) -> TaskState:
         return TaskState.DONE
     if state not in _WAITING:
         return TaskState.LOST
+    if reason.replace("_", " ") == _HELD_BY_ITSELF:
+        return TaskState.GIVEN_BACK
     if reason == "BeginTime":
         return TaskState.HELD
     return TaskState.SPARE if reason == "JobArrayTaskLimit" else TaskState.WAITING

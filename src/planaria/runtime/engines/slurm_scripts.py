@@ -28,9 +28,14 @@ while :; do
   if [ "$code" != 75 ] || [ -n "$why" ]; then break; fi
 done
 if [ "$why" = limit ]; then scontrol requeue "$SLURM_JOB_ID" && sleep 60; fi
+GIVEN_BACK
 # 4: the node has handed over its work.
 if [ "$code" = 4 ]; then exit 0; fi
 exit "$code"
+"""
+_GIVEN_BACK = """\
+# 4: the run had a node too many, which it may want again.
+if [ "$code" = 4 ] && [ -z "$why" ]; then scontrol requeuehold "$SLURM_JOB_ID" && sleep 60; fi
 """
 
 
@@ -75,7 +80,8 @@ def agents_script(launch: Launch, folder: LaunchFolder, options: SlurmOptions) -
         "--give-up", f"{options.give_up_s:g}",
         *(["--tls", launch.tls] if launch.tls else []),
     ]  # fmt: skip
-    return _head(launch, folder, options, "agents", "agent-%a", own) + _AGENTS.replace("COMMAND", shlex.join(command))
+    script = _AGENTS.replace("GIVEN_BACK\n", _GIVEN_BACK if launch.grows else "")
+    return _head(launch, folder, options, "agents", "agent-%a", own) + script.replace("COMMAND", shlex.join(command))
 
 
 def _head(launch: Launch, folder: LaunchFolder, options: SlurmOptions, part: str, log: str, own: Sequence[str]) -> str:

@@ -7,8 +7,8 @@ from typing import Final
 
 from planaria.job.errors import UserError
 from planaria.job.values import ETCD_TLS_URL, etcd_members, is_host_port
-from planaria.runtime.journal.etcd import Distrusted, Etcd, OutOfReach
-from planaria.runtime.journal.lead import leader_of
+from planaria.runtime.journal.etcd import NEVER, Distrusted, Etcd, OutOfReach
+from planaria.runtime.journal.lead import sighted
 from planaria.runtime.wire.tls import NotSecured
 
 FILE: Final = "file:"
@@ -27,6 +27,7 @@ class CoordinatorPlace:
     Attributes:
         text: likewise.
         may_move: whether the coordinator may come back elsewhere.
+        is_quiet: whether etcd has heard nothing of the leader between the last two looks, or knows of none.
 
     Raises:
         UserError: it is none of these, or etcd3gw is not installed.
@@ -37,6 +38,8 @@ class CoordinatorPlace:
         self.may_move = not is_host_port(text)
         self._file: Path | None = None
         self._etcd: Etcd | None = None
+        self._beat = NEVER
+        self.is_quiet = False
         members, _, self._run = text.rpartition("/")
         if text.startswith(FILE) and text != FILE:
             self._file = Path(text.removeprefix(FILE))
@@ -69,12 +72,14 @@ class CoordinatorPlace:
         return text
 
     def _led_from(self, etcd: Etcd) -> str:
+        beat, self._beat, self.is_quiet = self._beat, NEVER, True
         try:
-            leader = leader_of(etcd, self._run)
+            seen = sighted(etcd, self._run)
         except Distrusted as error:
             raise NotSecured(f"{error}. {error.remedy}") from None
         except OutOfReach as error:
             raise OSError(str(error)) from None
-        if leader is None or not leader.address:
+        if seen is None or not seen.leader.address:
             raise OSError(f"nobody leads run {self._run} now")
-        return leader.address
+        self._beat, self.is_quiet = seen.beat, seen.beat == beat
+        return seen.leader.address

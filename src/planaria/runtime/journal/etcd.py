@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.values import ETCD_TLS_URL, etcd_members
 from planaria.runtime.journal import etcd_tls
-from planaria.runtime.thresholds import ETCD_PAGE, ETCD_PAUSE_S, ETCD_TIMEOUT_S
+from planaria.runtime.thresholds import ETCD_HURRIES_S, ETCD_PAGE, ETCD_PAUSE_S, ETCD_TIMEOUT_S
 
 Answer = TypeVar("Answer")
 
@@ -88,12 +88,13 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A key that is there."""
+    """A key that is there; `lease`: for as long as that lasts, 0: for ever."""
 
     key: str
     value: bytes
     created: int
     changed: int
+    lease: int = 0
 
 
 class Etcd:
@@ -122,19 +123,26 @@ class Etcd:
         options: dict[str, Any] = {}
         if self._is_secure:
             options = {"protocol": "https", "session": etcd_tls.session_of(Path(tls))}
-        self._members = [
+        self._members: list[Any] = [
             Etcd3Client(host, int(port), timeout=ETCD_TIMEOUT_S, api_path="/v3/", **options)
             for host, _, port in (member.rpartition(":") for member in etcd_members(url))
         ]
 
-    def transact(self, conditions: Sequence[Created], actions: Sequence[Put | Delete]) -> tuple[bool, int]:
+    def transact(
+        self, conditions: Sequence[Created], actions: Sequence[Put | Delete], *, may_repeat: bool = False
+    ) -> tuple[bool, int]:
         """Carries the actions out if all conditions hold. Returns whether they do, and the revision afterwards.
+
+        Args:
+            conditions: of which each must hold.
+            actions: that are carried out together.
+            may_repeat: whether it does no harm if they are carried out twice: another member is asked soon then.
 
         Raises:
             OutOfReach: it is not known whether it was done.
         """
         request = {"compare": [one.compared for one in conditions], "success": [one.request for one in actions]}
-        answer = self._ask(lambda member: member.transaction(request))
+        answer = self._ask(lambda member: member.transaction(request), may_repeat)
         return bool(answer.get("succeeded", False)), int(answer["header"]["revision"])
 
     def find(self, key: str) -> Found | None:
@@ -153,14 +161,23 @@ class Etcd:
                 return found
             first = f"{page[-1].key}\0"
 
-    def grant(self, seconds: int) -> int:
-        """Returns a lease of so many seconds; etcd may give more. Raises OutOfReach."""
-        return int(self._ask(lambda member: member.lease(seconds)).id)
+    def grant(self, seconds: int) -> tuple[int, int]:
+        """Returns a lease of so many seconds, and how many etcd gives: maybe more. Raises OutOfReach."""
+        request = {"TTL": str(seconds), "ID": "0"}
+        answer = self._ask(lambda member: member.post(member.get_url("/lease/grant"), json=request))
+        return int(answer["ID"]), int(answer["TTL"])
 
     def keep_alive(self, lease: int) -> int:
-        """Returns for how many seconds a lease lasts from now on; 0: it is over. Raises OutOfReach."""
+        """Returns for how many seconds a lease lasts from now on; 0: it is over. A member that is cut off may say so of
+        one that the others have ended. Raises OutOfReach."""
         answer = self._ask(lambda member: member.post(member.get_url("/lease/keepalive"), json={"ID": str(lease)}))
         return int(answer.get("result", {}).get("TTL", 0))
+
+    def left_s(self, lease: int) -> int:
+        """Returns for how many whole seconds a lease lasts still; 0: it is over. Raises OutOfReach."""
+        request = {"ID": str(lease)}
+        answer = self._ask(lambda member: member.post(member.get_url("/lease/timetolive"), json=request))
+        return max(0, int(answer.get("TTL", 0)))
 
     def revoke(self, lease: int) -> None:
         """Ends a lease. Raises OutOfReach."""
@@ -174,29 +191,40 @@ class Etcd:
                 value=base64.b64decode(one.get("value", "")),
                 created=int(one["create_revision"]),
                 changed=int(one["mod_revision"]),
+                lease=int(one.get("lease", 0)),
             )
             for one in answer.get("kvs", ())
         ]
 
-    def _ask(self, question: Callable[[Any], Answer]) -> Answer:
-        """Asks the member that answered last, and then the others."""
-        from etcd3gw.exceptions import Etcd3Exception
+    def _ask(self, question: Callable[[Any], Answer], may_repeat: bool = True) -> Answer:
+        """Asks the member that answered last, and then the others; while one is late, all of them once more, with more
+        patience."""
+        from etcd3gw.exceptions import ConnectionTimeoutError, Etcd3Exception
         from requests import RequestException  # an answer that breaks off, or is none, comes through as it is
 
-        failed = OutOfReach
-        for _ in range(len(self._members)):
-            try:
-                return question(self._members[0])
-            except (Etcd3Exception, RequestException) as error:
-                text = " ".join(str(part) for part in (error, getattr(error, "detail_text", "")) if part)
-                member = self._members[0]
-                host, port = member.host, member.port
-                if self._is_secure:
-                    why, is_distrust = etcd_tls.explained(error, member.session, (host, port))
-                    text, failed = why or text, Distrusted if is_distrust else failed
-                said = f"{host}:{port}: {text or type(error).__name__}".splitlines()[0]
-                self._members.append(self._members.pop(0))
+        failed, late = OutOfReach, 0
+        for patience_s in (*ETCD_HURRIES_S, ETCD_TIMEOUT_S):
+            for member in [*self._members]:
+                member.timeout = (patience_s, patience_s if may_repeat else ETCD_TIMEOUT_S)
+                try:
+                    return question(member)
+                except (Etcd3Exception, RequestException) as error:
+                    said, is_distrust = self._explained(member, error)
+                    failed = Distrusted if is_distrust else failed
+                    late += isinstance(error, ConnectionTimeoutError)
+                    self._members.append(self._members.pop(0))
+            if not late:
+                break
         raise failed(f"{self.url} is out of reach: {said}")
+
+    def _explained(self, member: Any, error: Exception) -> tuple[str, bool]:
+        """Returns why a member gave no answer, in one line, and whether one does not trust the other."""
+        text = " ".join(str(part) for part in (error, getattr(error, "detail_text", "")) if part)
+        is_distrust = False
+        if self._is_secure:
+            why, is_distrust = etcd_tls.explained(error, member.session, (member.host, member.port))
+            text = why or text
+        return f"{member.host}:{member.port}: {text or type(error).__name__}".splitlines()[0], is_distrust
 
 
 def persistently(work: Callable[[], Answer], seconds: float) -> Answer:

@@ -2,6 +2,9 @@
 
 The leader's key has a lease, which a thread keeps alive. Every append to the journal is a transaction that compares the
 revision at which that key was created: whoever had the lead before cannot commit anything, whatever it believes.
+
+Leases begin anew whenever etcd's members elect another leader. So the thread also writes the key again, a beat, and a
+standby that sees no beat for as long as the lease lasts takes the lead, even if etcd still holds the lease.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -28,7 +32,7 @@ from planaria.runtime.journal.etcd import (
     after,
     persistently,
 )
-from planaria.runtime.thresholds import LEASE_ROUNDS, LEASE_S
+from planaria.runtime.thresholds import ETCD_PAUSE_S, LEASE_ROUNDS, LEASE_S, SIGHT
 
 
 class LeadTaken(PlanariaError):
@@ -46,11 +50,21 @@ class Leader(msgspec.Struct, frozen=True, kw_only=True):
         host: its host's name.
         process: tells its process from all others.
         address: where its coordinator listens, "host:port"; "": it does not yet.
+        lease_s: seconds for which it leads after its last beat; 0: an earlier version leads, which says no beats.
     """
 
     host: str
     process: str
     address: str = ""
+    lease_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """What etcd has of a leader: who it is, and the revision at which it said its last beat."""
+
+    leader: Leader
+    beat: int
 
 
 def lead_key(run: str) -> str:
@@ -83,10 +97,48 @@ def entries_prefix(run: str, mark: str = "") -> str:
     return f"planaria/{run}/entries/{mark}/" if mark else f"planaria/{run}/entries/"
 
 
+def sighted(etcd: Etcd, run: str) -> Sighting | None:
+    """Returns what etcd has of a run's leader; None: nobody leads. Raises OutOfReach."""
+    found = etcd.find(lead_key(run))
+    if found is None:
+        return None
+    leader = msgspec.json.decode(found.value, type=Leader)
+    return Sighting(leader=leader, beat=found.changed)
+
+
 def leader_of(etcd: Etcd, run: str) -> Leader | None:
     """Returns who leads a run. Raises OutOfReach."""
-    found = etcd.find(lead_key(run))
-    return None if found is None else msgspec.json.decode(found.value, type=Leader)
+    seen = sighted(etcd, run)
+    return None if seen is None else seen.leader
+
+
+class LeaderWatch:
+    """Judges whether a leader's time is over, from what a standby sees of it. Pure: time comes as an argument."""
+
+    def __init__(self) -> None:
+        self._beat = NEVER
+        self._since = 0.0
+        self._looked = float("-inf")
+        self._in_sight_since = 0.0
+
+    def is_over(self, seen: Sighting, now: float) -> bool:
+        """Returns whether a leader has said nothing for as long as it leads after a beat.
+
+        Its own time began before the beat, this one's after the answer that told of it. A standby that has seen nothing
+        of etcd in between waits a little more: the leader may not have been able to say anything.
+
+        Args:
+            seen: what etcd has of it.
+            now: monotonic seconds, after etcd's answer.
+        """
+        lease_s = seen.leader.lease_s
+        if now - self._looked > SIGHT * lease_s:
+            self._in_sight_since = now
+        self._looked = now
+        if seen.beat != self._beat:
+            self._beat, self._since = seen.beat, now
+        is_silent = 0 < lease_s <= now - self._since
+        return is_silent and now - self._in_sight_since >= SIGHT * lease_s
 
 
 class Lead:
@@ -115,6 +167,7 @@ class Lead:
         self._waited_at = 0.0
         self._taken_at = NEVER
         self._sure_until = 0.0
+        self._watch = LeaderWatch()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -127,15 +180,20 @@ class Lead:
         """
         if self.revision != NEVER:
             return True
-        leader = self.leader()
-        if leader is not None and leader.process != self._leader.process:
-            return False
-        if leader is not None:  # the lead that this process has lost
+        key, last = lead_key(self.run), last_key(self.run)
+        seen = sighted(self._etcd, self.run)
+        if seen is not None and seen.leader.process != self._leader.process:
+            if not self._watch.is_over(seen, time.monotonic()):
+                return False
+            if not self._etcd.transact([Unchanged(key, seen.beat)], [Delete(key, f"{key}\0")])[0]:
+                return False
+        elif seen is not None:  # the lead that this process has lost
             self._etcd.revoke(self._lease)
         self._over.set()
         asked_at = time.monotonic()
-        lease = self._lease = self._etcd.grant(LEASE_S)
-        value, key, last = msgspec.json.encode(self._leader), lead_key(self.run), last_key(self.run)
+        lease, granted_s = self._etcd.grant(LEASE_S)
+        self._lease, self._leader = lease, msgspec.structs.replace(self._leader, lease_s=float(granted_s))
+        value = msgspec.json.encode(self._leader)
         since = [Unchanged(last, self._taken_at)] if self._taken_at != NEVER else []
         is_taken, revision = self._etcd.transact(
             [Created(key, NEVER), *since], [Put(key, value, lease), Put(last, value)]
@@ -146,11 +204,9 @@ class Lead:
                 raise LeadTaken(f"another process has led run {self.run} meanwhile")
             return False
         self.revision = self._taken_at = revision
-        self._sure_until = asked_at + LEASE_S
+        self._sure_until = asked_at + granted_s
         self._over = threading.Event()
-        self._thread = threading.Thread(
-            target=self._keep, args=(lease, asked_at, self._over), name="lease", daemon=True
-        )
+        self._thread = threading.Thread(target=self._keep, args=(asked_at, self._over), name="lease", daemon=True)
         self._thread.start()
         return True
 
@@ -168,9 +224,9 @@ class Lead:
         if now < self._waited_at + LEASE_S / LEASE_ROUNDS:
             return
         if not self._waiting or not self._etcd.keep_alive(self._waiting):
-            self._waiting = self._etcd.grant(LEASE_S)
+            self._waiting, _ = self._etcd.grant(LEASE_S)
             key = f"{standbys_prefix(self.run)}{self._leader.process}"
-            self._etcd.transact([], [Put(key, b"", self._waiting)])
+            self._etcd.transact([], [Put(key, msgspec.json.encode(self._leader), self._waiting)])
         self._waited_at = now
 
     def others_wait(self) -> bool:
@@ -182,9 +238,13 @@ class Lead:
         """Returns who leads. Raises OutOfReach."""
         return leader_of(self._etcd, self.run)
 
+    def listens_at(self, address: str) -> None:
+        """Notes where the coordinator will listen: whoever asks finds it as soon as this process has the lead."""
+        self._leader = msgspec.structs.replace(self._leader, address=address)
+
     def tell(self, address: str) -> None:
         """Tells where the coordinator listens. Raises OutOfReach; LeadTaken: this process leads no more."""
-        self._leader = msgspec.structs.replace(self._leader, address=address)
+        self.listens_at(address)
         self._put(lead_key(self.run), msgspec.json.encode(self._leader), self._lease)
 
     def is_sure(self) -> bool:
@@ -252,22 +312,34 @@ class Lead:
         if not is_done:
             raise LeadTaken(f"another process leads run {self.run} now")
 
-    def _keep(self, lease: int, since: float, over: threading.Event) -> None:
-        """Keeps the lease alive; it is lost when etcd says so, or has not confirmed it for as long as it lasts."""
-        lasts_s = float(LEASE_S)
-        while not over.wait(lasts_s / LEASE_ROUNDS):
+    def _keep(self, since: float, over: threading.Event) -> None:
+        """Beats, and keeps the lease alive. The lead is lost when etcd says so, or has confirmed no beat for as long as
+        the lease lasts."""
+        lease, revision, lasts_s = self._lease, self.revision, self._leader.lease_s
+        pause_s = lasts_s / LEASE_ROUNDS
+        while not over.wait(pause_s):
             asked_at = time.monotonic()
             try:
-                granted_s = self._keeping.keep_alive(lease)
+                leads = self._beat(lease, revision)
             except OutOfReach:
+                pause_s = ETCD_PAUSE_S
                 if time.monotonic() - since < lasts_s:
                     continue
-                granted_s = 0
+                leads = False
             if over.is_set():
                 return
-            if not granted_s:
+            if not leads:
                 self.revision = NEVER
                 self.when_lost()
                 return
-            since, lasts_s = asked_at, float(granted_s)
+            since, pause_s = asked_at, lasts_s / LEASE_ROUNDS
             self._sure_until = since + lasts_s
+
+    def _beat(self, lease: int, revision: int) -> bool:
+        """Returns whether this process leads, and those who stand by can see it. Raises OutOfReach.
+
+        A beat that comes late may bring back an earlier address, until the next one.
+        """
+        key, value = lead_key(self.run), msgspec.json.encode(self._leader)
+        is_done, _ = self._keeping.transact([Created(key, revision)], [Put(key, value, lease)], may_repeat=True)
+        return is_done and self._keeping.keep_alive(lease) > 0

@@ -32,6 +32,7 @@ from planaria.runtime.launch.training.resumption import check_store, resumed
 from planaria.runtime.launch.training.run import run
 from planaria.runtime.launch.training.standby import BegunAnew, own_settings, settings_of, stand_by
 from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.run_folder.recorder import AnotherFile
 from planaria.runtime.run_folder.run_folder import RunFolder
 
 
@@ -132,7 +133,7 @@ def stand_by_run(
     log = folder.logs / f"standby-{socket.gethostname()}-{os.getpid()}.log"
     try:
         while True:
-            with closing(Lead(url, folder.path.name, tls)) as lead, contextlib.suppress(BegunAnew):
+            with closing(Lead(url, folder.path.name, tls)) as lead, contextlib.suppress(BegunAnew, AnotherFile):
                 settings = _standbys_settings(lead, token, folder, is_alone=is_alone)
                 settings = msgspec.structs.replace(settings, job=_with_tls(settings.job, tls))
                 request = checked(TrainRequest(job=settings.job, folder=folder, observers=(observe,), token=token))

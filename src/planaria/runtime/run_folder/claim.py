@@ -38,15 +38,19 @@ class Claimant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextlib.contextmanager
-def claimed(path: Path) -> Iterator[None]:
+def claimed(path: Path, wait_s: float = READERS_S) -> Iterator[None]:
     """Claims the right to write the folder in which the file `path` lies, until the context ends.
+
+    Args:
+        path: of the claim.
+        wait_s: seconds that it waits for readers, or for a claimant that ends.
 
     Raises:
         UserError: another process has it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        deadline = time.monotonic() + READERS_S
+        deadline = time.monotonic() + wait_s
         while not _locked(descriptor):
             if time.monotonic() >= deadline:
                 raise UserError(in_use(path))

@@ -1,14 +1,17 @@
-"""Lines appended to a file by a process that a full disk does not stop.
+"""Lines appended to a file by a process that a full disk does not stop, or another one that goes on with it.
 
 What the disk refuses is kept in memory and written, in order, once there is room again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
+import shutil
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -66,6 +69,28 @@ class Lines:
     def close(self) -> None:
         """Closes the file; what the disk still refuses is lost."""
         self._file.close()
+
+
+def take_over_file(path: Path) -> None:
+    """Puts a copy in a file's place: a process that has it open still, as one that was stopped, writes to nowhere."""
+    copy = path.with_name(f".{path.name}.partial")
+    try:
+        if path.exists():
+            shutil.copy(path, copy)
+            copy.replace(path)
+    except OSError as error:
+        log.warning("%s: %s. A process that wrote it before may write it still.", path, error.strerror or error)
+        with contextlib.suppress(OSError):
+            copy.unlink(missing_ok=True)
+
+
+def lacking(path: Path, lines: Sequence[bytes]) -> Sequence[bytes]:
+    """Returns those of some whole lines, in order, that a file lacks at its end: all behind the last one that it has.
+    None, where its last line is not among them."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - max(map(len, lines), default=0)))
+        tail = file.read()
+    return next((lines[at:] for at in range(len(lines), 0, -1) if tail.endswith(lines[at - 1])), () if tail else lines)
 
 
 def _drop_partial_line(path: Path) -> None:

@@ -5,18 +5,22 @@ The recorder never decides anything, and holds nothing that grows faster than on
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
 import os
 import statistics
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
+from planaria.job.errors import PlanariaError
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job
 from planaria.protocol.messages.records import (
@@ -36,7 +40,7 @@ from planaria.protocol.messages.records import (
 )
 from planaria.protocol.planning.failure_rate import Watch, Watched
 from planaria.protocol.step.time_accounting import TimeAccount
-from planaria.runtime.run_folder.lines import Lines
+from planaria.runtime.run_folder.lines import Lines, lacking, take_over_file
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.step_blocks import BlockWriter, passages
 from planaria.runtime.run_folder.step_lines import parts_of, parts_of_file
@@ -44,25 +48,54 @@ from planaria.runtime.run_folder.step_lines import parts_of, parts_of_file
 log = logging.getLogger(__name__)
 
 
+METRICS_COMPARED: Final = 64
+"""How many of the last records that have a line in metrics.jsonl are looked for there when a run goes on. Not
+measured."""
+
+_Measured = StepCommitted | StepSkipped | Evaluated
+"""A record that has a line in metrics.jsonl."""
+
+
+class AnotherFile(PlanariaError):
+    """An events.jsonl is not the one of which a part was read."""
+
+
 class _Time(msgspec.Struct):
     time: float
+
+
+_decode: Final = msgspec.json.Decoder(AnyRecord).decode
+_decode_time: Final = msgspec.json.Decoder(_Time).decode
 
 
 class Recorder:
     """An observer that writes files. Call it with each record, and `finish` once, before or after `RunEnded`.
 
-    In a folder that holds a run already, it appends, and the summary counts both parts of the run.
+    In a folder that holds a run already, it appends, and the summary counts both parts of the run. Where the process
+    before died between a step's event and its metrics, these are written.
 
     Attributes:
         folder: the run's folder.
     """
 
-    def __init__(self, folder: RunFolder, job: Job) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        job: Job,
+        was_told: Callable[[AnyRecord], object] = lambda record: None,
+        *,
+        waits: bool = False,
+    ) -> None:
         """Opens the files.
 
         Args:
             folder: the run's folder.
             job: the job; its name and fingerprint go into the summary.
+            was_told: gets each record that the folder has already.
+            waits: another process writes the files still: `read_on` follows it, until `open`.
+
+        Raises:
+            AnotherFile: see `read_on`.
         """
         self.folder = folder
         self._job = job
@@ -86,12 +119,38 @@ class Recorder:
         self._extra: dict[str, object] = {}
         self._policy = job.resilience.policy.value
         self._switches: list[PolicySwitched] = []
-        for record, time_s in read_events(folder.events):
-            self._note(record, time_s)
+        self._was_told = was_told
+        self._measured: deque[_Measured] = deque(maxlen=METRICS_COMPARED)
+        self._read_bytes = 0
+        self._last_line = b""
+        if not waits:
+            self.open()
+
+    def read_on(self, most: int | None = None) -> None:
+        """Reads the records that the folder has got since the last time, at most so many.
+
+        Raises:
+            AnotherFile: the last one that was read is there no more.
+        """
+        lines = _whole_lines(self.folder.events, self._read_bytes, self._last_line)
+        for line in itertools.islice(lines, most):
+            record = _decode(line)
+            self._note(record, _decode_time(line).time)
+            self._was_told(record)
+            if isinstance(record, _Measured):
+                self._measured.append(record)
+            self._read_bytes += len(line)
+            self._last_line = line
+
+    def open(self) -> None:
+        """Opens the files, which no other process writes from now on. Raises AnotherFile."""
+        self.read_on()
         self._ended = None
-        self._events = Lines(folder.events)
-        self._metrics = Lines(folder.metrics)
-        self._blocks = BlockWriter(folder.step_blocks, folder.events.stat().st_size)
+        self._events = Lines(self.folder.events)
+        self._metrics = Lines(self.folder.metrics)
+        for line in lacking(self.folder.metrics, [_metrics_line(record) for record in self._measured]):
+            self._metrics.write(line)
+        self._blocks = BlockWriter(self.folder.step_blocks, self.folder.events.stat().st_size)
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
@@ -120,11 +179,10 @@ class Recorder:
         self._note(record, time_s)
         if isinstance(record, StepCommitted | StepSkipped):
             self._blocks.wrote_step(record, time_s, len(line))
+        else:
+            self._blocks.wrote(len(line))
+        if isinstance(record, _Measured):
             self._metrics.write(_metrics_line(record))
-            return
-        self._blocks.wrote(len(line))
-        if isinstance(record, Evaluated):
-            self._metrics.write(_evaluation_line(record))
         elif isinstance(record, RunEnded):
             self._write_summary()
 
@@ -256,14 +314,19 @@ class Recorder:
 
 def read_events(path: Path) -> Iterator[tuple[AnyRecord, float]]:
     """Yields the records of an events.jsonl with their times; a last line cut short by a crash is left out."""
-    if not path.exists():
+    for line in _whole_lines(path):
+        yield _decode(line), _decode_time(line).time
+
+
+def _whole_lines(path: Path, begin: int = 0, before: bytes = b"") -> Iterator[bytes]:
+    """Yields a file's lines from a byte on. Raises AnotherFile: the line before that is another one."""
+    if not path.exists() and not begin:
         return
-    decode = msgspec.json.Decoder(AnyRecord).decode
-    decode_time = msgspec.json.Decoder(_Time).decode
-    with path.open("rb") as lines:
-        for line in lines:
-            if line.endswith(b"\n"):
-                yield decode(line), decode_time(line).time
+    with path.open("rb") as file:
+        file.seek(begin - len(before))
+        if file.read(len(before)) != before:
+            raise AnotherFile(f"{path} is another file than before")
+        yield from (line for line in file if line.endswith(b"\n"))
 
 
 def told_but_steps(folder: RunFolder) -> Iterator[AnyRecord]:
@@ -309,7 +372,18 @@ def write_atomically(path: Path, data: bytes) -> None:
     partial.replace(path)
 
 
-def _metrics_line(step: StepCommitted | StepSkipped) -> bytes:
+def take_over(folder: RunFolder) -> None:
+    """Takes the run's files of lines from whoever wrote them before, and may still believe that it does. A record that
+    it had in mind is told by this process, from the journal, if it is not in them now."""
+    for path in (folder.metrics, folder.events):  # a step that is written between the two has its event alone
+        take_over_file(path)
+
+
+def _metrics_line(record: _Measured) -> bytes:
+    return _evaluation_line(record) if isinstance(record, Evaluated) else _step_line(record)
+
+
+def _step_line(step: StepCommitted | StepSkipped) -> bytes:
     line: dict[str, object] = {
         "step": step.step,
         "loss": finite(step.loss),

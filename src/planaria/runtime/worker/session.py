@@ -16,7 +16,7 @@ from planaria.protocol.thresholds import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
 from planaria.protocol.worker.session import WorkerSession
 from planaria.runtime.journal.coordinator_place import CoordinatorPlace
-from planaria.runtime.thresholds import SESSION_CONNECT_S, SILENT_COORDINATOR_S
+from planaria.runtime.thresholds import QUIET_LEADER_S, SESSION_CONNECT_S, SILENT_COORDINATOR_S
 from planaria.runtime.wire.control_frames import FrameError, control_frame, read_control
 from planaria.runtime.wire.tls import Security, connect
 from planaria.runtime.worker.transport.mailbox import Mailbox
@@ -132,13 +132,17 @@ class Control:
     def _look_elsewhere(self) -> None:
         """Leaves a coordinator that says nothing, as one does that is stopped or cut off, once another leads."""
         place = CoordinatorPlace(self._place.text, tls=self._tls)  # the other is the connecting thread's
-        while not self._ended.wait(SILENT_COORDINATOR_S):
+        is_quiet = False
+        while not self._ended.wait(QUIET_LEADER_S if is_quiet else SILENT_COORDINATOR_S):
+            is_quiet = False
             if time.monotonic() - self._heard < SILENT_COORDINATOR_S:
                 continue
             try:
                 address = place.address()
             except OSError:
+                is_quiet = place.is_quiet
                 continue
+            is_quiet = place.is_quiet
             with self._lock:
                 if address != self._address:
                     self._hang_up()

@@ -18,6 +18,7 @@ from planaria.protocol.messages.records import Restored, RunEnded, StepCommitted
 from planaria.protocol.messages.user import Answer, RunState, Wish
 from planaria.protocol.phases import Phase
 from planaria.runtime.coordinator.client import Contact, NotReached, ask
+from planaria.runtime.journal.leadership import Leadership, leadership
 from planaria.runtime.progress.progress import Ending
 from planaria.runtime.run_folder.claim import claimant
 from planaria.runtime.run_folder.recorder import told_but_steps
@@ -43,10 +44,10 @@ def status(run: Path | Address, *, as_json: bool) -> str:
     if isinstance(found, NoAnswer):
         return found.text
     state = found.state
-    page = _page_of(run)
+    page, lead = _page_of(run), _leadership(RunFolder(run)) if isinstance(run, Path) else None
     if as_json:
-        told = msgspec.to_builtins(state)
-        return msgspec.json.encode(told | {"page": page} if page else told).decode()
+        told = msgspec.to_builtins(state) | ({"page": page} if page else {})
+        return msgspec.json.encode(told | ({} if lead is None else _led(lead))).decode()
     phase = "starting: nodes join" if state.phase == Phase.GATHERING else state.phase
     leaving = f", of them leaving: {', '.join(map(str, state.leaving))}" if state.leaving else ""
     lines = [
@@ -71,6 +72,8 @@ def status(run: Path | Address, *, as_json: bool) -> str:
         lines.append(f"dropped: {count(state.num_dropped, 'microbatch')}")
     if state.evaluated is not None:
         lines.append(f"evaluated after step {state.evaluated.step}: {', '.join(figures_of(state.evaluated))}")
+    if lead is not None:
+        lines.append(f"led from {lead.leader or 'nowhere now'}; {_standing_by(lead)}")
     if state.unsaved:
         lines.append(f"not saved yet: {state.unsaved}")
     if state.pipelines:
@@ -102,11 +105,14 @@ def look(run: Path | Address, *, as_json: bool = False, details: bool = False) -
             raise
         folder = RunFolder.open(run)
         owner = claimant(folder.claim)
+        if owner is not None and not folder.contact.exists():
+            return NoAnswer(_unasked(folder, owner.doing, as_json=as_json), is_over=False)
+        lead = _leadership(folder)
+        if lead is not None and (lead.leader or lead.standbys):
+            return NoAnswer(_between_leaders(folder, lead, as_json=as_json), is_over=False)
         if owner is None:
             return NoAnswer(_over(folder, as_json=as_json), is_over=True)
-        if folder.contact.exists():
-            raise
-        return NoAnswer(_unasked(folder, owner.doing, as_json=as_json), is_over=False)
+        raise
 
 
 def _page_of(run: Path | Address) -> str:
@@ -162,6 +168,38 @@ def _unasked(folder: RunFolder, doing: str, *, as_json: bool) -> str:
         state = {"phase": doing.partition(":")[0], "doing": doing, "step": told.steps, "steps": told.num_steps}
         return msgspec.json.encode(state).decode()
     return f"{folder.path}: {doing}" + (f", step {told.steps} of {told.num_steps}" if told.steps else "")
+
+
+def _leadership(folder: RunFolder) -> Leadership | None:
+    """Returns who leads a run whose journal is in etcd; None: it is not there, or cannot be asked."""
+    try:
+        job = job_from_json(folder.job.read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return leadership(job.run.journal, folder.path.resolve().name, job.cluster.tls) if job.run.journal else None
+
+
+def _between_leaders(folder: RunFolder, lead: Leadership, *, as_json: bool) -> str:
+    """Returns the status of a run that is led by nobody who answers, and goes on once somebody does."""
+    told = _told(folder)
+    if as_json:
+        return msgspec.json.encode(
+            {"phase": "leaderless", "step": told.steps, "steps": told.num_steps, **_led(lead)}
+        ).decode()
+    who = "nobody leads it now"
+    if lead.leader:
+        who = f"{lead.leader} leads it and does not answer, its lease in etcd ends within {lead.lease_left_s} s"
+    return f"{folder.path}: {who}; {_standing_by(lead)}. Step {told.steps} of {told.num_steps} was the last."
+
+
+def _standing_by(lead: Leadership) -> str:
+    if not lead.standbys:
+        return "nobody stands by: planaria standby RUN does, on another host"
+    return f"standing by: {', '.join(lead.standbys)}"
+
+
+def _led(lead: Leadership) -> dict[str, object]:
+    return {"lead": msgspec.to_builtins(lead)}
 
 
 def _over(folder: RunFolder, *, as_json: bool) -> str:

@@ -34,7 +34,7 @@ from planaria.runtime.observers.dashboard_page import DashboardPage
 from planaria.runtime.observers.secret_urls import without_secrets
 from planaria.runtime.observers.views import views_of
 from planaria.runtime.run_folder.claim import say
-from planaria.runtime.run_folder.recorder import Recorder
+from planaria.runtime.run_folder.recorder import Recorder, take_over
 from planaria.runtime.wire.socket_server import listen
 
 
@@ -59,6 +59,8 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes, lead: Lead | No
     is_local = job.cluster.launcher is Launcher.LOCAL
     say(folder.claim, "starting: the first plan is made")
     token, mark = request.token or secrets.token_hex(16), secrets.token_hex(8)
+    if lead is not None:
+        take_over(folder)
     recorder = Recorder(folder, job)
     watched = _watched(request, recorder)
     told = Told(request, recorder, views, data.checkpoint.step if data.checkpoint else 0)

@@ -29,7 +29,7 @@ from planaria.runtime.coordinator.client import Contact
 from planaria.runtime.coordinator.process import journal_of
 from planaria.runtime.coordinator.remote_nodes import named, own_folders_refused, share
 from planaria.runtime.coordinator.settings import CoordinatorSettings
-from planaria.runtime.journal.etcd import OutOfReach, persistently
+from planaria.runtime.journal.etcd import OutOfReach
 from planaria.runtime.journal.lead import Lead
 from planaria.runtime.launch.supervisor import Supervisor
 from planaria.runtime.launch.training.ending import RunOutcome
@@ -40,9 +40,9 @@ from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.observers.dashboard_page import DashboardPage
 from planaria.runtime.observers.views import views_of
 from planaria.runtime.run_folder.claim import claimed
-from planaria.runtime.run_folder.recorder import Recorder, read_events, write_atomically
+from planaria.runtime.run_folder.recorder import Recorder, take_over, write_atomically
 from planaria.runtime.run_folder.run_folder import RunFolder
-from planaria.runtime.thresholds import LEAD_POLL_S, LEASE_S
+from planaria.runtime.thresholds import LEAD_POLL_S, READ_AHEAD, STANDBY_CLAIM_S
 from planaria.runtime.wire.socket_server import listen
 
 
@@ -114,6 +114,7 @@ def stand_by(
         LeadTaken: another process took the lead from this one.
         HandedOver: this process was told to end (SIGTERM), and another one stands by.
         BegunAnew: the run has other settings now.
+        AnotherFile: what was told of the run is not what this process has read of it.
     """
     job, folder = request.job, request.folder
     known = ToldRecords()
@@ -129,29 +130,31 @@ def stand_by(
         stack.callback(supervisor.close)
         supervisor.prepare()
         leader = lead.leader()
+        lead.listens_at(address)
         own = f"; once it leads, records, metrics and logs are in {folder.path}" if is_alone else ""
         say(f"stands by for run {lead.run}, which {'nobody' if leader is None else leader.host} leads{own}")
-        if not _lead_comes(lead, settings):
+        recorder = Recorder(folder, job, lambda record: known.takes(record, again=False), waits=True)
+        if not _lead_comes(lead, settings, recorder):
             yield None
             return
-        entries, told_before = _entries(settings, lead), [record for record, _ in read_events(folder.events)]
-        if any(isinstance(entry, JournalEnd) for entry in entries) and any(
-            isinstance(record, RunEnded) for record in told_before[-1:]
-        ):
+        take_over(folder)
+        entries = _entries(settings, lead)
+        with contextlib.suppress(UserError):  # a folder of the network may still hold the claim of a host that is gone
+            stack.enter_context(claimed(folder.claim, STANDBY_CLAIM_S))
+        recorder.open()
+        stack.enter_context(recorder)
+        if any(isinstance(entry, JournalEnd) for entry in entries) and isinstance(known.last, RunEnded):
             lead.finish()  # the leader before had told of the end
             yield None
             return
-        with contextlib.suppress(UserError):  # a folder of the network may still hold the claim of a host that is gone
-            stack.enter_context(claimed(folder.claim))
         if is_alone:
             link_all(folder.checkpoints, job.run.checkpoints_url)
-        recorder = stack.enter_context(Recorder(folder, job))
         views = views_of(job, metrics_token(job, folder))
         told = Told(request, recorder, views, settings.resume.step if settings.resume else 0)
         stack.enter_context(closing(told.views))
         stack.enter_context(closing(told.callbacks))
         told.supervisor = supervisor
-        for record in untold(known, told_before, entries):
+        for record in untold(known, entries):
             told.record(record, time.time())
         text = f"{socket.gethostname()} leads the run now, at {address}: the coordinator before is gone"
         told.record(Note(level="warning", text=text), time.time())
@@ -161,7 +164,6 @@ def stand_by(
             told.record(of_page, time.time())
         contact = Contact(address=address, token=settings.token, tls=job.cluster.tls, page=page.address)
         contact.write(folder.contact)
-        persistently(lambda: lead.tell(address), LEASE_S)
         stack.enter_context(interrupts(partial(_heed, told, supervisor)))
         finished = supervisor.run(())
         folder.contact.unlink(missing_ok=True)
@@ -189,9 +191,14 @@ def _listening(job: Job) -> Iterator[socket.socket]:
         yield listener
 
 
-def _lead_comes(lead: Lead, settings: CoordinatorSettings) -> bool:
-    """Waits for the lead; returns whether there is a run to go on with. Raises BegunAnew."""
+def _lead_comes(lead: Lead, settings: CoordinatorSettings, recorder: Recorder) -> bool:
+    """Waits for the lead, and reads what is told of the run meanwhile; returns whether there is a run to go on with.
+
+    Raises:
+        BegunAnew, AnotherFile: see `stand_by`.
+    """
     while True:
+        recorder.read_on(READ_AHEAD)
         with contextlib.suppress(OutOfReach):
             lead.wait()
             has_lead = lead.take()
