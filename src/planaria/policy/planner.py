@@ -16,7 +16,7 @@ from planaria.estimate.conditions import Conditions
 from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.step_time import EstimateCache, StepEstimate, outline
 from planaria.estimate.transfer_time import ALIKE, TransferTime, busy_s, transfer_time, wait_s
-from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile
+from planaria.plan.costs.model_profile import LinkCost, ModelProfile
 from planaria.plan.costs.network import HostPair, Network
 from planaria.plan.costs.pipeline_time import NodeSpeeds, Template
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, ScheduleKind, Transfer, WorkerId
@@ -389,19 +389,10 @@ def _places(profile: ModelProfile, settings: PlannerSettings) -> tuple[ModelProf
             f"Stages of {devices} devices that take microbatches in turn need times of one device, and the profile "
             f"has those of {', '.join(map(str, profile.device_counts))}. Give another profile."
         )
-    layers = tuple(msgspec.structs.replace(layer, times=(_shared(layer.on(1), devices),)) for layer in profile.layers)
+    layers = tuple(msgspec.structs.replace(layer, times=(layer.on(1).scaled(1 / devices),)) for layer in profile.layers)
     return msgspec.structs.replace(profile, layers=layers), dataclasses.replace(
         settings,
         devices_per_node=settings.devices_per_node // devices,
         devices_per_stage=1,
         num_cores=None if settings.num_cores is None else settings.num_cores / devices,
-    )
-
-
-def _shared(times: LayerTimes, devices: int) -> LayerTimes:
-    return LayerTimes(
-        forward_s=times.forward_s / devices,
-        backward_input_s=times.backward_input_s / devices,
-        backward_weight_s=times.backward_weight_s / devices,
-        split_s=times.split_s / devices,
     )

@@ -68,8 +68,13 @@ def checkpoint_interval_s(run: RunSection, time_to_failure_s: float) -> float:
 
 
 def job_profile(job: Job, profile: ModelProfile) -> ModelProfile:
-    """Returns the profile's costs as the job runs: with or without recomputation."""
-    return profile.recomputed() if job.train.activation_checkpointing else profile
+    """Returns the profile's costs as the job runs: with all devices of a node at work, with or without recomputation.
+
+    Only emulated devices share a microbatch.
+    """
+    costs = profile if is_emulated(job) else profile.on_one_device()
+    costs = costs.contended(job.cluster.devices_per_node)
+    return costs.recomputed() if job.train.activation_checkpointing else costs
 
 
 def is_emulated(job: Job) -> bool:

@@ -110,7 +110,8 @@ def from_profile(path: Path | None, wanted: PlanOptions) -> tuple[PlannedModel, 
         objective=Objective(wanted.objective),
         **wanted.search,
     )
-    costs = profile.recomputed() if wanted.recompute else profile
+    costs = profile.contended(wanted.devices_per_node)
+    costs = costs.recomputed() if wanted.recompute else costs
     with batches_told_by("--global-batch", microbatch), busy(_PLANNING):
         report = api.plan_for(
             costs,

@@ -74,6 +74,7 @@ class ProfileCache:
             f"{train.dtype.value}/{train.boundary_dtype.value}",
             _stamp(job.data.tokenizer),
             job.data.windows.value,
+            *([f"{job.cluster.devices_per_node} devices"] if job.cluster.devices_per_node > 1 else []),
         ]
         return self._folder / f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:32]}.json"
 
