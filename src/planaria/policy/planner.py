@@ -137,6 +137,10 @@ class Planner:
             return self
         return self._for_same_nodes(self._once(settings, lambda: Planner(self.profile, settings)))
 
+    def of_stages(self, devices: int) -> Planner:
+        """Returns the planner of stages on so many devices each, for the same nodes."""
+        return self.variant(devices_per_stage=devices)
+
     def of_places(self) -> Planner:
         """Returns the planner of stages' places, made once, for the same nodes: one of d devices computes a microbatch
         in a d-th of the time, as d are under way at a time.
@@ -345,6 +349,8 @@ class Planner:
         return found
 
     def _make_templates(self) -> tuple[Template, ...]:
+        if not self.settings.devices_per_stage:
+            return self._templates_of_fewest_devices()
         if self.settings.devices_per_stage > 1:
             return self.of_places().templates
         templates = make_templates(self.profile, self.settings)
@@ -355,6 +361,17 @@ class Planner:
                 "with more memory."
             )
         return tuple(templates)
+
+    def _templates_of_fewest_devices(self) -> tuple[Template, ...]:
+        """Returns the templates of stages on as few devices as there are any for."""
+        refused: PlanError | None = None
+        for devices in self.settings.stage_choices:
+            try:
+                return self.of_stages(devices).templates
+            except PlanError as error:
+                refused = refused or error
+        assert refused is not None, "a stage is on one device, if on no more"
+        raise refused
 
     def _make_sizes(self) -> tuple[Template, ...]:
         settings, own = self.settings, self.templates

@@ -309,7 +309,11 @@ def test_a_given_profile_is_taken_for_the_model_that_it_is_of(job: Job, tmp_path
     assert "other layers, parameter groups or optimizer state than model.type" in said(output)
 
 
-def test_devices_of_one_host_are_measured_at_work_at_once(job: Job, tmp_path: Path) -> None:
+def test_devices_of_one_host_are_measured_at_work_at_once(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes of three devices are processes of this machine: six, of which as many work at a time as have cores."""
+    monkeypatch.setattr("planaria.runtime.measure.measure.num_cores", lambda: 2.5)
     output = tmp_path / "profile.json"
     assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
     assert decode_profile(output.read_bytes()).contention == ()

@@ -33,7 +33,8 @@ from planaria.model.training.optimizer import optimizer_of, value_bytes
 from planaria.plan.costs.model_profile import DeviceKind, Links, ModelProfile, device_counts
 from planaria.plan.costs.profile_check import check_profile, decode_profile
 from planaria.plan.plan import Group, PlanError
-from planaria.runtime.component_settings import named_profile
+from planaria.runtime.component_settings import devices_at_work, named_profile
+from planaria.runtime.machine.limits import num_cores
 from planaria.runtime.measure import ERROR_SUFFIX
 from planaria.runtime.measure.contention import measure_contention
 from planaria.runtime.measure.layers import measure_layers
@@ -62,7 +63,7 @@ def fingerprint(job: Job) -> str:
         *_of_optimizer(train),
         *_of_rules(train),
         *(["compiled"] if train.compile else []),
-        *([f"{job.cluster.devices_per_node} devices"] if job.cluster.devices_per_node > 1 else []),
+        *([f"{devices_at_work(job)} at work"] if devices_at_work(job) > 1 else []),
         MEASURES,
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -158,8 +159,8 @@ def measure(job: Job, model: Model, data: JobData) -> ModelProfile:
     device = open_device(job, 0)
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     measured = measure_layers(model, job.train, device, batch)
-    counts = device_counts(job.cluster.devices_per_node)[1:] if device.type == "cpu" else ()
-    contention = measure_contention(measured.make_stage, partial(Update, job.train, device), counts)
+    at_once = min(devices_at_work(job), math.ceil(num_cores())) if device.type == "cpu" else 1
+    contention = measure_contention(measured.make_stage, partial(Update, job.train, device), device_counts(at_once)[1:])
     layers, overhead = measured.costs, measured.allocator_overhead
     del measured  # it holds memory
     own_bytes = process_bytes(device)
