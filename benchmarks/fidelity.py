@@ -60,6 +60,7 @@ class Plan:
     measured_s: float
     steps: int
     workers: int
+    pipelines: int
 
     @property
     def error(self) -> float:
@@ -253,13 +254,14 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def _plans(events: Path) -> Iterator[Plan]:
-    workers: dict[int, int] = {}
+    sizes: dict[int, tuple[int, int]] = {}
     for record, _ in read_events(events):
         match record:
             case PlanTaken():
-                workers[record.generation] = len({s[0] for stages in record.pipelines for s in stages})
+                workers = {stage[0] for stages in record.pipelines for stage in stages}
+                sizes[record.generation] = len(workers), len(record.pipelines)
             case PlanMeasured():
-                yield Plan(record.estimated_step_s, record.measured_step_s, record.steps, workers[record.generation])
+                yield Plan(record.estimated_step_s, record.measured_step_s, record.steps, *sizes[record.generation])
             case _:
                 pass
 

@@ -21,7 +21,6 @@ from tests.proof import rest_in_proof
 
 AFTER_A_LOSS = FailureForecast(after_loss=True)
 SETTINGS = PlannerSettings(num_microbatches=16, fault_tolerance=1, num_nodes=4, devices_per_node=4)
-FEW_LAYERS = uniform_profile(6)
 
 
 def policy_of(name: PolicyName, settings: PlannerSettings, devices: int, num_layers: int = 6) -> Policy:
@@ -113,12 +112,9 @@ def test_only_after_a_loss_adaptive_takes_a_number_that_is_clearly_better() -> N
 
 @pytest.mark.parametrize("seed", rest_in_proof(range(60), kept=8))
 def test_every_plan_of_a_history_of_losses_is_whole_and_its_state_comes_from_who_holds_it(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, changing_devices: list[tuple[int, int]]
 ) -> None:
-    """Whatever is best: here the number changes as it is drawn."""
     draw = random.Random(seed)
-    monkeypatch.setattr("planaria.policy.adaptive.chosen_devices._rank", lambda one: draw.random())
-    monkeypatch.setattr("planaria.policy.adaptive.chosen_devices._is_clearly_better", lambda other, own: True)
     num_nodes = draw.randint(4, 7)
     settings = PlannerSettings(
         num_microbatches=draw.choice([8, 9, 16, 21]),

@@ -21,6 +21,7 @@ import torch
 
 from planaria.data.tokens.preparation import prepare_tokens
 from planaria.data.tokens.token_set import TokenSet
+from planaria.job.sections.cluster import StageDevices
 from planaria.job.sections.data import DataSection
 from planaria.job.sections.train import WhenNotFinite
 from planaria.job.settings import Job
@@ -217,6 +218,22 @@ def test_stages_on_several_devices_keep_every_promise(batch: range, laboratory: 
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
+
+
+@pytest.mark.parametrize("batch", batches(range(6000, 6060), size=10, kept=3), ids=str)
+def test_a_change_of_the_number_of_a_stages_devices_costs_no_bit(
+    batch: range, laboratory: Laboratory, changing_devices: list[tuple[int, int]]
+) -> None:
+    """A stage of three devices becomes one of one, or the other way round, after any loss."""
+    kinds = (schedule, comings_and_goings, restarts, any_policy, switching)
+    for seed in batch:
+        which = on_devices(kinds[seed % 5](seed, str(laboratory.source)), 2 + seed % 2, StageDevices.AUTO)
+        try:
+            laboratory.run(which)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+    assert changing_devices
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)

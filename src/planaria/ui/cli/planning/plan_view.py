@@ -254,7 +254,7 @@ def _templates(report: PlanReport) -> Table:
     table.add_column("off by at most")
     table.add_column("used by")
     users: dict[int, list[int]] = {}
-    for number, nodes in enumerate(_nodes(report.plan)):
+    for number, nodes in enumerate(_nodes(by_stage(report.plan))):
         users.setdefault(len(nodes), []).append(number)
     for template in report.templates:
         used = users.get(template.num_nodes, [])
