@@ -71,7 +71,8 @@ class StageDevicesPolicy(Policy):
         return self.planner.settings.devices_per_stage
 
     def with_planner(self, planner: Planner) -> Self:
-        return dataclasses.replace(self, planner=planner, places=self.places.with_planner(planner.of_places()))
+        of_places = planner.of_places().variant(schedule=self.places.planner.settings.schedule)
+        return dataclasses.replace(self, planner=planner, places=self.places.with_planner(of_places))
 
     def with_forecast(self, forecast: FailureForecast) -> Self:
         return dataclasses.replace(self, places=self.places.with_forecast(forecast))

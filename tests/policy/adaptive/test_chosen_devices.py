@@ -49,8 +49,8 @@ def test_a_job_begins_with_the_number_that_is_estimated_to_be_best(name: PolicyN
     chosen = policy_of(name, SETTINGS, 0).initial([NodeId(n) for n in range(4)], 1)
     assert chosen.step_time_s == min(seconds.values())
     assert chosen.plan.devices_per_stage == min(seconds, key=lambda devices: seconds[devices]) > 1
-    assert len(chosen.candidates) == len(seconds)
-    assert [f"stages on {n} device" in record.name for n, record in zip((4, 2, 1), chosen.candidates, strict=True)]
+    names = [record.name for record in chosen.candidates]
+    assert all(any(f"stages on {devices} device" in name for name in names) for devices in seconds)
     assert "With stages on 4 devices each" in chosen.reason
 
 
