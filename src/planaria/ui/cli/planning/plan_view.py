@@ -277,8 +277,7 @@ def _node_stages(template: Template, node: int, several: bool) -> str:
 
 
 def _pipelines(report: PlanReport, width: int) -> list[str]:
-    """Returns a table of pipelines; those of a stage's devices, of which each takes its turn, are one."""
-    plan = by_stage(report.plan)
+    plan = report.plan
     return plan_table([pipeline.key for pipeline in plan.pipelines], shares(plan), plan.devices_per_node, width)
 
 
