@@ -110,7 +110,8 @@ class ChosenDevicesPolicy(Policy):
 
     def reconfigure(self, request: ReplanRequest) -> Candidate:
         now = request.plan.devices_per_stage
-        own, refused = None, PlanError(f"There are no plans any more whose stages are on {count(now, 'device')} each.")
+        own: Candidate | None = None
+        refused = PlanError(f"There are no plans any more whose stages are on {count(now, 'device')} each.")
         try:
             own = self.usual[now].reconfigure(request) if now in self.usual else None
         except PlanError as error:
@@ -172,7 +173,8 @@ class ChosenDevicesPolicy(Policy):
             made = self.anew[devices].reconfigure(dataclasses.replace(request, plan=state_alone))
         except PlanError:
             return None
-        made = dataclasses.replace(made, name=f"{PolicyName.TEMPLATES} ({made.how})")
+        name, moved_bytes = f"{PolicyName.TEMPLATES} ({made.how})", made.plan.moved_bytes
+        made = dataclasses.replace(made, name=name, transfer_bytes=moved_bytes)
         return (with_split_backwards(self.planner, made) if self.weighs else None) or made
 
     def _weighed(self, found: Sequence[Candidate], request: ReplanRequest | None) -> list[_Weighed]:
