@@ -93,7 +93,7 @@ def test_only_after_a_loss_adaptive_takes_a_number_that_is_clearly_better() -> N
     request = loses(plan, 3)
     for name, forecast, devices in (
         (PolicyName.ADAPTIVE, AFTER_A_LOSS, 4),
-        (PolicyName.ADAPTIVE, FailureForecast(), 1),
+        (PolicyName.ADAPTIVE, FailureForecast(at_once=False), 1),
         (PolicyName.TEMPLATES, AFTER_A_LOSS, 1),
     ):
         policy = policy_of(name, SETTINGS, 0).with_forecast(forecast)

@@ -2,17 +2,17 @@
 
 A job begins with the number whose first plan is worth most until the next loss. After a loss the number stays, unless
 it has no plan any more or, under a policy that weighs candidates, another one's plan is clearly worth more. That plan
-is made anew from templates: of the plan in force another number can use nothing but the state that workers hold. While
-nobody is lost the number stays.
+is made anew from templates: of the plan in force another number can use nothing but the state that workers hold. Its
+state moves before its first step: no step of one number has shadows for another. While nobody is lost, and state can
+move beside steps, the number stays.
 
 Makes no plan of its own. A step, or an evaluation, is finished under the number under which it began.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import msgspec
@@ -87,11 +87,11 @@ class ChosenDevicesPolicy(Policy):
                 for devices, policy in policies.items()
             }
 
-        return dataclasses.replace(self, planner=planner, usual=told(self.usual), anew=told(self.anew))
+        return replace(self, planner=planner, usual=told(self.usual), anew=told(self.anew))
 
     def with_forecast(self, forecast: FailureForecast) -> Self:
         usual = {devices: policy.with_forecast(forecast) for devices, policy in self.usual.items()}
-        return dataclasses.replace(self, usual=usual, forecast=forecast)
+        return replace(self, usual=usual, forecast=forecast)
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
         found: list[Candidate] = []
@@ -116,7 +116,7 @@ class ChosenDevicesPolicy(Policy):
             own = self.usual[now].reconfigure(request) if now in self.usual else None
         except PlanError as error:
             refused = error
-        if own is not None and not (self.weighs and self.forecast.after_loss and self.forecast.at_once):
+        if own is not None and not (self.weighs and (self.forecast.after_loss or self.forecast.at_once)):
             return own
         others = [found for found in (self._made_anew(devices, request) for devices in self.usual) if found is not None]
         if own is None and not others:
@@ -170,24 +170,29 @@ class ChosenDevicesPolicy(Policy):
             evaluation=None,
         )
         try:
-            made = self.anew[devices].reconfigure(dataclasses.replace(request, plan=state_alone))
+            made = self.anew[devices].reconfigure(replace(request, plan=state_alone))
         except PlanError:
             return None
         name, moved_bytes = f"{PolicyName.TEMPLATES} ({made.how})", made.plan.moved_bytes
-        made = dataclasses.replace(made, name=name, transfer_bytes=moved_bytes)
+        made = replace(made, name=name, transfer_bytes=moved_bytes)
         return (with_split_backwards(self.planner, made) if self.weighs else None) or made
 
     def _weighed(self, found: Sequence[Candidate], request: ReplanRequest | None) -> list[_Weighed]:
         """Returns what each candidate is worth; `request` None: they are first plans."""
         planner, forecast = self.planner, self.forecast
         peril = 0.0 if request is None else peril_now(request, planner.zones, forecast)
+        before_s = 0.0 if request is None or forecast.at_once else planner.step_s(request.plan)
         horizon = forecast.horizon_s(min(candidate.step_time_s for candidate in found))
         weighed = []
         for candidate in found:
             done = completed(planner, candidate)
+            waits_s = 0.0
+            if request is not None:
+                stays = candidate.plan.devices_per_stage == request.plan.devices_per_stage
+                waits_s = transition_s(done, forecast if stays else replace(forecast, at_once=True), before_s)
             course = Course(
                 step_time_s=done.step_time_s,
-                transition_s=0.0 if request is None else transition_s(done, forecast),
+                transition_s=waits_s,
                 peril_before=peril,
                 peril=done.exposure.peril(forecast.nodes_together),
                 loss_s=done.loss_s,
@@ -229,7 +234,7 @@ def _told(chosen: _Weighed, weighed: Sequence[_Weighed], reason: str) -> Candida
         reason = f"{reason} With {stages} {chosen.record.samples_per_s:.4g} samples/s are expected, {rates}."
     rivals = [*(one.record for one in others), *chosen.candidate.candidates[1:]]
     rivals.sort(key=lambda record: (record.is_degraded, -record.samples_per_s))
-    return dataclasses.replace(chosen.candidate, reason=reason, candidates=(chosen.record, *rivals))
+    return replace(chosen.candidate, reason=reason, candidates=(chosen.record, *rivals))
 
 
 def _why(chosen: _Weighed, before: int, there: str) -> str:
