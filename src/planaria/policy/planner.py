@@ -29,7 +29,6 @@ from planaria.planner.placement.warm_up import Room
 from planaria.planner.placement.zones import Zones, replicas_by_zone
 from planaria.planner.reconfigure.reconfigure import searched
 from planaria.planner.reconfigure.surviving_plan import Change, SurvivingPlan
-from planaria.planner.stage_devices import by_device
 from planaria.planner.templates.templates import fewest_nodes, make_templates
 
 LEAN = ScheduleKind.ONE_F_ONE_B
@@ -68,8 +67,6 @@ class Planner:
         stretch: everything takes so many times longer than the profile says.
         hosts: of nodes, where links between hosts were measured.
         far_pairs: of hosts, whose links are far off their class.
-        lanes: where plans are of places: the devices of each.
-        lane_profile: and the costs of one of these, by which a plan of places is estimated; None: plans are of devices.
         conditions: of estimates, which follow from these.
     """
 
@@ -80,8 +77,6 @@ class Planner:
     stretch: float = field(default=1.0, kw_only=True)
     hosts: Mapping[NodeId, str] = field(default_factory=dict, kw_only=True)
     far_pairs: Mapping[HostPair, LinkCost] = field(default_factory=dict, kw_only=True)
-    lanes: int = field(default=1, kw_only=True)
-    lane_profile: ModelProfile | None = field(default=None, kw_only=True)
     conditions: Conditions = field(init=False)
     _shared: _Shared = field(default_factory=_Shared, kw_only=True)
 
@@ -140,22 +135,20 @@ class Planner:
         settings = dataclasses.replace(self.settings, **changes)
         if settings == self.settings:
             return self
-        made = self._once(settings, lambda: dataclasses.replace(self, settings=settings, _shared=_Shared()))
-        return self._for_same_nodes(made)
+        return self._for_same_nodes(self._once(settings, lambda: Planner(self.profile, settings)))
 
     def of_stages(self, devices: int) -> Planner:
         """Returns the planner of stages on so many devices each, for the same nodes."""
         return self.variant(devices_per_stage=devices)
 
     def of_places(self) -> Planner:
-        """Returns the planner of stages' places, made once, for the same nodes. Its templates are cut as if one of d
-        devices computed a microbatch in a d-th of the time, as d are under way at a time; its plans are estimated by
-        their devices.
+        """Returns the planner of stages' places, made once, for the same nodes: one of d devices computes a microbatch
+        in a d-th of the time, as d are under way at a time.
 
         Raises:
             PlanError: the profile has no times of one device.
         """
-        return self._for_same_nodes(self._once("places", lambda: _of_places(self.profile, self.settings)))
+        return self._for_same_nodes(self._once("places", lambda: Planner(*_places(self.profile, self.settings))))
 
     def _for_same_nodes(self, made: Planner) -> Planner:
         return dataclasses.replace(
@@ -258,18 +251,7 @@ class Planner:
 
     def estimate(self, plan: Plan) -> StepEstimate:
         """Returns what a step under the plan is thought to take."""
-        return self._outline(plan, self.conditions, self._known)
-
-    def _outline(self, plan: Plan, conditions: Conditions, known: EstimateCache) -> StepEstimate:
-        if self.lane_profile is None:
-            return outline(plan, self.profile, conditions, known)
-        lanes = self.lanes
-        found = outline(by_device(plan, lanes), self.lane_profile, _of_lanes(conditions, lanes), known)
-        compute_s = dict.fromkeys(plan.workers, 0.0)
-        for worker, seconds in found.compute_s.items():
-            place = WorkerId(worker // lanes)
-            compute_s[place] = max(compute_s[place], seconds)
-        return dataclasses.replace(found, compute_s=compute_s)
+        return outline(plan, self.profile, self.conditions, self._known)
 
     def step_s(self, plan: Plan) -> float:
         """Returns the estimated seconds of a step under the plan."""
@@ -277,12 +259,7 @@ class Planner:
 
     def wait_s(self, plan: Plan, come_s: Mapping[WorkerId, float]) -> float:
         """Returns the seconds by which the plan's first step is longer, as these workers have their state so late."""
-        if self.lane_profile is None:
-            return wait_s(plan, self.profile, come_s, self.conditions, self._known)
-        lanes = self.lanes
-        late_s = {WorkerId(place * lanes + lane): late for place, late in come_s.items() for lane in range(lanes)}
-        conditions = _of_lanes(self.conditions, lanes)
-        return wait_s(by_device(plan, lanes), self.lane_profile, late_s, conditions, self._known)
+        return wait_s(plan, self.profile, come_s, self.conditions, self._known)
 
     def transfer_time(self, plan: Plan) -> TransferTime:
         """Returns the predicted time of the plan's transfers."""
@@ -359,7 +336,7 @@ class Planner:
             plan = plan_of_templates(self.profile, templates, self.settings)
             alike = dataclasses.replace(self.conditions, node_speeds={}, network=None)
             cache = self._shared.pipelines.setdefault(None, EstimateCache())
-            found = known[key] = self._outline(plan, alike, cache).step_time_s
+            found = known[key] = outline(plan, self.profile, alike, cache).step_time_s
         return found
 
     # What is made once
@@ -421,8 +398,8 @@ class Planner:
             return False
 
 
-def _of_places(profile: ModelProfile, settings: PlannerSettings) -> Planner:
-    """Returns the planner of places of `devices_per_stage` devices, each of which counts as one device."""
+def _places(profile: ModelProfile, settings: PlannerSettings) -> tuple[ModelProfile, PlannerSettings]:
+    """Returns costs and settings in which a place of `devices_per_stage` devices counts as one device."""
     devices = settings.devices_per_stage
     if 1 not in profile.device_counts:
         raise PlanError(
@@ -430,18 +407,9 @@ def _of_places(profile: ModelProfile, settings: PlannerSettings) -> Planner:
             f"has those of {', '.join(map(str, profile.device_counts))}. Give another profile."
         )
     layers = tuple(msgspec.structs.replace(layer, times=(layer.on(1).scaled(1 / devices),)) for layer in profile.layers)
-    of_places = dataclasses.replace(
+    return msgspec.structs.replace(profile, layers=layers), dataclasses.replace(
         settings,
         devices_per_node=settings.devices_per_node // devices,
         devices_per_stage=1,
         num_cores=None if settings.num_cores is None else settings.num_cores / devices,
     )
-    return Planner(
-        msgspec.structs.replace(profile, layers=layers), of_places, lanes=devices, lane_profile=profile.on_one_device()
-    )
-
-
-def _of_lanes(conditions: Conditions, lanes: int) -> Conditions:
-    """Returns the conditions of places as those of their devices."""
-    cores = conditions.num_cores
-    return conditions if cores is None else dataclasses.replace(conditions, num_cores=cores * lanes)

@@ -232,9 +232,8 @@ def _told(chosen: _Weighed, weighed: Sequence[_Weighed], reason: str) -> Candida
         rates = join([f"on {one.devices} {one.record.samples_per_s:.4g}" for one in others])
         stages = f"stages on {count(chosen.devices, 'device')} each"
         reason = f"{reason} With {stages} {chosen.record.samples_per_s:.4g} samples/s are expected, {rates}."
-    rivals = [*(one.record for one in others), *chosen.candidate.candidates[1:]]
-    rivals.sort(key=lambda record: (record.is_degraded, -record.samples_per_s))
-    return replace(chosen.candidate, reason=reason, candidates=(chosen.record, *rivals))
+    records = tuple(one.record for one in (chosen, *others))
+    return replace(chosen.candidate, reason=reason, candidates=records)
 
 
 def _why(chosen: _Weighed, before: int, there: str) -> str:
