@@ -52,19 +52,21 @@ def forked_forkservers(forked_readers: None, incubator: Incubator, monkeypatch: 
 
 @pytest.fixture
 def changing_devices(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Where the number of devices of a stage is left open, it is drawn after each loss, under every policy. Returns the
-    numbers before and after each change, as they come."""
+    """Where the number of devices of a stage is left open, it changes wherever it can, under every policy: to one that
+    is drawn. Returns the numbers before and after each change, as they come."""
     draw, choosing, changes = random.Random(7), chosen_devices.choosing, list[tuple[int, int]]()
+    now = [0]
     reconfigure = chosen_devices.ChosenDevicesPolicy.reconfigure
 
     def noted(policy: chosen_devices.ChosenDevicesPolicy, request: ReplanRequest) -> Candidate:
+        now.append(request.plan.devices_per_stage)
         found = reconfigure(policy, request)
         if found.plan.devices_per_stage != request.plan.devices_per_stage:
             changes.append((request.plan.devices_per_stage, found.plan.devices_per_stage))
         return found
 
     monkeypatch.setattr(chosen_devices.ChosenDevicesPolicy, "reconfigure", noted)
-    monkeypatch.setattr(chosen_devices, "_rank", lambda one: draw.random())
+    monkeypatch.setattr(chosen_devices, "_rank", lambda one: (one.devices == now[-1], draw.random()))
     monkeypatch.setattr(chosen_devices, "_is_clearly_better", lambda other, own: True)
     monkeypatch.setattr(
         chosen_devices,

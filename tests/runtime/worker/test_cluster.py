@@ -220,7 +220,7 @@ def test_stages_on_several_devices_keep_every_promise(batch: range, laboratory: 
             raise
 
 
-@pytest.mark.parametrize("batch", batches(range(6000, 6060), size=10, kept=3), ids=str)
+@pytest.mark.parametrize("batch", batches(range(6004, 6064), size=10, kept=3), ids=str)
 def test_a_change_of_the_number_of_a_stages_devices_costs_no_bit(
     batch: range, laboratory: Laboratory, changing_devices: list[tuple[int, int]]
 ) -> None:
