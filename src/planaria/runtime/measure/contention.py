@@ -65,7 +65,7 @@ def _own_s(make: Make, number: int) -> float | None:
         os.waitpid(pid, 0)
     if not (all(are_ready) and all(found)):
         return None
-    return max(seconds for each in found for seconds in _SECONDS.unpack(each))
+    return max(float(_SECONDS.unpack(each)[0]) for each in found)
 
 
 def _work(make: Make, ready: tuple[int, int], start: tuple[int, int], told: tuple[int, int]) -> NoReturn:
