@@ -58,6 +58,7 @@ class Plan:
     measured_s: float
     steps: int
     workers: int
+    pipelines: int
 
     @property
     def error(self) -> float:
@@ -243,13 +244,14 @@ def run(name: str, job: Job, faults: Sequence[str], attempts: int) -> list[Plan]
 
 
 def _plans(events: Path) -> Iterator[Plan]:
-    workers: dict[int, int] = {}
+    sizes: dict[int, tuple[int, int]] = {}
     for record, _ in read_events(events):
         match record:
             case PlanTaken():
-                workers[record.generation] = len({s[0] for stages in record.pipelines for s in stages})
+                workers = {stage[0] for stages in record.pipelines for stage in stages}
+                sizes[record.generation] = len(workers), len(record.pipelines)
             case PlanMeasured():
-                yield Plan(record.estimated_step_s, record.measured_step_s, record.steps, workers[record.generation])
+                yield Plan(record.estimated_step_s, record.measured_step_s, record.steps, *sizes[record.generation])
             case _:
                 pass
 

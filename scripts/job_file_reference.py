@@ -69,7 +69,7 @@ def _descriptions(section: type) -> dict[str, str]:
 def _kind(hint: object) -> str:
     """A type in a user's words."""
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return "one of " + ", ".join(f'`"{member.value}"`' for member in hint)
+        return ("one of " if len(hint) > 1 else "") + ", ".join(f'`"{member.value}"`' for member in hint)
     if isinstance(hint, type) and hint in WORDS:
         return WORDS[hint]
     arguments = typing.get_args(hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import settings
 
 from planaria.data.streams import reader_process
+from planaria.policy.adaptive import chosen_devices
+from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from tests.e2e.incubator import Incubator
 
@@ -47,6 +50,32 @@ def forked_readers(incubator: Incubator, monkeypatch: pytest.MonkeyPatch) -> Non
 def forked_forkservers(forked_readers: None, incubator: Incubator, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forkserver that this process wants is forked from the incubator, and so there at once; so are readers."""
     monkeypatch.setattr(LocalNodes, "start", lambda nodes: incubator.start_forkserver(nodes))
+
+
+@pytest.fixture
+def changing_devices(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Where the number of devices of a stage is left open, it changes wherever it can, under every policy: to one that
+    is drawn. Returns the numbers before and after each change, as they come."""
+    draw, choosing, changes = random.Random(7), chosen_devices.choosing, list[tuple[int, int]]()
+    now = [0]
+    reconfigure = chosen_devices.ChosenDevicesPolicy.reconfigure
+
+    def noted(policy: chosen_devices.ChosenDevicesPolicy, request: ReplanRequest) -> Candidate:
+        now.append(request.plan.devices_per_stage)
+        found = reconfigure(policy, request)
+        if found.plan.devices_per_stage != request.plan.devices_per_stage:
+            changes.append((request.plan.devices_per_stage, found.plan.devices_per_stage))
+        return found
+
+    monkeypatch.setattr(chosen_devices.ChosenDevicesPolicy, "reconfigure", noted)
+    monkeypatch.setattr(chosen_devices, "_rank", lambda one: (one.devices == now[-1], draw.random()))
+    monkeypatch.setattr(chosen_devices, "_is_clearly_better", lambda other, own: True)
+    monkeypatch.setattr(
+        chosen_devices,
+        "choosing",
+        lambda planner, usual, anew, weighs: choosing(planner, usual, anew, weighs=True),
+    )
+    return changes
 
 
 @pytest.hookimpl(wrapper=True)

@@ -249,6 +249,7 @@ REFUSED = [
     ("cluster.devices_per_node=0", ["cluster.devices_per_node = 0"]),
     ("cluster.devices_per_stage=0", ["cluster.devices_per_stage = 0"]),
     ("cluster.devices_per_stage=2", ["cluster.devices_per_stage = 2", "cluster.devices_per_node = 1", "divisor of 1"]),
+    ("cluster.devices_per_stage=many", ["cluster.devices_per_stage = 'many'", '"auto", or a whole number']),
     ("resilience.fault_tolerance=-1", ["resilience.fault_tolerance = -1"]),
     ("resilience.fault_tolerance=3", ["needs 4 pipelines", "cluster.nodes = 3", "cluster.nodes = 4 or more"]),
     ("resilience.min_nodes_per_pipeline=2", ["(4 nodes)", "fault_tolerance = 0"]),

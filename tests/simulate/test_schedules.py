@@ -45,10 +45,21 @@ def test_every_promise_is_kept_with_stages_on_several_devices(seeds: range) -> N
     assert not {seed: first_line(error) for seed, error in errors.items() if error is not None}
 
 
-def on_devices(which: Schedule, devices: int) -> Schedule:
-    """The same history of nodes with so many times the devices, as many to a stage."""
+@pytest.mark.parametrize("seeds", batches(range(400), size=40, kept=10), ids=str)
+def test_every_promise_is_kept_where_the_number_of_a_stages_devices_changes(
+    seeds: range, changing_devices: list[tuple[int, int]]
+) -> None:
+    errors = {seed: error_of(on_devices(schedule(seed), 2 + seed % 3, 0)) for seed in seeds}
+    assert not {seed: first_line(error) for seed, error in errors.items() if error is not None}
+    assert changing_devices
+
+
+def on_devices(which: Schedule, devices: int, of_stage: int | None = None) -> Schedule:
+    """The same history of nodes with so many times the devices, so many to a stage; None: as many; 0: any."""
     setup = msgspec.structs.replace(
-        which.setup, devices_per_stage=devices, devices_per_node=devices * which.setup.devices_per_node
+        which.setup,
+        devices_per_stage=devices if of_stage is None else of_stage,
+        devices_per_node=devices * which.setup.devices_per_node,
     )
     return msgspec.structs.replace(which, setup=setup)
 

@@ -31,7 +31,7 @@ class PlannerSettings:
         num_nodes: nodes at job start; templates are made for it and serve any smaller number.
         most_nodes: nodes that may come to be there, for which templates are made too; 0: num_nodes.
         devices_per_node: M: the devices, and so workers, of each node.
-        devices_per_stage: of a node that each stage is on; microbatches are dealt to them in turn.
+        devices_per_stage: of a node that each stage is on; microbatches are dealt to them in turn. 0: whatever is best.
         memory_bytes: of one device; 0: unlimited.
         min_nodes: n0, the nodes of the smallest pipeline; 0: the fewest that the memory allows.
         shape: number of pipelines, and nodes of each (Bamboo's D and P): a plan has these where there are nodes enough,
@@ -80,7 +80,7 @@ class PlannerSettings:
             ("fault_tolerance", 0),
             ("num_nodes", 1),
             ("devices_per_node", 1),
-            ("devices_per_stage", 1),
+            ("devices_per_stage", 0),
             ("memory_bytes", 0),
             ("min_nodes", 0),
         ):
@@ -92,7 +92,7 @@ class PlannerSettings:
                 f"{self.largest} nodes of {self.devices_per_node} devices are more than the {MOST_DEVICES} devices "
                 f"that plans are made for. Plan for {max(1, MOST_DEVICES // self.devices_per_node)} nodes or fewer."
             )
-        if self.devices_per_node % self.devices_per_stage:
+        if self.devices_per_stage and self.devices_per_node % self.devices_per_stage:
             raise PlanError(
                 f"{self.devices_per_node} devices of a node are not shared by stages of {self.devices_per_stage}. "
                 "Set a divisor of devices_per_node."
@@ -108,6 +108,16 @@ class PlannerSettings:
     def largest(self) -> int:
         """Returns the most nodes for which templates are made."""
         return max(self.num_nodes, self.most_nodes)
+
+    @property
+    def stage_choices(self) -> tuple[int, ...]:
+        """Returns the numbers of devices that each stage may be on, ascending."""
+        numbers = range(1, self.devices_per_node + 1)
+        return (
+            (self.devices_per_stage,)
+            if self.devices_per_stage
+            else tuple(number for number in numbers if not self.devices_per_node % number)
+        )
 
     @property
     def is_oobleck(self) -> bool:

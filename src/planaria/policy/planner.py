@@ -16,7 +16,7 @@ from planaria.estimate.conditions import Conditions
 from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.step_time import EstimateCache, StepEstimate, outline
 from planaria.estimate.transfer_time import ALIKE, TransferTime, busy_s, transfer_time, wait_s
-from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile
+from planaria.plan.costs.model_profile import LinkCost, ModelProfile
 from planaria.plan.costs.network import HostPair, Network
 from planaria.plan.costs.pipeline_time import NodeSpeeds, Template
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, ScheduleKind, Transfer, WorkerId
@@ -136,6 +136,10 @@ class Planner:
         if settings == self.settings:
             return self
         return self._for_same_nodes(self._once(settings, lambda: Planner(self.profile, settings)))
+
+    def of_stages(self, devices: int) -> Planner:
+        """Returns the planner of stages on so many devices each, for the same nodes."""
+        return self.variant(devices_per_stage=devices)
 
     def of_places(self) -> Planner:
         """Returns the planner of stages' places, made once, for the same nodes: one of d devices computes a microbatch
@@ -345,6 +349,8 @@ class Planner:
         return found
 
     def _make_templates(self) -> tuple[Template, ...]:
+        if not self.settings.devices_per_stage:
+            return self._templates_of_fewest_devices()
         if self.settings.devices_per_stage > 1:
             return self.of_places().templates
         templates = make_templates(self.profile, self.settings)
@@ -355,6 +361,17 @@ class Planner:
                 "with more memory."
             )
         return tuple(templates)
+
+    def _templates_of_fewest_devices(self) -> tuple[Template, ...]:
+        """Returns the templates of stages on as few devices as there are any for."""
+        refused: PlanError | None = None
+        for devices in self.settings.stage_choices:
+            try:
+                return self.of_stages(devices).templates
+            except PlanError as error:
+                refused = refused or error
+        assert refused is not None, "a stage is on one device, if on no more"
+        raise refused
 
     def _make_sizes(self) -> tuple[Template, ...]:
         settings, own = self.settings, self.templates
@@ -389,19 +406,10 @@ def _places(profile: ModelProfile, settings: PlannerSettings) -> tuple[ModelProf
             f"Stages of {devices} devices that take microbatches in turn need times of one device, and the profile "
             f"has those of {', '.join(map(str, profile.device_counts))}. Give another profile."
         )
-    layers = tuple(msgspec.structs.replace(layer, times=(_shared(layer.on(1), devices),)) for layer in profile.layers)
+    layers = tuple(msgspec.structs.replace(layer, times=(layer.on(1).scaled(1 / devices),)) for layer in profile.layers)
     return msgspec.structs.replace(profile, layers=layers), dataclasses.replace(
         settings,
         devices_per_node=settings.devices_per_node // devices,
         devices_per_stage=1,
         num_cores=None if settings.num_cores is None else settings.num_cores / devices,
-    )
-
-
-def _shared(times: LayerTimes, devices: int) -> LayerTimes:
-    return LayerTimes(
-        forward_s=times.forward_s / devices,
-        backward_input_s=times.backward_input_s / devices,
-        backward_weight_s=times.backward_weight_s / devices,
-        split_s=times.split_s / devices,
     )

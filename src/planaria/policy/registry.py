@@ -1,13 +1,15 @@
 """Makes the policy of a name. The names are in `planaria.job.registry`.
 
 Where stages are on several devices each, the policy is asked of stages' places, and its plans are given by device.
+Where their number is left open, there is a policy for each, and one is taken.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from planaria.estimate.evaluation_time import evaluation_time
@@ -33,9 +35,24 @@ def make_policy(name: PolicyName, planner: Planner) -> Policy:
             "or the objective steptime."
         )
     policy: type[Policy] = name.load()
+    if planner.settings.devices_per_stage:
+        return _placing(policy.of, planner)
+    from planaria.policy.adaptive.chosen_devices import choosing  # and with it all other policies
+
+    templates: type[Policy] = PolicyName.TEMPLATES.load()
+    return choosing(
+        planner,
+        partial(_placing, policy.of),
+        partial(_placing, templates),
+        weighs=name is PolicyName.ADAPTIVE,
+    )
+
+
+def _placing(made: Callable[[Planner], Policy], planner: Planner) -> Policy:
+    """Returns the policy that is so made, with each stage on as many devices as the planner's settings say."""
     if planner.settings.devices_per_stage == 1:
-        return policy.of(planner)
-    return StageDevicesPolicy(planner, policy.of(planner.of_places()))
+        return made(planner)
+    return StageDevicesPolicy(planner, made(planner.of_places()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +71,8 @@ class StageDevicesPolicy(Policy):
         return self.planner.settings.devices_per_stage
 
     def with_planner(self, planner: Planner) -> Self:
-        return dataclasses.replace(self, planner=planner, places=self.places.with_planner(planner.of_places()))
+        of_places = planner.of_places().variant(schedule=self.places.planner.settings.schedule)
+        return dataclasses.replace(self, planner=planner, places=self.places.with_planner(of_places))
 
     def with_forecast(self, forecast: FailureForecast) -> Self:
         return dataclasses.replace(self, places=self.places.with_forecast(forecast))

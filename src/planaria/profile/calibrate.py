@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from planaria.job.errors import UserError
-from planaria.plan.costs.model_profile import LayerTimes, ModelProfile
+from planaria.plan.costs.model_profile import ModelProfile
 
 
 def microbatch_s(profile: ModelProfile) -> float:
@@ -34,17 +34,9 @@ def calibrated(profile: ModelProfile, measured_s: float) -> ModelProfile:
     before_s = microbatch_s(profile)
     factor = measured_s / before_s
 
-    def scaled(times: LayerTimes) -> LayerTimes:
-        return msgspec.structs.replace(
-            times,
-            forward_s=factor * times.forward_s,
-            backward_input_s=factor * times.backward_input_s,
-            backward_weight_s=factor * times.backward_weight_s,
-            split_s=factor * times.split_s,
-        )
-
     layers = tuple(
-        msgspec.structs.replace(layer, times=tuple(scaled(times) for times in layer.times)) for layer in profile.layers
+        msgspec.structs.replace(layer, times=tuple(times.scaled(factor) for times in layer.times))
+        for layer in profile.layers
     )
     said = f"times scaled by {factor:.6g}: one microbatch took {measured_s:g} s where {before_s:.6g} s was expected"
     provenance = f"{profile.provenance}; {said}" if profile.provenance else said

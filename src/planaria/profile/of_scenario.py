@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from planaria.job.errors import UserError
-from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.model_profile import ModelProfile, device_counts
 from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import PlanError
 from planaria.profile.presets.presets import DEFAULT_NETWORK_GBIT_S, preset
@@ -49,15 +49,12 @@ def profile_of(scenario: Scenario, folder: Path) -> ModelProfile:
     """
     model, cluster = scenario.model, scenario.cluster
     if model.preset:
-        counts = [1]
-        while 2 * counts[-1] <= cluster.devices_per_node:
-            counts.append(2 * counts[-1])
         return preset(
             model.preset,
             model.device,
             microbatch_size=model.microbatch,
             sequence_length=model.sequence_length,
-            device_counts=sorted({*counts, cluster.devices_per_node}),
+            device_counts=device_counts(cluster.devices_per_node),
             network_gbit_s=cluster.network_gbit or DEFAULT_NETWORK_GBIT_S,
             numerics=model.numerics,
         )

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from planaria.job.errors import UserError
 from planaria.job.faults import Fault
-from planaria.job.sections.cluster import LOOPBACK, Device
+from planaria.job.registry import Launcher
+from planaria.job.sections.cluster import LOOPBACK, Device, StageDevices
 from planaria.job.sections.run import RunSection
 from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
@@ -38,13 +39,14 @@ def check_size(job: Job) -> None:
 def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
     """Returns what the planner must respect. `cluster.memory_gb` counts GB of 10**9 bytes for one device; if it is 0,
     the profile says what a device has."""
+    stages = job.cluster.devices_per_stage
     return PlannerSettings(
         num_microbatches=job.train.num_microbatches,
         fault_tolerance=job.resilience.fault_tolerance,
         num_nodes=job.cluster.least_nodes,
         most_nodes=job.cluster.most_nodes or 0,
         devices_per_node=job.cluster.devices_per_node,
-        devices_per_stage=job.cluster.devices_per_stage,
+        devices_per_stage=0 if isinstance(stages, StageDevices) else stages,
         memory_bytes=int(job.cluster.memory_gb * 1e9) if job.cluster.memory_gb else profile.device.memory_bytes,
         min_nodes=job.resilience.min_nodes_per_pipeline,
         shape=_shape(job),
@@ -68,8 +70,20 @@ def checkpoint_interval_s(run: RunSection, time_to_failure_s: float) -> float:
 
 
 def job_profile(job: Job, profile: ModelProfile) -> ModelProfile:
-    """Returns the profile's costs as the job runs: with or without recomputation."""
-    return profile.recomputed() if job.train.activation_checkpointing else profile
+    """Returns the profile's costs as the job runs: with all devices of a node at work, with or without recomputation.
+
+    Only emulated devices share a microbatch.
+    """
+    costs = profile if is_emulated(job) else profile.on_one_device()
+    costs = costs.contended(devices_at_work(job))
+    return costs.recomputed() if job.train.activation_checkpointing else costs
+
+
+def devices_at_work(job: Job) -> int:
+    """Returns how many devices of a host are at work at a time: those of a node, or of all nodes of this machine."""
+    cluster = job.cluster
+    nodes = cluster.least_nodes if cluster.launcher is Launcher.LOCAL and cluster.device is Device.CPU else 1
+    return cluster.devices_per_node * nodes if cluster.devices_per_node > 1 else 1
 
 
 def is_emulated(job: Job) -> bool:

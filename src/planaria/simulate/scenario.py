@@ -278,6 +278,7 @@ def experiment(scenario: Scenario, profile: ModelProfile, *, wants_timeline: boo
         UserError: the batch is no whole number of microbatches.
     """
     cluster, job = scenario.cluster, scenario.job
+    profile = profile.contended(cluster.devices_per_node)
     profile = profile.recomputed() if scenario.model.recompute else profile
     profile = msgspec.structs.replace(profile, links=_links(cluster, profile.links))
     try:

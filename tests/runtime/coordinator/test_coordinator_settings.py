@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 import pytest
 
 from planaria import api
 from planaria.job.parse import parse_job
+from planaria.plan.costs.model_profile import Contention
 from planaria.profile.presets.presets import preset
 from planaria.protocol.membership.liveness import Limits
-from planaria.runtime.component_settings import planner_settings
+from planaria.runtime.component_settings import devices_at_work, job_profile, planner_settings
 from planaria.runtime.coordinator.process import limits_of, run_settings
 from planaria.runtime.coordinator.settings import CoordinatorSettings
 
@@ -38,6 +40,34 @@ def test_workers_share_cores_where_they_compute_on_fewer(
     settings = CoordinatorSettings(job=job, folder="runs/a", run_id="a", token="", resume=None, log="log")
     profile = preset("gpt2-345m", "a100")
     assert run_settings(settings, profile).shares_cores == shares_cores
+
+
+@pytest.mark.parametrize(
+    ("overrides", "at_work"),
+    [
+        ((), 8),
+        (("cluster.devices_per_node=1",), 1),
+        (('cluster.launcher="agents"',), 2),
+        (("cluster.device=cuda",), 2),
+        (("cluster.device=emulated", "cluster.profile=a.json"), 2),
+    ],
+)
+def test_costs_are_those_of_a_host_whose_devices_are_all_at_work(overrides: tuple[str, ...], at_work: int) -> None:
+    job = parse_job(TEXT, overrides=overrides, origin="test")
+    assert devices_at_work(job) == at_work
+    contention = tuple(Contention(num_devices=n, compute=float(n), update=float(n)) for n in (2, 8))
+    profile = msgspec.structs.replace(preset("gpt2-345m", "a100"), contention=contention)
+    found, alone = job_profile(job, profile).layers[1].on(1), profile.layers[1].on(1)
+    assert found.forward_s == pytest.approx(at_work * alone.forward_s)
+
+
+def test_how_many_devices_a_stage_is_on_may_be_left_to_the_planner() -> None:
+    def devices(*overrides: str) -> int:
+        return planner_settings(parse_job(TEXT, overrides=overrides, origin="test"), GPT3).devices_per_stage
+
+    assert devices() == 1
+    assert devices("cluster.devices_per_stage=2") == 2
+    assert devices("cluster.devices_per_stage=auto") == 0
 
 
 def test_who_opens_a_dataset_for_minutes_may_join_late() -> None:

@@ -21,6 +21,7 @@ from planaria.plan.costs.model_profile import LayerTimes
 from planaria.plan.costs.profile_check import check_profile, decode_profile
 from planaria.runtime.measure import ERROR_SUFFIX
 from planaria.runtime.measure.allocations import follow_allocations
+from planaria.runtime.measure.contention import measure_contention
 from planaria.runtime.measure.layers import split_backward
 from planaria.runtime.measure.measure import measure_into
 from planaria.runtime.measure.memory import own_bytes
@@ -306,3 +307,26 @@ def test_a_given_profile_is_taken_for_the_model_that_it_is_of(job: Job, tmp_path
     measured.write_bytes(msgspec.json.encode(wrong))
     assert measure_into(with_prior, tmp_path / "data", output, str(tmp_path)) == 2
     assert "other layers, parameter groups or optimizer state than model.type" in said(output)
+
+
+def test_devices_of_one_host_are_measured_at_work_at_once(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes of three devices are processes of this machine: six, of which as many work at a time as have cores."""
+    monkeypatch.setattr("planaria.runtime.measure.measure.num_cores", lambda: 2.5)
+    output = tmp_path / "profile.json"
+    assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
+    assert decode_profile(output.read_bytes()).contention == ()
+    job = msgspec.structs.replace(job, cluster=msgspec.structs.replace(job.cluster, devices_per_node=3))
+    assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
+    measured = decode_profile(output.read_bytes()).contention
+    assert [each.num_devices for each in measured] == [2, 3]
+    assert all(each.compute >= 1 and each.update >= 1 for each in measured)
+
+
+def test_where_a_process_dies_nothing_is_told_of_so_many(capfd: pytest.CaptureFixture[str]) -> None:
+    def fails() -> None:
+        raise MemoryError("no room")
+
+    assert measure_contention(lambda: lambda: None, lambda: fails, [2]) == ()
+    assert "no room" in capfd.readouterr().err

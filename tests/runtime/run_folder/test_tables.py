@@ -20,6 +20,17 @@ def test_devices_of_a_node_are_told_apart_from_nodes() -> None:
     ]
 
 
+def test_devices_of_a_stage_are_one_pipeline() -> None:
+    """Two nodes of four devices, stages on two of them."""
+    lanes = [((w, 0, 3), (w + 2, 3, 8)) for w in (0, 1, 4, 5)]
+    assert plan_table(lanes, [4, 3, 4, 3], 4) == [
+        "pipeline  microbatches  nodes  devices a stage  layers",
+        "       0             7  0                    2  0-2, 3-7",
+        "       1             7  1                    2  0-2, 3-7",
+    ]
+    assert plan_table(lanes[:1] + lanes[2:3], [7, 7], 4)[0] == "pipeline  microbatches  nodes  layers"
+
+
 def test_a_long_pipeline_is_folded() -> None:
     stages = tuple((n, n, n + 1) for n in range(16))
     table = plan_table([stages], [8], 1, width=60)

@@ -11,6 +11,7 @@ import msgspec
 
 from planaria.job.parse import job_from_table, validated
 from planaria.job.registry import PolicyName
+from planaria.job.sections.cluster import StageDevices
 from planaria.job.sections.resilience import WhenExhausted
 from planaria.job.sections.run import RunSection
 from planaria.job.settings import Job
@@ -182,11 +183,13 @@ def comings_and_goings(seed: int, source: str) -> Schedule:
     )
 
 
-def on_devices(plain: Schedule, devices: int) -> Schedule:
-    """The schedule on nodes with so many times the devices, as many to a stage."""
+def on_devices(plain: Schedule, devices: int, of_stage: int | StageDevices | None = None) -> Schedule:
+    """The schedule on nodes with so many times the devices, so many to a stage; None: as many."""
     cluster = plain.job.cluster
     cluster = msgspec.structs.replace(
-        cluster, devices_per_node=devices * cluster.devices_per_node, devices_per_stage=devices
+        cluster,
+        devices_per_node=devices * cluster.devices_per_node,
+        devices_per_stage=devices if of_stage is None else of_stage,
     )
     return replace(plain, job=msgspec.structs.replace(plain.job, cluster=cluster))
 

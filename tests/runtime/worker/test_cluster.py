@@ -19,6 +19,7 @@ import pytest
 
 from planaria.data.tokens.preparation import prepare_tokens
 from planaria.data.tokens.token_set import TokenSet
+from planaria.job.sections.cluster import StageDevices
 from planaria.job.sections.data import DataSection
 from planaria.job.sections.train import WhenNotFinite
 from planaria.job.settings import Job
@@ -182,6 +183,22 @@ def test_stages_on_several_devices_keep_every_promise(batch: range, laboratory: 
     """Under all policies, with deaths at any instruction, comings, goings and restarts: the reference's bits."""
     kinds = (schedule, comings_and_goings, restarts, any_policy, switching)
     laboratory.run_all(batch, lambda seed, source: on_devices(kinds[seed % 5](seed, source), 2 + seed % 2))
+
+
+@pytest.mark.parametrize("batch", batches(range(6004, 6064), size=10, kept=3), ids=str)
+def test_a_change_of_the_number_of_a_stages_devices_costs_no_bit(
+    batch: range, laboratory: Laboratory, changing_devices: list[tuple[int, int]]
+) -> None:
+    """A stage of three devices becomes one of one, or the other way round, after any loss."""
+    kinds = (schedule, comings_and_goings, restarts, any_policy, switching)
+    for seed in batch:
+        which = on_devices(kinds[seed % 5](seed, str(laboratory.source)), 2 + seed % 2, StageDevices.AUTO)
+        try:
+            laboratory.run(which)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+    assert changing_devices
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)

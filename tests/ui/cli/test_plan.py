@@ -274,6 +274,48 @@ def test_what_the_adaptive_policy_weighs_is_shown(profile: Path) -> None:
     assert after["step_time_s"] == after["candidates"][0]["step_time_s"]
 
 
+def test_how_many_devices_a_stage_is_on_is_told(profile: Path) -> None:
+    """Eight layers on two nodes of eight devices or more a pipeline: too few for single ones."""
+    wide = ("--set", "cluster.devices_per_node=8")
+    auto = (*wide, "--set", "cluster.devices_per_stage=auto")
+    shown = " ".join(run(profile, *auto).stdout.split())
+    chosen = json.loads(run(profile, *auto, "--json").stdout)
+    devices = chosen["plan"]["devices_per_stage"]
+    assert devices > 1
+    assert f"stages on {devices}, which take microbatches in turn (chosen from 1, 2, 4 and 8)" in shown
+    assert f"With stages on {devices} devices each" in shown
+    fixed = run(profile, *wide, "--set", f"cluster.devices_per_stage={devices}", "--json")
+    assert json.loads(fixed.stdout)["plan_hash"] == chosen["plan_hash"]
+    after = run(profile, *auto, "--set", "resilience.policy=adaptive", "--lose", "1")
+    assert after.exit_code == 0, after.output
+    assert all(f"stages on {count} device" in after.stdout for count in (2, 4, 8))
+
+
+def test_a_job_that_training_would_refuse_here_is_planned_with_a_warning(profile: Path) -> None:
+    shown = run(profile, "--set", "cluster.most_workers=4")
+    assert shown.exit_code == 0
+    assert "planaria train refuses the job on this machine: cluster.nodes" in shown.stderr
+    assert run(profile).stderr == ""
+
+
+def test_times_of_several_devices_are_for_emulated_ones_alone(profile: Path, tmp_path: Path) -> None:
+    """As in training, no stage of a real job shares a microbatch."""
+    made = read_profile(profile)
+    layers = [
+        msgspec.structs.replace(
+            layer, times=(*layer.times, msgspec.structs.replace(layer.times[0].scaled(0.1), num_devices=2))
+        )
+        for layer in made.layers
+    ]
+    wide = tmp_path / "wide.json"
+    wide.write_bytes(msgspec.json.encode(msgspec.structs.replace(made, layers=tuple(layers))))
+    devices = ("--set", "cluster.devices_per_node=2")
+    shown = run(wide, *devices)
+    assert "its times on several devices are for emulated ones alone" in " ".join(shown.stdout.split())
+    plans = [json.loads(run(path, *devices, "--json").stdout)["plan_hash"] for path in (wide, profile)]
+    assert plans[0] == plans[1]
+
+
 def test_it_is_said_that_training_runs_no_stages_of_several_devices(tmp_path: Path) -> None:
     said = "Training cannot run this plan"
     for counts, is_said in (((1,), False), ((1, 2), True)):

@@ -12,12 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from planaria.api import read_profile
-from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.model_profile import ModelProfile, device_counts
 from planaria.profile.calibrate import microbatch_s
 from planaria.profile.presets.devices import DEVICES
 from planaria.profile.presets.presets import MODELS, preset
 from planaria.ui.cli.main import cli
-from planaria.ui.cli.planning.profile_view import device_counts
 from tests.plan.profiles import uniform_profile
 
 JOB = """

@@ -26,6 +26,12 @@ class Device(enum.StrEnum):
     EMULATED = "emulated"
 
 
+class StageDevices(enum.StrEnum):
+    """How many devices a stage is on, where the job does not say. `auto`: as many as is best."""
+
+    AUTO = "auto"
+
+
 class NodeRange(Section, frozen=True):
     """[cluster.nodes]
 
@@ -69,6 +75,8 @@ class ClusterSection(Section, frozen=True):
         devices_per_node: worker processes on each.
         devices_per_stage: of a node that each stage is on, a divisor of devices_per_node: every one of them holds the
             stage's layers, and they take its microbatches in turn. Losses and weights are the same for any number.
+            auto: the number is chosen when the job begins, and, under resilience.policy = "adaptive" or where there is
+            no other plan, after losses.
         device: cpu, cuda, or emulated: processes, messages and recoveries as ever, but nothing is computed; layers
             and messages take the times that `profile` gives, losses and weights are made up, no data is needed.
         profile: file of a model profile. An emulated device needs it; on a real one the layers are not measured, and
@@ -100,7 +108,7 @@ class ClusterSection(Section, frozen=True):
 
     nodes: NodeRange | int
     devices_per_node: int = 1
-    devices_per_stage: int = 1
+    devices_per_stage: int | StageDevices = 1
     device: Device = Device.CPU
     profile: str | None = None
     memory_gb: float = 0.0
@@ -143,13 +151,14 @@ def check_cluster(cluster: ClusterSection) -> None:
     else:
         at_least("cluster.nodes", cluster.nodes, 1)
     at_least("cluster.devices_per_node", cluster.devices_per_node, 1)
-    at_least("cluster.devices_per_stage", cluster.devices_per_stage, 1)
-    if cluster.devices_per_node % cluster.devices_per_stage:
-        refuse(
-            "cluster.devices_per_stage", cluster.devices_per_stage,
-            f"does not divide cluster.devices_per_node = {cluster.devices_per_node}",
-            f"Set a divisor of {cluster.devices_per_node}.",
-        )  # fmt: skip
+    if not isinstance(cluster.devices_per_stage, StageDevices):
+        at_least("cluster.devices_per_stage", cluster.devices_per_stage, 1)
+        if cluster.devices_per_node % cluster.devices_per_stage:
+            refuse(
+                "cluster.devices_per_stage", cluster.devices_per_stage,
+                f"does not divide cluster.devices_per_node = {cluster.devices_per_node}",
+                f'Set a divisor of {cluster.devices_per_node}, or "auto".',
+            )  # fmt: skip
     at_least("cluster.most_workers", cluster.most_workers, 0)
     at_least("cluster.memory_gb", cluster.memory_gb, 0)
     positive("cluster.storage_gb_per_s", cluster.storage_gb_per_s)

@@ -5,7 +5,9 @@ Its JSON is a public format, see docs/reference/profile-format.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 
 import msgspec
 
@@ -39,6 +41,16 @@ class LayerTimes(Part, frozen=True, kw_only=True):
     @property
     def backward_s(self) -> float:
         return self.backward_input_s + self.backward_weight_s
+
+    def scaled(self, factor: float) -> LayerTimes:
+        """Returns times that are so many times as long."""
+        return msgspec.structs.replace(
+            self,
+            forward_s=factor * self.forward_s,
+            backward_input_s=factor * self.backward_input_s,
+            backward_weight_s=factor * self.backward_weight_s,
+            split_s=factor * self.split_s,
+        )
 
 
 class LayerCost(Part, frozen=True, kw_only=True):
@@ -160,6 +172,20 @@ class StepCosts(Part, frozen=True, kw_only=True):
     sum_s_per_byte: float = 0.0
 
 
+class Contention(Part, frozen=True, kw_only=True):
+    """What devices of one host that are at work at a time cost each other: memory's bandwidth and caches, not cores.
+
+    Attributes:
+        num_devices: that are at work at a time, 2 or more.
+        compute: a forward or backward takes so many times as long as on one device alone.
+        update: sums and the optimizer's step likewise.
+    """
+
+    num_devices: int
+    compute: float
+    update: float
+
+
 class ModelProfile(Part, frozen=True, kw_only=True, dict=True, cache_hash=True):
     """Measured (or given) costs of a model on a kind of device.
 
@@ -173,6 +199,8 @@ class ModelProfile(Part, frozen=True, kw_only=True, dict=True, cache_hash=True):
         links: between workers.
         device: what the costs are for.
         step: what a step costs beside its layers.
+        contention: by number of devices, ascending; all other costs are those of one device alone. Left out: devices
+            of one host cost each other nothing, as GPUs.
         provenance: where the numbers come from, for people.
         fingerprint: of a measured profile, hash of machine, shapes and model; with another one it is measured again.
     """
@@ -185,6 +213,7 @@ class ModelProfile(Part, frozen=True, kw_only=True, dict=True, cache_hash=True):
     links: Links
     device: DeviceKind
     step: StepCosts = StepCosts()
+    contention: tuple[Contention, ...] = ()
     provenance: str = ""
     fingerprint: str = ""
 
@@ -201,6 +230,30 @@ class ModelProfile(Part, frozen=True, kw_only=True, dict=True, cache_hash=True):
         """Returns the profile of a run whose backwards recompute the forward (activation checkpointing by layer)."""
         return msgspec.structs.replace(self, layers=tuple(_recomputed(layer) for layer in self.layers))
 
+    def contended(self, num_devices: int) -> ModelProfile:
+        """Returns the profile of a host of which so many devices are at work at a time. Between two numbers that were
+        measured costs grow evenly; beyond the last they are its own."""
+        if not self.contention or num_devices < 2:
+            return self
+        found = _at(self.contention, num_devices)
+        layers = tuple(
+            msgspec.structs.replace(layer, times=tuple(times.scaled(found.compute) for times in layer.times))
+            for layer in self.layers
+        )
+        step = msgspec.structs.replace(
+            self.step,
+            apply_s_per_byte=found.update * self.step.apply_s_per_byte,
+            sum_s_per_byte=found.update * self.step.sum_s_per_byte,
+        )
+        return msgspec.structs.replace(self, layers=layers, step=step, contention=())
+
+    def on_one_device(self) -> ModelProfile:
+        """Returns the profile without times of stages whose devices share one microbatch."""
+        if self.device_counts == (1,):
+            return self
+        layers = tuple(msgspec.structs.replace(layer, times=(layer.on(1),)) for layer in self.layers)
+        return msgspec.structs.replace(self, layers=layers)
+
 
 def _recomputed(layer: LayerCost) -> LayerCost:
     return msgspec.structs.replace(
@@ -212,3 +265,24 @@ def _recomputed(layer: LayerCost) -> LayerCost:
         activation_bytes=layer.recompute_activation_bytes,
         workspace_bytes=layer.workspace_bytes + layer.activation_bytes,
     )
+
+
+def _at(measured: Sequence[Contention], num_devices: int) -> Contention:
+    """Returns what so many devices cost each other, of what was measured of other numbers."""
+    for low, high in pairwise((Contention(num_devices=1, compute=1.0, update=1.0), *measured)):
+        if num_devices <= high.num_devices:
+            share = (num_devices - low.num_devices) / (high.num_devices - low.num_devices)
+            return Contention(
+                num_devices=num_devices,
+                compute=low.compute + share * (high.compute - low.compute),
+                update=low.update + share * (high.update - low.update),
+            )
+    return measured[-1]
+
+
+def device_counts(devices_per_node: int) -> tuple[int, ...]:
+    """Returns the numbers of a node's devices of which a profile has costs: powers of two, and all of them."""
+    counts = [1]
+    while 2 * counts[-1] <= devices_per_node:
+        counts.append(2 * counts[-1])
+    return tuple(sorted({*counts, max(devices_per_node, 1)}))

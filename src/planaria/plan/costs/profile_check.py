@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from planaria.plan.costs.model_profile import FORMAT, LayerCost, LayerTimes, ModelProfile
+from planaria.plan.costs.model_profile import FORMAT, Contention, LayerCost, LayerTimes, ModelProfile
 from planaria.plan.plan import Group, PlanError
 
 _BYTES = (
@@ -209,6 +209,21 @@ def _check_rest(profile: ModelProfile) -> None:
         cost = getattr(profile.step, name)
         if not math.isfinite(cost) or cost < 0:
             raise PlanError(f"step.{name} is {cost}; it must be a finite number, 0 or more. {_CORRECT}")
+    _check_contention(profile.contention)
+
+
+def _check_contention(measured: Sequence[Contention]) -> None:
+    counts = [each.num_devices for each in measured]
+    if any(high <= low for low, high in pairwise([1, *counts])):
+        raise PlanError(f"contention is of {counts} devices; each number stands once, ascending, from 2 on. {_CORRECT}")
+    for each in measured:
+        for name in ("compute", "update"):
+            factor = getattr(each, name)
+            if not math.isfinite(factor) or factor < 1:
+                raise PlanError(
+                    f"contention of {each.num_devices} devices: {name} is {factor}; it must be a finite number, 1 or "
+                    f"more. {_CORRECT}"
+                )
 
 
 def _check_fits(profile: ModelProfile) -> None:

@@ -26,10 +26,10 @@ from planaria.policy.adaptive.candidates import found_in_pieces
 from planaria.policy.adaptive.canonical import Canonical, canonical
 from planaria.policy.adaptive.first_plan import MOST_TOLD, best_first
 from planaria.policy.adaptive.new_pipelines import degraded, enough_nodes, fewer_replicas
-from planaria.policy.adaptive.objective import Course, judged, transition_s
+from planaria.policy.adaptive.objective import Course, judged, peril_now, transition_s
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.policy.drop import DropPolicy
-from planaria.policy.forecast import FailureForecast, exposure
+from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, FinishRequest, Pieces, Policy, ReplanRequest, result_of
 from planaria.policy.planner import LEAN, Planner
 from planaria.policy.sentences import join, time
@@ -251,11 +251,9 @@ class AdaptivePolicy(Policy):
         """
         found = result_of(self._found(asked))
         horizon = self.forecast.horizon_s(min(candidate.step_time_s for candidate in found))
-        plan, absent = asked.asked.plan, asked.asked.absent
-        live = [(plan.node_of(w), groups) for w, groups in asked.asked.holders.items() if plan.node_of(w) not in absent]
-        now = exposure(live, len(plan.groups), self.planner.zones).peril(self.forecast.nodes_together)
+        now = peril_now(asked.asked, self.planner.zones, self.forecast)
         found = self._allowed(asked, found, horizon)
-        before_s = 0.0 if self.forecast.at_once else self.planner.step_s(plan)
+        before_s = 0.0 if self.forecast.at_once else self.planner.step_s(asked.asked.plan)
         told = [self._judged(candidate, now, horizon, before_s) for candidate in found]
         order = sorted(
             range(len(found)),

@@ -17,9 +17,10 @@ from planaria.plan.costs.stage_costs import PipelineCost, pipeline_cost
 from planaria.plan.plan import Plan, Redundancy
 from planaria.plan.program.routes import redundant_ring, redundant_workers
 from planaria.plan.thresholds import ALL_STOP_SHARE, DEGRADED_SAVES_S, TAKEN_OVER_SHARES
+from planaria.planner.placement.zones import Zones
 from planaria.policy.candidate_record import CandidateRecord
-from planaria.policy.forecast import FailureForecast
-from planaria.policy.interface import Candidate
+from planaria.policy.forecast import FailureForecast, exposure
+from planaria.policy.interface import Candidate, ReplanRequest
 
 TAKEN_OVER = dict(
     zip((Redundancy.EAGER_EAGER, Redundancy.EAGER_LAZY, Redundancy.LAZY_LAZY), TAKEN_OVER_SHARES, strict=True)
@@ -109,6 +110,13 @@ def judged(
         samples_per_s=samples * value.steps_per_s,
         samples=samples,
     )
+
+
+def peril_now(request: ReplanRequest, zones: Zones, forecast: FailureForecast) -> float:
+    """Returns of the next losses the share that takes a last replica as state lies now, without the nodes that go."""
+    plan, absent = request.plan, request.absent
+    live = [(plan.node_of(w), groups) for w, groups in request.holders.items() if plan.node_of(w) not in absent]
+    return exposure(live, len(plan.groups), zones).peril(forecast.nodes_together)
 
 
 def transition_s(candidate: Candidate, forecast: FailureForecast, before_s: float = 0.0) -> float:

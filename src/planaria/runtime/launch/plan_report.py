@@ -112,7 +112,7 @@ def plan_for(
     planning_s = time.perf_counter() - began
     proposal = after_losses[-1] if after_losses else first
     return PlanReport(
-        templates=made.planner.templates,
+        templates=made.planner.of_stages(proposal.plan.devices_per_stage).templates,
         plan=proposal.plan,
         profile=profile,
         settings=settings,

@@ -2,6 +2,7 @@
 
 - `measure`: all of a profile; `layers`: each layer's forward and backward; `allocations`: memory at its peak.
 - `machine`: what a step costs beside its layers (messages, votes, sums, the optimizer).
+- `contention`: what devices of one host that are at work at once cost each other.
 - `clock`: how compute is timed; `memory`: what the system counts of it.
 
 `ERROR_SUFFIX`: what a measuring process appends to its output's name to report a mistake.

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import torch
@@ -66,17 +67,31 @@ class _Measured:
     copy_bytes: int
 
 
-def measure_layers(
-    model: Model, train: TrainSection, device: torch.device, batch: Batch
-) -> tuple[tuple[LayerCost, ...], float]:
-    """Measures each layer on what the one before gave; and the allocator's overhead, see `DeviceKind`.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MeasuredLayers:
+    """The measurements of a model's layers.
+
+    Attributes:
+        costs: of each.
+        allocator_overhead: see `DeviceKind`.
+        make_stage: makes a stage of the commonest kind of layer; what it returns computes a microbatch, forwards and
+            backwards.
+    """
+
+    costs: tuple[LayerCost, ...]
+    allocator_overhead: float
+    make_stage: Callable[[], Callable[[], None]]
+
+
+def measure_layers(model: Model, train: TrainSection, device: torch.device, batch: Batch) -> MeasuredLayers:
+    """Measures each layer on what the one before gave.
 
     Raises:
         LayerFailed: a layer of the user's raises.
         MicrobatchTooLarge: a layer needs more for one than the device has.
     """
     plain = msgspec.structs.replace(train, activation_checkpointing=False)
-    return _Meter(model, plain, device, batch).costs()
+    return _Meter(model, plain, device, batch).measured()
 
 
 class MicrobatchTooLarge(UserError):
@@ -94,7 +109,7 @@ class _Meter:
         self._kinds: list[_Measured] = []
         self._looked_at: set[tuple[str, str]] = set()
 
-    def costs(self) -> tuple[tuple[LayerCost, ...], float]:
+    def measured(self) -> MeasuredLayers:
         tensors = tuple(self._batch[name] for name in self._model.inputs)
         costs = []
         for layer, name in enumerate(self._model.layer_names):
@@ -106,7 +121,17 @@ class _Meter:
         held = tuple(
             msgspec.structs.replace(cost, workspace_bytes=round(factor * cost.workspace_bytes)) for cost in costs
         )
-        return held, overhead
+        return MeasuredLayers(costs=held, allocator_overhead=overhead, make_stage=self._make_stage)
+
+    def _make_stage(self) -> Callable[[], None]:
+        common = self._commonest
+        self._hold(common.layer)
+        return partial(self._run_stage, common, 1, rounds=0)
+
+    @property
+    def _commonest(self) -> _Measured:
+        """The commonest kind of layer."""
+        return max(self._kinds, key=lambda kind: (self._kinds.count(kind), kind.activation_bytes))
 
     def _overhead(self) -> tuple[float, float]:
         """Returns what the allocator holds beyond what it is asked for, because of holes: a share of activations, and a
@@ -115,7 +140,7 @@ class _Meter:
         The commonest kind of layer runs as a stage of such layers would, 1F1B with few and then with more microbatches
         in flight, on a heap that was emptied before. What grows with the microbatches belongs to the activations.
         """
-        common = max(self._kinds, key=lambda kind: (self._kinds.count(kind), kind.activation_bytes))
+        common = self._commonest
         self._hold(common.layer)
         self._run_stage(common, 1, rounds=0)  # accumulators are made at first use
         few, many = (STAGE_LAYERS * in_flight * common.allocated_bytes for in_flight in IN_FLIGHT)

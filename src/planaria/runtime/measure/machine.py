@@ -6,7 +6,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -69,26 +69,41 @@ def measure_link() -> LinkCost:
 
 def measure_step(train: TrainSection, device: torch.device, link: LinkCost) -> StepCosts:
     """Measures a step's costs, with the worker's own sum and optimizer, and the coordinator's journal."""
-    spec = ParameterSpec(name="weight", shape=(MEASURED_PARAMETERS,), decays=True, uses=((0, "weight"),))
-    train = msgspec.structs.replace(train, parameters=())
-    replica = Replica(GroupSpec(layers=(0,), parameters=(spec,)), train, device)
-    dtype = torch.float64 if train.numerics is Numerics.EXACT else torch.float32
-    parts = [torch.zeros(MEASURED_PARAMETERS, dtype=dtype, device=device) for _ in range(2)]
-    size_bytes = replica.parameters.nbytes
+    update = Update(train, device)
     clock = partial(compute_now, device)
-    apply_s = _median_s(lambda: apply_optimizer([replica], train, 1, 1.0, train.learning_rate), clock)
-    sum_s = _median_s(lambda: _sum_up(parts, replica.gradient), clock)
     return StepCosts(
         # A vote goes in, the journal is written, the commit comes out.
         vote_s=2 * link.time_s(256) + _journal_s(),
-        apply_s_per_byte=apply_s / size_bytes,
-        sum_s_per_byte=sum_s / size_bytes,
+        apply_s_per_byte=_median_s(update.apply, clock) / update.size_bytes,
+        sum_s_per_byte=_median_s(update.sum_up, clock) / update.size_bytes,
     )
 
 
-def _sum_up(parts: Sequence[torch.Tensor], gradient: torch.Tensor) -> None:
-    add_up(parts, gradient)
-    squared_norm(gradient)
+class Update:
+    """The end of a step of one group of parameters: the sum of two owners' gradients, and the optimizer's step.
+
+    Attributes:
+        size_bytes: of the parameters.
+    """
+
+    def __init__(self, train: TrainSection, device: torch.device) -> None:
+        spec = ParameterSpec(name="weight", shape=(MEASURED_PARAMETERS,), decays=True, uses=((0, "weight"),))
+        self._train = msgspec.structs.replace(train, parameters=())
+        self._replica = Replica(GroupSpec(layers=(0,), parameters=(spec,)), self._train, device)
+        dtype = torch.float64 if train.numerics is Numerics.EXACT else torch.float32
+        self._parts = [torch.zeros(MEASURED_PARAMETERS, dtype=dtype, device=device) for _ in range(2)]
+        self.size_bytes = self._replica.parameters.nbytes
+
+    def __call__(self) -> None:
+        self.sum_up()
+        self.apply()
+
+    def sum_up(self) -> None:
+        add_up(self._parts, self._replica.gradient)
+        squared_norm(self._replica.gradient)
+
+    def apply(self) -> None:
+        apply_optimizer([self._replica], self._train, 1, 1.0, self._train.learning_rate)
 
 
 def _journal_s() -> float:

@@ -9,6 +9,7 @@ import hashlib
 import math
 import platform
 import traceback
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -29,13 +30,15 @@ from planaria.job.version import __version__
 from planaria.model.load import compare_with_whole, load_model
 from planaria.model.model import Model
 from planaria.model.training.optimizer import optimizer_of, value_bytes
-from planaria.plan.costs.model_profile import DeviceKind, Links, ModelProfile
+from planaria.plan.costs.model_profile import DeviceKind, Links, ModelProfile, device_counts
 from planaria.plan.costs.profile_check import check_profile, decode_profile
 from planaria.plan.plan import Group, PlanError
-from planaria.runtime.component_settings import named_profile
+from planaria.runtime.component_settings import devices_at_work, named_profile
+from planaria.runtime.machine.limits import num_cores
 from planaria.runtime.measure import ERROR_SUFFIX
+from planaria.runtime.measure.contention import measure_contention
 from planaria.runtime.measure.layers import measure_layers
-from planaria.runtime.measure.machine import measure_link, measure_step
+from planaria.runtime.measure.machine import Update, measure_link, measure_step
 from planaria.runtime.measure.memory import device_bytes, process_bytes
 from planaria.runtime.worker.compute.compilation import check_compiler
 from planaria.runtime.worker.compute.device import open_device
@@ -60,6 +63,7 @@ def fingerprint(job: Job) -> str:
         *_of_optimizer(train),
         *_of_rules(train),
         *(["compiled"] if train.compile else []),
+        *([f"{devices_at_work(job)} at work"] if devices_at_work(job) > 1 else []),
         MEASURES,
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -154,7 +158,11 @@ def measure(job: Job, model: Model, data: JobData) -> ModelProfile:
     batch = data.sampler(masked_lm=model.masked_lm, has_encoder="labels" in model.inputs).microbatch(1, 0)
     device = open_device(job, 0)
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
-    layers, overhead = measure_layers(model, job.train, device, batch)
+    measured = measure_layers(model, job.train, device, batch)
+    at_once = min(devices_at_work(job), math.ceil(num_cores())) if device.type == "cpu" else 1
+    contention = measure_contention(measured.make_stage, partial(Update, job.train, device), device_counts(at_once)[1:])
+    layers, overhead = measured.costs, measured.allocator_overhead
+    del measured  # it holds memory
     own_bytes = process_bytes(device)
     link = measure_link()
     profile = ModelProfile(
@@ -172,6 +180,7 @@ def measure(job: Job, model: Model, data: JobData) -> ModelProfile:
             is_host=device.type == "cpu",
         ),
         step=measure_step(job.train, device, link),
+        contention=contention,
         provenance=f"measured by planaria {__version__} on {platform.node()}, one thread a worker",
         fingerprint=fingerprint(job),
     )

@@ -39,12 +39,17 @@ def plan_table(
 ) -> list[str]:
     """Returns a plan as a table: for each pipeline its microbatches, its nodes and their layers, in the same order.
 
+    Where stages are on several devices of a node, the pipelines of these are one, and their number is told.
+
     Args:
         pipelines: for each, its stages as (worker, first layer, end layer).
         microbatches: of each pipeline.
         devices_per_node: each has a worker.
         width: characters in a line.
     """
+    lanes = _lanes(pipelines, devices_per_node)
+    pipelines = pipelines[::lanes]
+    microbatches = [sum(microbatches[at : at + lanes]) for at in range(0, len(microbatches), lanes)]
     cuts = [_cuts(stages, devices_per_node) for stages in pipelines]
     alike: dict[object, list[int]] = {}
     for number, (cut, share) in enumerate(zip(cuts, microbatches, strict=True)):
@@ -53,8 +58,10 @@ def plan_table(
     for first, *more in alike.values():
         nodes = [worker // devices_per_node for number in (first, *more) for worker, _, _ in pipelines[number]]
         each = f"{microbatches[first]} each" if more else str(microbatches[first])
-        rows.append((listed((first, *more)), each, listed(dict.fromkeys(nodes)), cuts[first]))
-    return text_table(("pipeline", "microbatches", "nodes", "layers"), rows, left=(2, 3), width=width)
+        devices = (str(lanes),) if lanes > 1 else ()
+        rows.append((listed((first, *more)), each, listed(dict.fromkeys(nodes)), *devices, cuts[first]))
+    headings = ("pipeline", "microbatches", "nodes", *(("devices a stage",) if lanes > 1 else ()), "layers")
+    return text_table(headings, rows, left=(2, len(headings) - 1), width=width)
 
 
 def candidate_table(candidates: Sequence[CandidateRecord], width: int = WIDTH) -> list[str]:
@@ -113,6 +120,26 @@ def text_table(
         lines.append((_GAP.join(cells[:-1] + (folded[:1] or cells[-1:]))).rstrip())
         lines += [" " * margin + line for line in folded[1:]]
     return lines
+
+
+def _lanes(pipelines: Sequence[Sequence[tuple[int, int, int]]], devices_per_node: int) -> int:
+    """Returns on how many devices of a node each stage is: so many pipelines that follow each other differ in their
+    workers' places on these nodes alone."""
+
+    def placed(stages: Sequence[tuple[int, int, int]], lane: int) -> list[tuple[int, int, int, int]]:
+        return [
+            (worker // devices_per_node, worker % devices_per_node - lane, first, end) for worker, first, end in stages
+        ]
+
+    for devices in range(min(devices_per_node, len(pipelines)), 1, -1):
+        groups = [pipelines[at : at + devices] for at in range(0, len(pipelines), devices)]
+        if all(
+            len(group) == devices
+            and all(placed(stages, lane) == placed(group[0], 0) for lane, stages in enumerate(group))
+            for group in groups
+        ):
+            return devices
+    return 1
 
 
 def _cuts(stages: Sequence[tuple[int, int, int]], devices_per_node: int) -> str:

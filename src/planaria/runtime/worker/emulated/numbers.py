@@ -39,7 +39,7 @@ _INPUT = "number"
 
 def read_costs(path: Path, job: Job) -> ModelProfile:
     """Reads the costs that the job runs with from the run folder's profile."""
-    profile = msgspec.json.decode(path.read_bytes(), type=ModelProfile)
+    profile = msgspec.json.decode(path.read_bytes(), type=ModelProfile).contended(job.cluster.devices_per_node)
     return profile.recomputed() if job.train.activation_checkpointing else profile
 
 

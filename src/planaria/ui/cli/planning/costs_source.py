@@ -15,10 +15,12 @@ from click.core import ParameterSource
 from planaria import api
 from planaria.job.errors import UserError
 from planaria.job.registry import PolicyName
+from planaria.job.sections.cluster import Device
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import Objective, PlannerSettings
 from planaria.planner.instantiation.microbatch_shares import batches_told_by, microbatches_of
 from planaria.profile.of_job import ASSUMED_DEVICE, lacks_device, profile_of_job
+from planaria.runtime.machine.limits import check_machine_limits
 from planaria.runtime.run_folder.sentences import age
 from planaria.ui.cli.planning.plan_view import PlannedModel, subject_of, subject_of_profile
 from planaria.ui.cli.planning.profile_cache import ProfileCache, cache_folder
@@ -110,7 +112,8 @@ def from_profile(path: Path | None, wanted: PlanOptions) -> tuple[PlannedModel, 
         objective=Objective(wanted.objective),
         **wanted.search,
     )
-    costs = profile.recomputed() if wanted.recompute else profile
+    costs = profile.contended(wanted.devices_per_node)
+    costs = costs.recomputed() if wanted.recompute else costs
     with batches_told_by("--global-batch", microbatch), busy(_PLANNING):
         report = api.plan_for(
             costs,
@@ -143,6 +146,12 @@ def from_job(
         )
     job = api.load_job(path, overrides)
     report, costs = _report(job, path.resolve().parent, profile_file, wanted, measure=measure)
+    if report.profile.device_counts != (1,) and job.cluster.device is not Device.EMULATED:
+        costs = f"{costs}; its times on several devices are for emulated ones alone"
+    try:
+        check_machine_limits(job)
+    except UserError as error:
+        click.echo(f"planaria: warning: planaria train refuses the job on this machine: {error}", err=True)
     return subject_of(job, costs), report
 
 

@@ -18,6 +18,8 @@ from planaria.job.errors import UserError
 from planaria.plan.program.programs import program
 from planaria.plan.quantities import count, size
 from planaria.planner.reroute.plans import shares
+from planaria.planner.stage_devices import by_stage
+from planaria.policy.sentences import join
 from planaria.runtime.run_folder.sentences import duration, layer_range
 from planaria.runtime.run_folder.tables import candidate_table, listed, plan_table
 from planaria.ui.plots.cells import CellKind
@@ -207,13 +209,17 @@ def _headline(subject: PlannedModel, report: PlanReport) -> Text:
         (subject.title, "bold"),
         f": {subject.model}, {count(report.profile.num_layers, 'layer')}, {size(parameters)} of parameters\n",
         f"a step: {subject.batch}, on {count(settings.num_nodes, 'node')}"
-        f"{f' of {devices} devices' if devices > 1 else ''}{_per_stage(settings.devices_per_stage)}, "
+        f"{f' of {devices} devices' if devices > 1 else ''}{_per_stage(report)}, "
         f"fault_tolerance = {settings.fault_tolerance}",
     )
 
 
-def _per_stage(devices: int) -> str:
-    return f", stages on {devices}, which take microbatches in turn" if devices > 1 else ""
+def _per_stage(report: PlanReport) -> str:
+    devices, choices = report.plan.devices_per_stage, report.settings.stage_choices
+    if devices == 1 and len(choices) == 1:
+        return ""
+    chosen = f" (chosen from {join(choices)})" if len(choices) > 1 else ""
+    return f", stages on {devices}{', which take microbatches in turn' if devices > 1 else ''}{chosen}"
 
 
 def _expectation(report: PlanReport) -> Text:
@@ -248,7 +254,7 @@ def _templates(report: PlanReport) -> Table:
     table.add_column("off by at most")
     table.add_column("used by")
     users: dict[int, list[int]] = {}
-    for number, nodes in enumerate(_nodes(report.plan)):
+    for number, nodes in enumerate(_nodes(by_stage(report.plan))):
         users.setdefault(len(nodes), []).append(number)
     for template in report.templates:
         used = users.get(template.num_nodes, [])
@@ -279,7 +285,7 @@ def _stages(report: PlanReport) -> Table:
     """Returns a table of what stages need; those with the same layers and devices share a row."""
     plan = report.plan
     names = _short_names(report.profile)
-    several = any(stage.num_devices > 1 for stage in plan.stages())
+    several = plan.devices_per_stage > 1 or any(stage.num_devices > 1 for stage in plan.stages())
     alike: dict[tuple[int, int, int], list[Stage]] = {}
     for stage in plan.stages():
         alike.setdefault((stage.first_layer, stage.end_layer, stage.num_devices), []).append(stage)
@@ -293,7 +299,7 @@ def _stages(report: PlanReport) -> Table:
     for (first, end, devices), held in sorted(alike.items()):
         table.add_row(
             layer_range(first, end),
-            *([str(devices)] if several else []),
+            *([str(devices * plan.devices_per_stage)] if several else []),
             str(len(held)),
             _from_to(sorted(report.memory[stage.worker].total for stage in held)),
             _few(names[first:end]),

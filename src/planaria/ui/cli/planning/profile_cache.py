@@ -22,6 +22,7 @@ from planaria.job.version import __version__
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import PlanError
+from planaria.runtime.component_settings import devices_at_work
 from planaria.runtime.run_folder.recorder import write_atomically
 
 
@@ -74,6 +75,7 @@ class ProfileCache:
             f"{train.dtype.value}/{train.boundary_dtype.value}",
             _stamp(job.data.tokenizer),
             job.data.windows.value,
+            *([f"{devices_at_work(job)} at work"] if devices_at_work(job) > 1 else []),
         ]
         return self._folder / f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:32]}.json"
 

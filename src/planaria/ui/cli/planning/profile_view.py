@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planaria.job.errors import UserError
-from planaria.plan.costs.model_profile import LayerCost, ModelProfile
+from planaria.plan.costs.model_profile import LayerCost, ModelProfile, device_counts
 from planaria.plan.quantities import size
 from planaria.runtime.run_folder.recorder import write_atomically
 from planaria.runtime.run_folder.sentences import layer_range, link_class
@@ -62,14 +62,6 @@ def from_preset(choice: PresetChoice) -> ModelProfile:
         network_gbit_s=choice.network_gbit or DEFAULT_NETWORK_GBIT_S,
         numerics=choice.numerics,
     )
-
-
-def device_counts(devices_per_node: int) -> tuple[int, ...]:
-    """Returns powers of two up to a node's devices, and all of them."""
-    counts = [1]
-    while 2 * counts[-1] <= devices_per_node:
-        counts.append(2 * counts[-1])
-    return tuple(sorted({*counts, max(devices_per_node, 1)}))
 
 
 def measured(job: Job, folder: Path) -> ModelProfile:
@@ -122,6 +114,9 @@ def show(profile: ModelProfile) -> None:
     for name, link in profile.links.classes.items():
         rate = f"{size(round(link.bandwidth_bytes_per_s))}/s"
         console.print(f"messages {link_class(name)}: {link.latency_s * 1e6:.3g} us and {rate}", style="dim")
+    for each in profile.contention:
+        factors = f"forwards and backwards {each.compute:.3g}, sums and the optimizer {each.update:.3g}"
+        console.print(f"{each.num_devices} devices of a host at work: {factors} times as long", style="dim")
     console.print(Text(profile.provenance, style="dim"))
 
 
