@@ -356,7 +356,7 @@ class InvariantChecker:
                 self.require(
                     node not in self._evicted_alive, f"node {node} is given up, and nothing is wrong with it: {cause}"
                 )
-            case Note(text=text) if text.startswith("sums of "):
+            case Note(text=text) if text.startswith(("sums of ", "computations of ")):
                 self.require(bool(self.struck), f"{text}: but nothing changed what any node has")
             case ComputedWrong():
                 self.require(record.node in self.struck, f"{record}: but nothing changed what it has")
