@@ -120,6 +120,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             redundancy=self.redundancy,
             may_drop=self.may_drop,
             may_restore=self.may_restore and self.checkpoint_every != 0,
+            audit=self.audit,
         )
 
     @property

@@ -24,8 +24,8 @@ LOSS = "l"
 WEIGHTS = "w"
 """Names of what comes of a computation beside activations and gradients; see `Computed`."""
 
-NO_NUMBER = (1 << 64) - 1
-"""Digest of what makes a sum of gradients infinite, or no number."""
+NO_SUM = (1 << 64) - 1
+"""Digest of what makes a sum of gradients infinite, or no number, or something else that gradients do not add up to."""
 
 Value = TypeVar("Value")
 
@@ -105,7 +105,7 @@ class Audits(Generic[Value]):
         yield
         if before is not None:  # else there is nothing to add to
             after = self._holdings.digest_of_counts(layer)
-            told[f"{WEIGHTS}{layer}"] = NO_NUMBER if after is None else (after - before) % (1 << 64)
+            told[f"{WEIGHTS}{layer}"] = NO_SUM if after is None else (after - before) % (1 << 64)
 
     # Others' work
 
@@ -131,10 +131,9 @@ class Audits(Generic[Value]):
             if loss is not None:
                 told[LOSS] = _bits(loss)
         self._note_inner(told, Kind.ACTIVATION, end, value)
-        with self._holdings.counting_for_an_audit():
-            for layer in reversed(range(first, end)):
-                with self._counting(told, layer):
-                    given = self._layers.backward(step, work, layer, given, counted=True)
+        for layer in reversed(range(first, end)):
+            with self._holdings.counting_for_an_audit(), self._counting(told, layer):
+                given = self._layers.backward(step, work, layer, given, counted=True)
         self._note_inner(told, Kind.GRADIENT, first, given)
         found = self._of(audit, told)
         assert found is not None

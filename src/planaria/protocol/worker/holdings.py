@@ -104,7 +104,7 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
 
     @abstractmethod
     def _digest_of_counts(self, accumulator: Accumulator) -> int | None:
-        """Returns a digest that adds up as counts do; None: there is something infinite, or no number."""
+        """Returns a digest that adds up as counts do; None: something in it is no sum of counts."""
 
     def note_written(self, groups: Iterable[int]) -> None:
         """Notes that this worker itself has just written these groups' replicas."""
@@ -209,7 +209,7 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
 
     def digest_of_counts(self, layer: int) -> int | None:
         """Returns a digest of what is counted of a layer's groups, where counts go now: what adds to one adds to the
-        other. None: it is infinite, or no number."""
+        other. None: something in it is no sum of counts, but infinite, for instance."""
         total = 0
         for group, layers in enumerate(self._layers_of):
             counts = self._counts_into.get(group) if layer in layers else None

@@ -225,9 +225,11 @@ def grid_step(exponent: int) -> float:
 
 
 def digest_of_counts(counts: Accumulator) -> int | None:
-    """Returns a digest of an exact accumulator that adds up as its counts do; None: it is infinite, or no number."""
+    """Returns a digest of an exact accumulator that adds up as its counts do; None: something in it is no multiple of
+    the grid, or infinite, or no number."""
     steps = counts.total / grid_step(counts.exponent)
-    return weighed_sum(steps.to(torch.int64)) if bool(torch.isfinite(steps).all()) else None
+    whole = steps.to(torch.int64)
+    return weighed_sum(whole) if torch.equal(whole.to(torch.float64), steps) else None
 
 
 def add_up(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
