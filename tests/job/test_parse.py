@@ -512,7 +512,8 @@ def test_a_dataset_needs_no_sequences_and_no_tokenizer() -> None:
 
 
 def test_audits_are_for_exact_numerics() -> None:
-    assert parse("resilience.audit=0.01").resilience.audit == 0.01
-    found = refused("resilience.audit=0.01", "train.numerics=fast")
-    assert 'resilience.audit = 0.01 is for exact numerics, not for train.numerics = "fast"' in found
-    assert 'Set train.numerics = "exact", or audit = 0.' in found
+    assert parse("resilience.audit=0.5").resilience.audit == 0.5
+    with pytest.raises(UserError) as caught:
+        parse("resilience.audit=0.01", "train.numerics=fast")
+    assert 'resilience.audit = 0.01 is for exact numerics, not for train.numerics = "fast"' in str(caught.value)
+    assert 'Set train.numerics = "exact", or audit = 0.' in str(caught.value)

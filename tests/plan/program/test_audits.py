@@ -68,6 +68,13 @@ def test_nobody_audits_its_own_node_or_what_passes_through_it() -> None:
         assert plan.node_of(audit.worker) not in map(plan.node_of, audit.by)
 
 
+def test_of_a_worker_on_probation_all_is_audited_and_of_others_the_share() -> None:
+    plan = uneven()
+    audits = audits_of(plan, 1, 1, 0.0, wholly=(WorkerId(3),))
+    assert {audit.worker for audit in audits} == {3}
+    assert {audit.microbatch for audit in audits} == {3, 4, 5}
+
+
 def test_layers_of_one_node_alone_are_not_audited_and_that_is_told() -> None:
     hops = chain(2, 4, 6)
     route = Route(hops=hops, microbatches=(0, 1), born=1, counted=tuple(range(6)))

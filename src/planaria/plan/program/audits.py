@@ -12,7 +12,7 @@ before. A plan that finishes a step that another one began has none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from random import Random
 
@@ -43,7 +43,9 @@ class Audit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     by: tuple[WorkerId, ...]
 
 
-def audits_of(plan: Plan, seed: int, step: int, share: float, *, auditors: int = 1) -> tuple[Audit, ...]:
+def audits_of(
+    plan: Plan, seed: int, step: int, share: float, *, auditors: int = 1, wholly: Collection[WorkerId] = ()
+) -> tuple[Audit, ...]:
     """Returns the audits of a step that begins under the plan.
 
     Args:
@@ -52,8 +54,9 @@ def audits_of(plan: Plan, seed: int, step: int, share: float, *, auditors: int =
         step: the step.
         share: of all computation that is audited, from 0 to 1.
         auditors: how many workers run each audit, where there are as many.
+        wholly: workers all of whose computation is audited.
     """
-    if not share or plan.evaluation is not None:
+    if not (share or wholly) or plan.evaluation is not None:
         return ()
     random = Random(f"audits {seed} {step}")
     draws = [random.random() for _ in range(plan.num_microbatches * plan.num_layers)]
@@ -65,7 +68,7 @@ def audits_of(plan: Plan, seed: int, step: int, share: float, *, auditors: int =
         passed = frozenset(hop.worker for hop in route.hops)
         for hop in merge_hops(route.hops):
             for microbatch in route.microbatches:
-                if draws[microbatch * plan.num_layers + hop.first_layer] < share:
+                if hop.worker in wholly or draws[microbatch * plan.num_layers + hop.first_layer] < share:
                     for first, end, able in owners.pieces(hop, passed):
                         turn = (microbatch + step) % len(able)
                         by = (*able[turn:], *able[:turn])[:auditors]
@@ -94,14 +97,14 @@ class _Owners:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._known: dict[tuple[Stage, frozenset[WorkerId]], list[_Piece]] = {}
-        self._of: list[list[WorkerId]] = [[] for _ in range(plan.num_layers)]
+        self._of: list[dict[WorkerId, None]] = [{} for _ in range(plan.num_layers)]
         shadowed: dict[WorkerId, set[int]] = {}
         for stage in plan.shadows if plan.redundancy is not None else ():
             shadowed.setdefault(stage.worker, set()).update(stage.layers)
         for worker, layers in plan.layers_of.items():
             # Who runs a layer as a shadow may run the very same work already.
             for layer in sorted(set(layers) - shadowed.get(worker, set())):
-                self._of[layer].append(worker)
+                self._of[layer][worker] = None
 
     def pieces(self, hop: Stage, passed: frozenset[WorkerId]) -> list[_Piece]:
         """Returns the pieces of a hop, each as long as one other worker can run it; `passed`: workers of the route."""

@@ -102,6 +102,8 @@ def commit(run: Run) -> list[Command]:
     if run.recovery is None and run.replan_trigger.is_due(run.failures.time_to_next_s(run.now)):
         run.plan_selector.straggler_policy.look_again(run.step + 1)
     given_back = joins.give_back(run)  # first, as the commit then holds
+    if run.members.probation:
+        run.members.worked({run.plan.node_of(hop.worker) for route in run.plan.routes for hop in route.hops})
     holds = _holds_after(run, run.step)
     message = Commit(
         generation=run.plan.generation,

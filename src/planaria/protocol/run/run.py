@@ -302,9 +302,10 @@ class Run:
 
     def audits(self, step: int) -> tuple[Audit, ...]:
         """Returns what is audited in a step that begins under the plan in force: by two, where the first time did not
-        tell who was wrong."""
+        tell who was wrong. Of nodes on probation, it is all that they compute."""
         auditors = 2 if self.disputes.is_open(step) else 1
-        return audits_of(self.plan, self.settings.train.seed, step, self.settings.audit, auditors=auditors)
+        seed, share, watched = self.settings.train.seed, self.settings.audit, self.members.on_probation
+        return audits_of(self.plan, seed, step, share, auditors=auditors, wholly=watched)
 
     # Who holds what
 
