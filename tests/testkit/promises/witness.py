@@ -231,7 +231,7 @@ class InvariantChecker:
         speeds = {NodeId(node): speed for node, speed in machine.state.speeds.items()}
         for record in entry.records:
             if isinstance(record, PlanTaken) and speeds:
-                conditions = Conditions(node_speeds=speeds, stretch=stretch)
+                conditions = Conditions(node_speeds=speeds, stretch=stretch, audit=self._setup.audit)
                 plan = entry.message.plan
                 if plan.evaluation is not None and record.purpose == Purpose.FINISH_STEP:
                     right_s = evaluation_time(plan, self._profile, conditions).total_s
