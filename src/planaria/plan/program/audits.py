@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
-from random import Random
 
 import msgspec
 
@@ -58,8 +57,8 @@ def audits_of(
     """
     if not (share or wholly) or plan.evaluation is not None:
         return ()
-    random = Random(f"audits {seed} {step}")
-    draws = [random.random() for _ in range(plan.num_microbatches * plan.num_layers)]
+    of_step = _mixed(_mixed(seed) + step)
+    below = int(share * _NUMBERS)
     owners = _Owners(plan)
     found: list[Audit] = []
     for route in plan.routes:
@@ -68,12 +67,24 @@ def audits_of(
         passed = frozenset(hop.worker for hop in route.hops)
         for hop in merge_hops(route.hops):
             for microbatch in route.microbatches:
-                if hop.worker in wholly or draws[microbatch * plan.num_layers + hop.first_layer] < share:
+                drawn = _mixed(of_step + microbatch * plan.num_layers + hop.first_layer)
+                if hop.worker in wholly or drawn < below:
                     for first, end, able in owners.pieces(hop, passed):
                         turn = (microbatch + step) % len(able)
                         by = (*able[turn:], *able[:turn])[:auditors]
                         found.append(Audit(microbatch, route.born, first, end, hop.worker, by))
     return tuple(found)
+
+
+_NUMBERS = 1 << 64
+
+
+def _mixed(number: int) -> int:
+    """Returns a number below 2**64 that shows nothing of the one that it is made of (SplitMix64)."""
+    number = (number + 0x9E3779B97F4A7C15) % _NUMBERS
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % _NUMBERS
+    number = (number ^ number >> 27) * 0x94D049BB133111EB % _NUMBERS
+    return number ^ number >> 31
 
 
 def unaudited(plan: Plan) -> tuple[int, ...]:
