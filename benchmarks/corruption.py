@@ -1,11 +1,14 @@
 """Nodes that compute wrong: how many are found, in which step, and what the comparing costs.
 
-    python benchmarks/corruption.py [--runs 6] [--costs-only]
+    python benchmarks/corruption.py [--runs 6] [--costs-only] [--audits 0.1 0.5 1]
 
 found: runs of a small job on real processes with one `--fail corrupt:...` each, in a random step and node, and one run
 without. named: a node was; again: the step was begun anew as sums differed; back: the job went back to a checkpoint.
 costs: processor seconds of a step's digests over those of all else that the step computes here, for one worker with a
 whole gpt2 of several sizes of step, one thread.
+audits: of runs in which a node computes wrong in each step from one on, once a step, with these shares audited: how
+many named it, how often it had been wrong by then, and so the share of wrong computations that was found. Those that
+were not are in the denominator.
 """
 
 from __future__ import annotations
@@ -50,6 +53,9 @@ checkpoint_every = 2
 """
 NODES = {"two replicas": 5, "three replicas": 7}
 POINTS = ("rest", "apply", "sync", "forward", "backward", "send")
+AUDITED_STEPS = 40
+"""Steps of a run whose computation is audited."""
+
 COST_JOB = """
 [model]
 type = "gpt2"
@@ -85,8 +91,8 @@ def bits(folder: Path) -> str:
     return str(json.loads((folder / "summary.json").read_text()).get("weights_sha256"))
 
 
-def job_of(nodes: int, folder: Path, text: Path) -> Job:
-    overrides = [f"run.folder={json.dumps(str(folder))}", f"data.source={json.dumps(str(text))}"]
+def job_of(nodes: int, folder: Path, text: Path, *changes: str) -> Job:
+    overrides = [f"run.folder={json.dumps(str(folder))}", f"data.source={json.dumps(str(text))}", *changes]
     return parse_job(JOB.replace("NODES", str(nodes)), overrides=overrides, origin="corruption")
 
 
@@ -117,6 +123,30 @@ def tell(replicas: str, point: str, rows: list[tuple[int, Path]], right: str) ->
     found = f"steps later: {after}" if after else ""
     count = sum(bool(wrong) for _, wrong in named)
     print(f"{replicas:15} {point:9} {len(rows):4} {count:5} {again:5} {back:4} {same:9}  {found}", flush=True)
+
+
+def audit(shares: Sequence[float], runs: int, folder: Path) -> None:
+    text = folder / "audited.txt"
+    text.write_text("".join(random.Random(1).choices("abcdefgh \n", k=20_000)))
+    print(f"{'share':>6} {'at':9} {'runs':>4} {'named':>5} {'others':>6} {'wrong':>5} {'found':>6}  steps until then")
+    for share in shares:
+        job = job_of(5, folder, text, f"train.steps={AUDITED_STEPS}", f"resilience.audit={share}")
+        for point in ("forward", "backward"):
+            waits, others, wrong = [], 0, 0
+            for number in range(runs):
+                name = f"audit-{share}-{point}-{number}"
+                first = 2 + number % 3
+                path = run(job, name, f"corrupt:node=0,step={first},at={point},bits=8,times=always")
+                named = events(path, "computed_wrong")
+                mine = [int(str(event["step"])) for event in named if event["node"] == 0]
+                waits += [step - first for step in mine]
+                others += len(named) - len(mine)
+                wrong += (mine[0] if mine else AUDITED_STEPS) - first + 1
+            rate = f"{len(waits) / wrong:.2f}"
+            print(
+                f"{share:6g} {point:9} {runs:4} {len(waits):5} {others:6} {wrong:5} {rate:>6}  {sorted(waits)}",
+                flush=True,
+            )
 
 
 def costs(microbatches: Sequence[int], repeats: int) -> None:
@@ -167,8 +197,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=6, help="of each kind (default: %(default)s)")
     parser.add_argument("--at", nargs="*", default=POINTS, help="kinds (default: all)")
     parser.add_argument("--repeats", type=int, default=5, help="steps whose cost is measured (default: %(default)s)")
+    parser.add_argument("--audits", nargs="*", type=float, metavar="SHARE", help="measure these shares, and no more")
     parser.add_argument("--costs-only", action="store_true", help="leave the runs out")
     given = parser.parse_args()
+    if given.audits:
+        with tempfile.TemporaryDirectory() as folder:
+            audit(given.audits, given.runs, Path(folder))
+        return
     if not given.costs_only:
         with tempfile.TemporaryDirectory() as folder:
             find(given.runs, given.at, Path(folder))

@@ -55,6 +55,28 @@ def test_a_wrong_sum_is_never_applied(text: Path, run: Run, reference: Reference
     outcome.assert_same_bits(reference(job))
 
 
+@pytest.mark.parametrize("changes", rest_in_proof([TWO_REPLICAS, {}], kept=1))
+@pytest.mark.parametrize("at", rest_in_proof(["backward,bits=8", "forward,bits=1"], kept=1))
+def test_with_audits_of_everything_who_computed_wrong_is_named_in_the_same_step(
+    at: str, changes: dict[str, int], text: Path, run: Run, reference: Reference
+) -> None:
+    job = make_job(text, **changes, resilience__audit=1.0)
+    outcome = run(job, f"corrupt:node=0,step=3,at={at}")
+    (wrong,) = outcome.events("computed_wrong")
+    assert (wrong["node"], wrong["step"], wrong["held"]) == (0, 3, "computation")
+    assert not outcome.events("restored")
+    outcome.assert_same_bits(reference(job))
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("fault", ["kill:node=2,step=3,at=backward", "notice:node=1,step=2,at=forward,grace=2"])
+def test_audits_accuse_nobody_when_a_node_is_lost(fault: str, text: Path, run: Run, reference: Reference) -> None:
+    job = make_job(text, resilience__audit=0.5)
+    outcome = run(job, fault)
+    assert not outcome.events("computed_wrong")
+    outcome.assert_same_bits(reference(job))
+
+
 def test_what_an_activation_did_is_the_same_everywhere_and_not_found(text: Path, run: Run) -> None:
     outcome = run(make_job(text), "corrupt:node=1,step=3,at=forward,bits=64")
     assert not outcome.events("computed_wrong")

@@ -109,6 +109,18 @@ def test_a_slow_node_and_shared_cores_lengthen_the_step() -> None:
         Conditions(num_cores=0)
 
 
+def test_audits_take_their_share_or_one_microbatch_in_the_steps_that_have_any() -> None:
+    profile = uniform_profile(4, link=FREE)
+    plan = plan_for(profile, 2, 8, 1, f=1)
+    step_s, busiest_s = step_time_s(plan, profile), 4 * 4 * 0.030
+    assert step_time_s(plan, profile, Conditions(audit=1.0)) == pytest.approx(step_s + busiest_s)
+    any_ = 1 - 0.99**8
+    assert step_time_s(plan, profile, Conditions(audit=0.01)) == pytest.approx(step_s + any_ * busiest_s / 4)
+    cores = Conditions(num_cores=1.0)
+    longer_s = step_time_s(plan, profile, Conditions(num_cores=1.0, audit=0.1)) - step_time_s(plan, profile, cores)
+    assert longer_s == pytest.approx(0.1 * 2 * busiest_s)
+
+
 def test_a_device_count_that_was_not_profiled_is_named() -> None:
     profile = uniform_profile(2, tied=False)
     plan = plan_for(profile, 1, 1, 1)

@@ -250,6 +250,7 @@ REFUSED = [
     ("cluster.devices_per_stage=0", ["cluster.devices_per_stage = 0"]),
     ("cluster.devices_per_stage=2", ["cluster.devices_per_stage = 2", "cluster.devices_per_node = 1", "divisor of 1"]),
     ("cluster.devices_per_stage=many", ["cluster.devices_per_stage = 'many'", '"auto", or a whole number']),
+    ("resilience.audit=1.5", ["resilience.audit = 1.5", "is not a share from 0 to 1"]),
     ("resilience.fault_tolerance=-1", ["resilience.fault_tolerance = -1"]),
     ("resilience.fault_tolerance=3", ["needs 4 pipelines", "cluster.nodes = 3", "cluster.nodes = 4 or more"]),
     ("resilience.min_nodes_per_pipeline=2", ["(4 nodes)", "fault_tolerance = 0"]),
@@ -509,3 +510,11 @@ def test_a_dataset_needs_no_sequences_and_no_tokenizer() -> None:
         parse("data.source=images:train", "data.tokenizer=a.json")
     with pytest.raises(UserError, match=r"train.sequence_length is missing"):
         parse("data.source=./images:train", "train.sequence_length=0")  # a file with a colon in its name
+
+
+def test_audits_are_for_exact_numerics() -> None:
+    assert parse("resilience.audit=0.5").resilience.audit == 0.5
+    with pytest.raises(UserError) as caught:
+        parse("resilience.audit=0.01", "train.numerics=fast")
+    assert 'resilience.audit = 0.01 is for exact numerics, not for train.numerics = "fast"' in str(caught.value)
+    assert 'Set train.numerics = "exact", or audit = 0.' in str(caught.value)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.program.audits import Audit, with_audits
 from planaria.plan.program.instructions import Instruction, Op
 from planaria.plan.program.programs import program
 
@@ -32,12 +33,20 @@ class Worker:
 
 
 class Machine:
-    """Runs a plan's workers one random ready instruction at a time."""
+    """Runs a plan's workers one random ready instruction at a time, with these audits.
 
-    def __init__(self, plan: Plan, seed: int) -> None:
+    Attributes:
+        audited: of each audit that was run, layer and microbatch.
+    """
+
+    def __init__(self, plan: Plan, seed: int, audits: tuple[Audit, ...] = ()) -> None:
         self.plan = plan
         self.random = random.Random(seed)
-        self.workers = {worker: Worker(list(program(plan, worker))) for worker in plan.workers}
+        self.audited: Counter[tuple[int, int]] = Counter()
+        self.workers = {
+            worker: Worker(list(with_audits(program(plan, worker), audits, worker, plan.num_layers)))
+            for worker in plan.workers
+        }
         self.messages: set[tuple[Op, WorkerId, WorkerId, int, int, int]] = set()
         self.sums: dict[tuple[int, int, WorkerId], Counter[tuple[int, int]]] = {}
         self.executed: Counter[tuple[int, int, int]] = Counter()
@@ -121,17 +130,17 @@ class Machine:
             case Op.BACKWARD_WEIGHT:
                 self._weight(state, instruction)
             case Op.SEND_ACTIVATION:
-                state.activations.remove(at)
-                self._send(instruction, worker)
+                self._give(state.activations, at, instruction, worker)
             case Op.SEND_GRADIENT:
-                state.gradients.remove(at)
-                self._send(instruction, worker)
+                self._give(state.gradients, at, instruction, worker)
             case Op.RECV_ACTIVATION:
                 self.messages.remove(self._key(instruction, worker))
                 state.activations.add(at)
             case Op.RECV_GRADIENT:
                 self.messages.remove(self._key(instruction, worker))
                 state.gradients.add(at)
+            case Op.AUDIT:
+                self._audit(worker, state, instruction)
             case Op.SYNC:
                 layers = set(self.plan.groups[instruction.group].layers)
                 held = Counter({e: count for e, count in state.counted.items() if e[0] in layers})
@@ -139,6 +148,25 @@ class Machine:
                 self.sums.setdefault((instruction.group, instruction.epoch, worker), held)
             case Op.VOTE | Op.APPLY:
                 pass
+
+    def _give(
+        self, store: set[tuple[_Work, int]], at: tuple[_Work, int], instruction: Instruction, worker: WorkerId
+    ) -> None:
+        assert at in store
+        if not instruction.keeps:
+            store.remove(at)
+        self._send(instruction, worker)
+
+    def _audit(self, worker: WorkerId, state: Worker, instruction: Instruction) -> None:
+        work, layers = (instruction.microbatch, instruction.born), range(instruction.first_layer, instruction.end_layer)
+        assert set(layers) <= set(self.plan.layers_of[worker])
+        if 0 in layers or self.plan.num_layers - 1 in layers:
+            assert instruction.microbatch in state.loaded
+        if layers.start:
+            state.activations.remove((work, layers.start))
+        if layers.stop < self.plan.num_layers:
+            state.gradients.remove((work, layers.stop))
+        self.audited.update((layer, instruction.microbatch) for layer in layers)
 
     def _send(self, instruction: Instruction, worker: WorkerId) -> None:
         key = self._key(instruction, worker)

@@ -22,6 +22,7 @@ class Conditions:
             has a device of its own. A step then takes at least all workers' compute over the cores.
         stretch: everything takes so many times longer, as it was measured.
         network: where links between nodes differ; None: they are alike.
+        audit: share of all forwards and backwards that other workers run again.
         late_s: of a worker, so many seconds after the step's beginning its state is there and it begins; a worker that
             is left out begins with the step.
     """
@@ -32,6 +33,7 @@ class Conditions:
     stretch: float = 1.0
     network: Network | None = None
     late_s: Mapping[WorkerId, float] = field(default_factory=dict)
+    audit: float = 0.0
 
     def __post_init__(self) -> None:
         for node, speed in self.node_speeds.items():

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
@@ -107,9 +107,39 @@ def outline(
     found = outline_of_pipelines(plan, durations, conditions, known)
     if found is None:
         found = _outline_of_paths(plan, durations, conditions, known)
-    if conditions.num_cores is None and conditions.stretch == 1.0:
-        return found
-    return on_shared_cores(found, plan, durations, conditions)
+    if conditions.num_cores is not None or conditions.stretch != 1.0:
+        found = on_shared_cores(found, plan, durations, conditions)
+    return _audited(found, plan, conditions) if conditions.audit else found
+
+
+def _audited(found: StepEstimate, plan: Plan, conditions: Conditions) -> StepEstimate:
+    """Returns the estimate of a step with its audits: each is one instruction, of a forward and a backward."""
+    whole_s = audit_s(plan, found.compute_s, replace(conditions, audit=1.0)) * conditions.stretch
+    longest_s = whole_s * len(plan.pipelines) / max(1, plan.num_counted)
+    return replace(
+        found,
+        step_time_s=found.step_time_s + audit_s(plan, found.compute_s, conditions) * conditions.stretch,
+        longest_instruction_s=max(found.longest_instruction_s, longest_s),
+    )
+
+
+def audit_s(plan: Plan, compute_s: Mapping[WorkerId, float], conditions: Conditions) -> float:
+    """Returns the seconds that audits add to a step, at most, as expected: as if nobody had time to spare for them.
+
+    Where cores are shared, they do all of it. Else the busiest workers do their share, and one audit at least if there
+    is any in the step.
+
+    Args:
+        plan: whose step it is.
+        compute_s: of each worker's forwards and backwards.
+        conditions: which share is audited, and how many cores there are.
+    """
+    share = conditions.audit
+    if conditions.num_cores is not None:
+        return share * sum(compute_s.values()) / conditions.num_cores
+    busiest_s = max(compute_s.values(), default=0.0)
+    one_s = busiest_s * len(plan.pipelines) / max(1, plan.num_counted)
+    return max(share * busiest_s, (1.0 - (1.0 - share) ** plan.num_counted) * one_s)
 
 
 def _outline_of_paths(plan: Plan, durations: Durations, conditions: Conditions, known: EstimateCache) -> StepEstimate:

@@ -16,7 +16,7 @@ from planaria.job.sections.model import check_model
 from planaria.job.sections.observe import check_observe
 from planaria.job.sections.resilience import check_resilience
 from planaria.job.sections.run import check_run
-from planaria.job.sections.train import DType, check_train
+from planaria.job.sections.train import DType, Numerics, check_train
 from planaria.job.settings import Job
 from planaria.job.values import ETCD_TLS_URL, is_dataset, is_hub_stream, refuse, shown
 from planaria.plan.settings import Objective
@@ -46,6 +46,7 @@ def check_job(job: Job) -> None:
     _check_objective(job)
     _check_shape(job)
     _check_replicas(job)
+    _check_audit(job)
 
 
 def _check_evaluation_data(job: Job) -> None:
@@ -210,4 +211,13 @@ def _check_replicas(job: Job) -> None:
             f"gives {job.train.num_microbatches} microbatches of {job.train.microbatch}, "
             f"but fault_tolerance = {tolerance} needs {pipelines} pipelines with at least one each",
             f"Set global_batch to {pipelines * job.train.microbatch} or more, or a smaller microbatch.",
+        )  # fmt: skip
+
+
+def _check_audit(job: Job) -> None:
+    if job.resilience.audit and job.train.numerics is not Numerics.EXACT:
+        refuse(
+            "resilience.audit", job.resilience.audit,
+            f'is for exact numerics, not for train.numerics = "{job.train.numerics.value}", where bits may differ',
+            'Set train.numerics = "exact", or audit = 0.',
         )  # fmt: skip

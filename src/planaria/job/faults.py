@@ -24,8 +24,8 @@ belongs to the step that follows."""
 CORRUPT_POINTS = ("rest", "apply", "sync", "forward", "backward", "send")
 """Where bits may be flipped: in a replica that lies still (`rest`), in what the optimizer's step made (`apply`), in a
 whole sum (`sync`): these are found before a step is committed with them. And in activations that a `forward` made, in
-what a `backward` counted, or in what is about to be sent (`send`): what follows from these is the same everywhere, so
-nobody finds it."""
+what a `backward` counted, or in what is about to be sent (`send`): what follows from these is the same everywhere.
+Audits (`resilience.audit`) find the first two; nobody finds the last."""
 
 COORDINATOR_POINTS = (
     "join", "plan", "send", "vote", "commit", "evaluated", "tell", "loss", "report", "save", "manifest", "return",
@@ -192,7 +192,7 @@ def check_faults(faults: Sequence[Fault], job: Job) -> None:
             raise UserError(
                 f"--fail {spec}: the job has no step {fault.step}. Steps count from 1 to {job.train.steps}."
             )
-        if fault.kind is FaultKind.CORRUPT and not job.compares_replicas:
+        if fault.kind is FaultKind.CORRUPT and not job.compares_replicas and not job.resilience.audit:
             raise UserError(
                 f"--fail {spec}: replicas are not compared in this job, so nobody would find out. "
                 'Set train.numerics = "exact" and resilience.compare_replicas = true.'

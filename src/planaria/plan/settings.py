@@ -50,6 +50,7 @@ class PlannerSettings:
         may_drop: whether a policy may leave microbatches out of a step.
         may_restore: whether a policy may go back to the last checkpoint after a loss though no layer lost its last
             replica: checkpoints are written on the way, and the last one stays while the next is written.
+        audit: share of all forwards and backwards that other workers run again.
         num_cores: that all workers share, where they are processes of one machine; None: each has its own device.
     """
 
@@ -73,6 +74,7 @@ class PlannerSettings:
     may_drop: bool = False
     may_restore: bool = False
     num_cores: float | None = None
+    audit: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (

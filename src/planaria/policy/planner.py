@@ -85,6 +85,7 @@ class Planner:
         network = Network(zones=self.zones, hosts=self.hosts, pairs=self.far_pairs)
         conditions = Conditions(
             num_cores=self.settings.num_cores,
+            audit=self.settings.audit,
             node_speeds=self.speeds or {},
             stretch=self.stretch,
             network=None if network.is_even(self.profile.links) else network,

@@ -32,6 +32,9 @@ LONGEST_PAUSE_S = 0.5
 MOST_WRONG = 2
 """Nodes of one host that computed wrong, after which no more are started there. Not measured."""
 
+PROBATION_STEPS = 10
+"""Steps in which all is audited that a new node computes on a host where one computed wrong. Not measured."""
+
 CUT_OFF_S = 1.0
 """Seconds that an unreachable peer may stay in the plan before the coordinator is told. Not measured."""
 

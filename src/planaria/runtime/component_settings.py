@@ -55,6 +55,7 @@ def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
         may_drop=job.resilience.may_drop,
         may_restore=job.run.writes_checkpoints and job.run.keep_checkpoints > 1,
         redundancy=job.resilience.redundancy,
+        audit=job.resilience.audit,
     )
 
 

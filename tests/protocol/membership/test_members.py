@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.membership.members import Membership
+from planaria.protocol.thresholds import PROBATION_STEPS
 
 
 def joined(num_nodes: int) -> Membership:
@@ -47,3 +48,22 @@ def test_nodes_come_in_any_order_and_count_once_all_of_their_workers_are_there()
         seen.append(members.nodes)
     assert seen == [(), (), (2,), (2,), (0, 2), (0, 2), (0, 1, 2)]
     assert members.is_gathered
+
+
+def test_a_new_node_on_the_host_of_one_that_was_wrong_is_on_probation_for_some_steps_of_work() -> None:
+    members = Membership(2, 2)
+    for worker, host in ((0, "a"), (1, "a"), (2, "b"), (3, "b")):
+        members.join(WorkerId(worker), f"{host}:1")
+    members.wrong_hosts["a"] = 1
+    for node in (NodeId(0), NodeId(1)):
+        members.try_out(node)
+    assert members.on_probation == {0, 1}
+    for _ in range(PROBATION_STEPS):
+        assert members.on_probation
+        members.worked((NodeId(1),))
+        assert members.on_probation, "a step without it does not count"
+        members.worked((NodeId(0), NodeId(1)))
+    assert not members.on_probation
+    members.try_out(NodeId(0))
+    members.lose(NodeId(0))
+    assert not members.on_probation

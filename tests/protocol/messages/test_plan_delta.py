@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Evaluation, Group, NodeId, Plan, Redundancy, WorkerId
+from planaria.plan.program.audits import audits_of
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.finish_step.salvage import to_halt
 from planaria.planner.finish_step.shadow_takeover import resume
@@ -61,6 +62,7 @@ def message(plan: Plan, step: int = 1) -> PlanMessage:
         source=StateSource.LIVE,
         begun=plan.generation,
         lineage=plan.generation // 2,
+        audits=audits_of(plan, 1, step, 0.5),
     )
 
 

@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.from_worker import Digest
-from planaria.protocol.step.agreement import Difference, Disputes, Held, difference
+from planaria.protocol.messages.from_worker import Computed, Digest
+from planaria.protocol.step.agreement import Claims, Difference, Disputes, Held, claims_of, difference
 
 RIGHT, WRONG, OTHER = 11, 22, 33
 
@@ -152,3 +152,48 @@ def test_what_an_owner_claimed_before_stands_beside_what_others_claim_now() -> N
     begun(disputes, claims(kept(), kept(WRONG)))
     now = {0: {WorkerId(1): kept(WRONG), WorkerId(2): kept(), WorkerId(3): Digest(WRONG)}}
     assert disputes.again(5, found_in(now), now) == ({1}, frozenset()), "and who copied is no witness"
+
+
+def computed(*made: int, given: int = 7, name: str = "w2") -> Claims:
+    """What workers 0, 1, ... tell of one computation on the same inputs."""
+    return claims_of({WorkerId(at): (Computed(3, 2, 4, (given, given), {name: told}),) for at, told in enumerate(made)})
+
+
+def test_of_two_that_computed_different_things_neither_is_known_to_be_wrong() -> None:
+    assert difference(computed(RIGHT, RIGHT)) is None
+    found = found_in(computed(RIGHT, WRONG))
+    assert (found.held, found.known) == (Held.COMPUTATION, frozenset())
+
+
+def test_of_three_the_one_that_computed_something_else_is_wrong() -> None:
+    assert found_in(computed(RIGHT, WRONG, RIGHT)).known == {1}
+
+
+def test_what_is_computed_on_other_inputs_is_another_computation() -> None:
+    one = {WorkerId(0): (Computed(3, 2, 4, (7, 7), {"w2": RIGHT}),)}
+    other = {WorkerId(1): (Computed(3, 2, 4, (7, 8), {"w2": WRONG}),)}
+    assert difference(claims_of(one | other)) is None
+
+
+def test_what_a_forward_makes_is_compared_whatever_gradients_come() -> None:
+    one = {WorkerId(0): (Computed(3, 2, 4, (7, 7), {"a4": RIGHT}),)}
+    other = {WorkerId(1): (Computed(3, 2, 4, (7, 8), {"a4": WRONG}),)}
+    assert difference(claims_of(one | other)) is not None
+
+
+def test_the_computation_done_again_tells_whose_was_wrong() -> None:
+    disputes = Disputes()
+    begun(disputes, computed(RIGHT, WRONG))
+    assert disputes.is_open(5)
+    assert set(disputes.settle(5, computed(RIGHT, RIGHT, RIGHT))) == {1}
+    assert not disputes.is_open(5)
+
+
+def test_a_third_settles_what_two_claim_again() -> None:
+    disputes = Disputes()
+    begun(disputes, computed(RIGHT, WRONG))
+    assert found_in(computed(RIGHT, WRONG, RIGHT)).known == {1}
+
+
+def test_replicas_and_sums_count_before_computations() -> None:
+    assert found_in({**claims(kept(total=1), kept(total=2)), **computed(RIGHT, WRONG)}).held is Held.SUM

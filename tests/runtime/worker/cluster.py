@@ -341,6 +341,7 @@ class Cluster:
             resume=resume,
             waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
             may_drop=job.resilience.may_drop,
+            audit=job.resilience.audit,
         )
         planner = planner_settings(job, profile)
 

@@ -31,6 +31,7 @@ from planaria.planner.placement.senders import Holders
 from planaria.planner.placement.transfers import transfers
 from planaria.protocol.messages.records import (
     CheckpointSaved,
+    ComputedWrong,
     CoordinatorRestarted,
     NodeLost,
     NodeReleased,
@@ -300,6 +301,18 @@ def test_backwards_in_two_passes_keep_every_promise(
     """Under any deaths, and where one plan cuts a backward in two and the next one does not."""
     monkeypatch.setattr(step_work, "program", _split)
     laboratory.run_all(batch, schedule)
+
+
+@pytest.mark.parametrize("batch", batches(range(7000, 7060), size=10, kept=2), ids=str)
+def test_what_is_run_again_for_an_audit_has_the_same_bits_whatever_happens(
+    batch: range, laboratory: Laboratory
+) -> None:
+    for seed in batch:
+        plain = (switching if seed % 2 else schedule)(seed, str(laboratory.source))
+        resilience = msgspec.structs.replace(plain.job.resilience, audit=1.0)
+        outcome = laboratory.run(replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience)))
+        assert not outcome.of(ComputedWrong), f"seed {seed}"
+        assert not [note for note in outcome.of(Note) if note.text.startswith("computations")], f"seed {seed}"
 
 
 def test_one_seed_is_one_history(laboratory: Laboratory) -> None:

@@ -124,6 +124,7 @@ class Cluster:
             may_drop=True,
             evaluation=setup.evaluation,
             budget=setup.budget,
+            audit=setup.audit,
         )
         self._policy = make_policy(setup.policy, Planner(self.profile, setup.planner))
         self._next_node = setup.num_nodes

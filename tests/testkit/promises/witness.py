@@ -231,7 +231,7 @@ class InvariantChecker:
         speeds = {NodeId(node): speed for node, speed in machine.state.speeds.items()}
         for record in entry.records:
             if isinstance(record, PlanTaken) and speeds:
-                conditions = Conditions(node_speeds=speeds, stretch=stretch)
+                conditions = Conditions(node_speeds=speeds, stretch=stretch, audit=self._setup.audit)
                 plan = entry.message.plan
                 if plan.evaluation is not None and record.purpose == Purpose.FINISH_STEP:
                     right_s = evaluation_time(plan, self._profile, conditions).total_s
@@ -356,7 +356,7 @@ class InvariantChecker:
                 self.require(
                     node not in self._evicted_alive, f"node {node} is given up, and nothing is wrong with it: {cause}"
                 )
-            case Note(text=text) if text.startswith("sums of "):
+            case Note(text=text) if text.startswith(("sums of ", "computations of ")):
                 self.require(bool(self.struck), f"{text}: but nothing changed what any node has")
             case ComputedWrong():
                 self.require(record.node in self.struck, f"{record}: but nothing changed what it has")

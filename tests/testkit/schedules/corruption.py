@@ -35,3 +35,26 @@ def corrupted(seed: int) -> Schedule:
     if setup.fault_tolerance > 1 and draw.random() < 0.5:
         faults.append(when(draw, setup, other, kind=FaultKind.KILL, nodes=(other,)))
     return msgspec.structs.replace(base, setup=setup, faults=tuple(faults), calm=None)
+
+
+UNSEEN = (FaultKind.JOIN, FaultKind.SAVE)
+"""Trouble beside which all that a step computes is audited."""
+
+
+def audited(seed: int) -> Schedule:
+    """Returns the schedule of a seed whose every computation is audited, with a node that computes wrong or audits
+    wrong."""
+    base, draw = corrupted(seed), Random(f"audits {seed}")
+    setup = msgspec.structs.replace(base.setup, audit=1.0, may_drop=False)
+    faults = [fault for fault in base.faults if fault.kind in UNSEEN]
+    (strike,) = (fault for fault in base.faults if fault.kind is FaultKind.CORRUPT)
+    what = draw.choice(["forward", "backward", "audit"])
+    faults.append(msgspec.structs.replace(strike, what=what))
+    return msgspec.structs.replace(base, setup=setup, faults=tuple(faults))
+
+
+def watched(seed: int) -> Schedule:
+    """Returns the schedule of a seed, whatever befalls it, with audits of a drawn share of its computation."""
+    base = schedule(seed)
+    setup = msgspec.structs.replace(base.setup, audit=Random(f"watched {seed}").choice([0.1, 0.5, 1.0]))
+    return msgspec.structs.replace(base, setup=setup)

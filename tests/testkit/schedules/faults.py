@@ -25,7 +25,7 @@ class FaultKind(enum.StrEnum):
     """The node's first worker runs out of memory in what it does next."""
     CORRUPT = "corrupt"
     """What one of the node's workers holds or makes is changed, `times` times: a replica that lies still, what its next
-    optimizer's step makes, or its next sum."""
+    optimizer's step, sum, forward or backward makes, or what it tells of its next audit."""
     RAISE = "raise"
     """The user's code fails in the node's next instruction."""
     SLOW = "slow"
@@ -116,7 +116,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for_s: how long it lasts; `FOR_GOOD`.
         factor: of a slow node.
         what: kind of message that is damaged ("state", "sum", "activation", "gradient"), "": any; what is changed
-            ("rest", "apply", "sync"); name of a policy;
+            ("rest", "apply", "sync", "forward", "backward", "audit"); name of a policy;
             what a partition stops, as in `Island`; whether a worker whose code fails "holds" its state or "ends";
             folder under which the user saves; `DISCARD`; `APPLIED`.
         times: how many messages are, or how often something is changed; how many arrive twice; how many files decay.

@@ -47,6 +47,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         eval_target: accuracy that ends the run; 0: none does.
         may_restore: it may go back to a checkpoint where no replica is the last.
         is_tight: the budget is for the nodes at the start, and those that join are given back.
+        audit: share of computation that is run again.
         is_slow: links, so that beside a step the state of a layer or two has room.
     """
 
@@ -76,6 +77,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     num_evaluated: int = 1
     eval_target: float = 0.0
     devices_per_stage: int = 1
+    audit: float = 0.0
 
     def zone_of(self, node: int) -> str:
         return f"zone-{node % self.num_zones}" if self.num_zones else ""
@@ -118,6 +120,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             redundancy=self.redundancy,
             may_drop=self.may_drop,
             may_restore=self.may_restore and self.checkpoint_every != 0,
+            audit=self.audit,
         )
 
     @property

@@ -50,11 +50,11 @@ class Device:
         seconds = 0.0
         for layer in layers:
             times = self._profile.layers[layer].times[0]
-            if instruction.op in (Op.FORWARD, Op.SHADOW_FORWARD):
+            if instruction.op in (Op.FORWARD, Op.SHADOW_FORWARD, Op.AUDIT):
                 seconds += times.forward_s
-            if instruction.op in (Op.BACKWARD, Op.BACKWARD_INPUT, Op.SHADOW_BACKWARD):
+            if instruction.op in (Op.BACKWARD, Op.BACKWARD_INPUT, Op.SHADOW_BACKWARD, Op.AUDIT):
                 seconds += times.backward_input_s
-            counts = instruction.op in (Op.BACKWARD, Op.SHADOW_BACKWARD) and layer in instruction.counted
+            counts = instruction.op in (Op.BACKWARD, Op.SHADOW_BACKWARD, Op.AUDIT) and layer in instruction.counted
             if instruction.op is Op.BACKWARD_WEIGHT or counts:
                 seconds += times.backward_weight_s
             if instruction.op is Op.BACKWARD_WEIGHT:

@@ -58,7 +58,7 @@ class Accumulator:
             self.add(other.total)
 
 
-def _digest(symbol: Symbol) -> int:
+def digest(symbol: Symbol) -> int:
     """Returns 64 bits of a symbol; a sum of many may have more."""
     return hash(symbol) & 0xFFFF_FFFF_FFFF_FFFF
 
@@ -151,11 +151,14 @@ class Holdings(HeldState[Replica, Accumulator]):
         return Replica(group)
 
     def _digest_of_state(self, replica: Replica) -> int:
-        return _digest(replica.state)
+        return digest(replica.state)
 
     def _digest_of_sum(self, replica: Replica) -> int:
         assert replica.gradient is not None
-        return _digest(replica.gradient)
+        return digest(replica.gradient)
+
+    def _digest_of_counts(self, accumulator: Accumulator) -> int:
+        return accumulator.total
 
     def _new_accumulator(self, group: int) -> Accumulator:
         return Accumulator()

@@ -14,10 +14,11 @@ from planaria.plan.program.instructions import Instruction, Op
 from planaria.plan.sums.slices import Slices
 from planaria.protocol.messages.to_worker import Commit
 from planaria.protocol.worker.mail import Key, Kind, Mail, MailStore, Ways
+from planaria.protocol.worker.progress import Work
 from planaria.protocol.worker.step_work import StepWork
 from planaria.protocol.worker.sums import Sum, Sums
 from tests.testkit.promises.symbols import Algebra, Symbol
-from tests.testkit.worker.holdings import Accumulator, Holdings
+from tests.testkit.worker.holdings import Accumulator, Holdings, digest
 
 Read = Callable[[], Any]
 """Returns a message's content, read when it arrives: a change of what is being sent is found out."""
@@ -134,7 +135,7 @@ class Interpreter(StepWork[Symbol, Symbol]):
         corrupted: told of each state that a fault has changed, and of what comes of it.
 
     Attributes:
-        corrupts: "rest", "apply" or "sync" -> how often it is still to be changed.
+        corrupts: "rest", "apply", "sync", "forward", "backward" or "audit" -> how often it is still to be changed.
     """
 
     def __init__(
@@ -182,6 +183,30 @@ class Interpreter(StepWork[Symbol, Symbol]):
         held[0].state, held[0].is_changed = hash((held[0].state, what)), True
         self._corrupted(held[0].state)
 
+    def _change_activation(self, instruction: Instruction) -> None:
+        """Changes what a forward made, if that is due and goes on."""
+        at = (instruction.microbatch, instruction.born), instruction.end_layer
+        if self.corrupts["forward"] and at in self._activations and self.plan.evaluation is None:
+            self.corrupts["forward"] -= 1
+            self._activations[at] = hash((self._activations[at], "forward"))
+
+    def _note_backward(self, work: Work, layer: int, *, counted: bool) -> None:
+        super()._note_backward(work, layer, counted=counted)
+        groups = self._algebra.groups_of[layer] if counted and self.corrupts["backward"] else ()
+        for group in groups[:1]:
+            self.corrupts["backward"] -= 1
+            self._holdings.accumulators[group].total += hash((work, layer, "backward"))
+
+    def _audit(self, instruction: Instruction) -> None:
+        super()._audit(instruction)
+        if self.corrupts["audit"]:
+            self.corrupts["audit"] -= 1
+            told = self._audits.computed[-1]
+            told.made.update({name: told_digest ^ 1 for name, told_digest in told.made.items()})
+
+    def _digest_of(self, value: Symbol) -> int:
+        return digest(value)
+
     def is_ready(self, instruction: Instruction) -> bool:
         """Returns whether what a receipt or a vote waits for is here."""
         if instruction.op is Op.VOTE:
@@ -196,6 +221,8 @@ class Interpreter(StepWork[Symbol, Symbol]):
     def execute(self, instruction: Instruction) -> None:
         self.corrupt_at_rest()
         self.perform(instruction)
+        if instruction.op is Op.FORWARD:
+            self._change_activation(instruction)
         if instruction.op is Op.VOTE and self.plan.evaluation is None:
             self._change("sync")
         if self.plan.evaluation is not None and instruction.op is Op.FORWARD:

@@ -250,7 +250,8 @@ class Worker(WorkerExecutor):
 
     def _computed(self, instruction: Instruction, seconds: float) -> None:
         self.device.finish(seconds)
-        self.interpreter.compute_s += seconds
+        if instruction.op is not Op.AUDIT:
+            self.interpreter.compute_s += seconds
         self.interpreter.execute(instruction)
 
     def _misbehave(self) -> bool:

@@ -93,6 +93,20 @@ def test_what_evaluations_take_is_said(profile: Path) -> None:
     assert json.loads(run(profile, "--json").stdout)["evaluations"] is None
 
 
+def test_what_audits_take_and_leave_out_is_said(profile: Path) -> None:
+    asked = ("--set", "resilience.audit=0.05")
+    text = " ".join(run(profile, *asked).stdout.split())
+    assert "Audits of 0.05 of all forwards and backwards take at most " in text
+    assert "not audited" not in text
+    fields = ("cluster.nodes=1", "resilience.fault_tolerance=0", "resilience.min_nodes_per_pipeline=1")
+    alone = [word for field in fields for word in ("--set", field)]
+    text = " ".join(run(profile, *asked, *alone).stdout.split())
+    assert "Layers 0-7 are not audited: no other node could run them again." in text
+    told = json.loads(run(profile, *asked, "--json").stdout)
+    assert told["audits"]["unaudited"] == []
+    assert 0 < told["audits"]["seconds"] < told["step_time_s"]
+
+
 def test_templates_alone_are_shown_where_asked_for(profile: Path) -> None:
     result = run(profile, "--templates")
     assert "Templates" in result.stdout

@@ -64,6 +64,9 @@ class ResilienceSection(Section, frozen=True):
         compare_replicas: whether workers tell digests of their replicas and sums with each step, so that a node whose
             bits differ is found before the step is committed, with train.numerics = "exact"; with "fast" bits say
             nothing, and none are compared. See docs/howto/wrong-nodes.md.
+        audit: the share of all forwards and backwards that a worker of another node runs again, from 0 to 1, so that a
+            node that computes wrong is found before the step is committed; only with train.numerics = "exact". What is
+            run again is drawn for each step. See docs/howto/wrong-nodes.md.
     """
 
     fault_tolerance: int = 1
@@ -80,6 +83,7 @@ class ResilienceSection(Section, frozen=True):
     coordinator_timeout_s: float = 60.0
     preemption: str = NO_PREEMPTION
     compare_replicas: bool = True
+    audit: float = 0.0
 
     @property
     def may_drop(self) -> bool:
@@ -96,6 +100,8 @@ def check_resilience(resilience: ResilienceSection) -> None:
     positive("resilience.mean_time_between_failures_s", resilience.mean_time_between_failures_s)
     if resilience.failure_trace:
         path("resilience.failure_trace", resilience.failure_trace)
+    if not 0.0 <= resilience.audit <= 1.0:
+        refuse("resilience.audit", resilience.audit, "is not a share from 0 to 1", "Write for instance 0.01, or 0.")
     source = resilience.preemption
     if source not in PREEMPTION_SOURCES and not is_reference(source):
         refuse(

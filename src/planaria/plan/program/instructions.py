@@ -31,6 +31,7 @@ class Op(enum.StrEnum):
     RECV_ACTIVATION = "recv_activation"
     SEND_GRADIENT = "send_gradient"
     RECV_GRADIENT = "recv_gradient"
+    AUDIT = "audit"
     SYNC = "sync"
     VOTE = "vote"
     APPLY = "apply"
@@ -43,6 +44,7 @@ COMPUTING = (
     Op.BACKWARD_WEIGHT,
     Op.SHADOW_FORWARD,
     Op.SHADOW_BACKWARD,
+    Op.AUDIT,
 )
 """Instructions that compute: forwards and backwards."""
 
@@ -57,6 +59,8 @@ class Instruction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     A SHADOW_FORWARD runs layers that another worker owns, on what this worker sent that one, and keeps everything:
     their forward is then done here, should their owner be lost. A SHADOW_BACKWARD gives those layers' gradients a
     second time; what it counts counts for nothing until the owner is lost.
+
+    An AUDIT runs forward and backward of layers that another worker ran, on what went in there; nothing of it counts.
 
     Attributes:
         op: what is done.

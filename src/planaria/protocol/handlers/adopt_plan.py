@@ -61,6 +61,7 @@ def take(
         afresh=run.attempt.is_void,
         begun=run.attempt.begun_in,
         lineage=run.lineage,
+        audits=() if purpose is Purpose.FINISH_STEP else run.audits(run.step),
     )
     run.attempt.is_void = run.attempt.is_given_up = False
     told += _told(run, proposal, purpose)

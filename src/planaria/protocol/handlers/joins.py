@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from planaria.job.sections.train import Numerics
 from planaria.plan.plan import NodeId, PlanError
 from planaria.protocol.handlers import boundary, end
 from planaria.protocol.handlers.adopt_plan import take
@@ -49,6 +50,8 @@ def join(run: Run, event: WorkerJoined) -> list[Command]:
         run.members.labels[node] = event.label
     if not is_complete or node in run.past.joined:
         return []
+    if run.settings.train.numerics is Numerics.EXACT:
+        run.members.try_out(node)
     run.count_cost()
     zone, label = run.members.zones.get(node, ""), run.members.labels.get(node, "")
     record = NodeJoined(node=node, live_nodes=len(run.members.nodes), zone=zone, label=label)

@@ -3,7 +3,7 @@ when too few nodes are left for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from planaria.plan.plan import PlanError
 from planaria.policy.interface import Candidate
@@ -26,12 +26,12 @@ def restore(run: Run, without: list[int]) -> list[Command]:
         run: whose state is lost in part.
         without: groups that nobody holds.
     """
-    return restore_all(run, f"no replica of {layers_text(run, without)} is left")
+    layers = sorted({layer for group in without for layer in run.plan.groups[group].layers})
+    return restore_all(run, f"no replica of {layers_text(layers)} is left")
 
 
-def layers_text(run: Run, groups: Iterable[int]) -> str:
-    """Names the layers of these groups: "layers 2, 3"."""
-    layers = sorted({layer for group in groups for layer in run.plan.groups[group].layers})
+def layers_text(layers: Collection[int]) -> str:
+    """Names layers: "layers 2, 3"."""
     return f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
 
 

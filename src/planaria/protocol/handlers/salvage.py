@@ -22,7 +22,7 @@ from planaria.protocol.messages.records import Note
 from planaria.protocol.messages.to_worker import Halt, StateSource
 from planaria.protocol.phases import Phase, Purpose
 from planaria.protocol.run.run import Run
-from planaria.protocol.step.agreement import Claims, Difference, Held, difference
+from planaria.protocol.step.agreement import Claims, Computation, Difference, Held, claims_of, difference
 from planaria.protocol.step.retained_replicas import Holders
 
 
@@ -140,12 +140,15 @@ def _anew_s(run: Run, proposal: Candidate, holders: Holders) -> tuple[float, flo
 
 
 def disagree(run: Run) -> list[Command] | None:
-    """Compares what the owners of each group told of it in their votes; None: they agree, and the step is concluded.
+    """Compares what the owners of each group told of it in their votes, and what is told of computations that are
+    audited; None: they agree, and the step is concluded.
 
     Who is wrong is fenced, and the step begun anew without it. If that is not known, it is made known: sums are made
-    again; and where replicas differ, the job goes back to the last checkpoint, until it comes here again.
+    again, and so is what was computed, by a third worker too where there is one; and where replicas differ, the job
+    goes back to the last checkpoint, until it comes here again.
     """
-    claims = run.attempt.votes.digests
+    votes = run.attempt.votes
+    claims = {**votes.digests, **claims_of(votes.computed)}
     found = difference(claims)
     if found is not None:
         return _undo(run, found, claims)
@@ -175,7 +178,8 @@ def _undo(run: Run, found: Difference, claims: Claims) -> list[Command]:
         return commands + restore_all(run, f"replicas of {_where(run, undecided, left)} differ")
     if undecided is not None:
         run.disputes.begin(run.step, undecided, left, _num_dropped(run))
-        text = f"sums of {_where(run, undecided, left)} differ; step {run.step} is begun anew"
+        what = "sums" if undecided.held is Held.SUM else "computations"
+        text = f"{what} of {_where(run, undecided, left)} differ; step {run.step} is begun anew"
         commands.append(Publish(Note(level="warning", text=text)))
     run.attempt.is_void = True
     return commands + begin(run)
@@ -192,14 +196,25 @@ def _live(run: Run, digests: Mapping[WorkerId, Digest]) -> dict[WorkerId, Digest
 def _where(run: Run, found: Difference, claims: Claims) -> str:
     """Describes for people what differs: "layers 2, 3 at nodes 0, 4"."""
     nodes = sorted({run.members.node_of(worker) for group in found.groups for worker in claims[group]})
-    return f"{layers_text(run, found.groups)} at nodes {', '.join(map(str, nodes))}"
+    return f"{layers_text(_layers_of(run, found.groups))} at nodes {', '.join(map(str, nodes))}"
+
+
+def _layers_of(run: Run, items: Collection[int | Computation]) -> tuple[int, ...]:
+    """Returns the layers of groups, or of computations."""
+    layers = set[int]()
+    for item in items:
+        if isinstance(item, Computation):
+            layers.update(range(item.first_layer, item.end_layer))
+        else:
+            layers.update(run.plan.groups[item].layers)
+    return tuple(sorted(layers))
 
 
 def _suspected_twice(run: Run, denied: Mapping[WorkerId, Difference]) -> Mapping[WorkerId, Difference]:
     """Returns those of the workers that count as wrong now: one copies a sum from the next, so of several nodes whose
     sums were wrong, each is suspected, and wrong the second time."""
     nodes = {run.members.node_of(worker) for worker in denied}
-    if len(nodes) < 2 or all(found.held is Held.REPLICA for found in denied.values()):
+    if len(nodes) < 2 or all(found.held is not Held.SUM for found in denied.values()):
         return denied
     before, run.suspects = run.suspects, run.suspects | nodes
     return {worker: found for worker, found in denied.items() if run.members.node_of(worker) in before}
@@ -219,8 +234,7 @@ def _lose(run: Run, wrong: Mapping[WorkerId, Difference]) -> list[Command]:
     for node in sorted({run.members.node_of(worker) for worker in wrong if worker in run.members.addresses}):
         mine = [worker for worker in sorted(wrong) if run.members.node_of(worker) == node]
         found = wrong[mine[0]]
-        layers = {layer for group in found.groups_of(mine) for layer in run.plan.groups[group].layers}
-        commands += lose_wrong(run, node, found.held, tuple(sorted(layers)))
+        commands += lose_wrong(run, node, found.held, _layers_of(run, found.groups_of(mine)))
     return commands
 
 

@@ -102,18 +102,22 @@ def commit(run: Run) -> list[Command]:
     if run.recovery is None and run.replan_trigger.is_due(run.failures.time_to_next_s(run.now)):
         run.plan_selector.straggler_policy.look_again(run.step + 1)
     given_back = joins.give_back(run)  # first, as the commit then holds
+    if run.members.probation:
+        run.members.worked({run.plan.node_of(hop.worker) for route in run.plan.routes for hop in route.hops})
+    holds = _holds_after(run, run.step)
     message = Commit(
         generation=run.plan.generation,
         step=run.step,
         clip_factor=found.clip_factor,
         exponents=run.exponents,
-        hold=_holds_after(run, run.step),
+        hold=holds,
         loss=found.loss,
         norm=found.norm,
         scale=found.scale,
         learning_rate=learning_rate(train, run.step, run.settings.ends, run.settings.rate_factors) * found.scale,
         dropped=run.plan.dropped,
         num_dropped=run.counts.dropped + len(run.plan.dropped),
+        audits=() if holds else run.audits(run.step + 1),
     )
     run.counts.dropped = message.num_dropped
     told = [*given_back, *_tell(run, message, found, tuple(news))]

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from typing import TypeVar, cast
 
 from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.thresholds import PROBATION_STEPS
 
 _Number = TypeVar("_Number", NodeId, WorkerId)
 
@@ -21,6 +22,7 @@ class Membership:
         leaving: live nodes that gave notice, and when (monotonic seconds).
         zones: of live nodes that said where they are.
         wrong_hosts: how many nodes of a host computed wrong.
+        probation: live nodes on such hosts that joined since, and how many more steps of theirs are audited wholly.
         labels: of live nodes that have one.
     """
 
@@ -32,6 +34,7 @@ class Membership:
         self.leaving: dict[NodeId, float] = {}
         self.zones: dict[NodeId, str] = {}
         self.wrong_hosts: Counter[str] = Counter()
+        self.probation: dict[NodeId, int] = {}
         self.labels: dict[NodeId, str] = {}
         self._faults: dict[NodeId, float] = {}
         self._joined: Counter[NodeId] = Counter()
@@ -50,6 +53,21 @@ class Membership:
         """Returns the host of a live node, as its peers reach it."""
         addresses = (self.addresses.get(worker, "") for worker in self.workers_of(node))
         return next(addresses, "").rpartition(":")[0].strip("[]")
+
+    @property
+    def on_probation(self) -> frozenset[WorkerId]:
+        """Workers all of whose computation is audited."""
+        return frozenset(worker for node in self.probation for worker in self.workers_of(node))
+
+    def try_out(self, node: NodeId) -> None:
+        """Begins a node's probation, if a node of its host computed wrong before."""
+        if self.wrong_hosts[self.host_of(node)]:
+            self.probation[node] = PROBATION_STEPS
+
+    def worked(self, nodes: Collection[NodeId]) -> None:
+        """Records a step that these nodes have done."""
+        left = {node: steps - (node in nodes) for node, steps in self.probation.items()}
+        self.probation = {node: steps for node, steps in left.items() if steps}
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
@@ -105,6 +123,7 @@ class Membership:
         self.leaving.pop(node, None)
         self.zones.pop(node, None)
         self.labels.pop(node, None)
+        self.probation.pop(node, None)
         lost = tuple(worker for worker in self.workers_of(node) if worker in self.addresses)
         for worker in lost:
             del self.addresses[worker]

@@ -147,6 +147,26 @@ class Digest(msgspec.Struct, frozen=True, array_like=True):
     written: int | None = None
 
 
+class Computed(msgspec.Struct, frozen=True, array_like=True):
+    """Digests of one computation that is audited, told by the worker whose work it is and by those that ran it again.
+
+    Attributes:
+        microbatch: whose forward and backward it is.
+        first_layer: lowest layer.
+        end_layer: one above the highest.
+        given: of what went in: the activation from below and the gradient from above; 0 where it is the data, or the
+            loss.
+        made: of what came of it, by name: "a4" and "g2", the activation and the gradient at that boundary, "w3", what
+            layer 3 adds to sums of gradients, "l", the loss.
+    """
+
+    microbatch: int
+    first_layer: int
+    end_layer: int
+    given: tuple[int, int]
+    made: dict[str, int]
+
+
 class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     """Tells that the program of (generation, step) ran to its end here, and that the sums are whole.
 
@@ -158,6 +178,7 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
         flows: what it has sent to each peer on another host, once in `FLOWS_EVERY` steps.
         scores: of an evaluation, in place of losses: microbatch -> what was made of it.
         digests: group -> digests of what this worker holds of it; empty where replicas are not compared.
+        computed: what is audited of what this worker computed, and what it ran again.
     """
 
     generation: int
@@ -169,6 +190,7 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     flows: dict[WorkerId, Flow] = msgspec.field(default_factory=dict)
     scores: dict[int, Score] = msgspec.field(default_factory=dict)
     digests: dict[int, Digest] = msgspec.field(default_factory=dict)
+    computed: tuple[Computed, ...] = ()
 
 
 class AwaitsSamples(Message, frozen=True, kw_only=True, tag="awaits_samples"):

@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from planaria.plan.plan import Evaluation, Pipeline, Plan, Route, Stage, Transfer, WorkerId
+from planaria.plan.program.audits import Audit
 from planaria.plan.quantities import ranges
 from planaria.protocol.messages.message import Message, decoded, encode
 from planaria.protocol.messages.to_worker import Challenge, PlanMessage, StateSource, ToWorker
@@ -83,6 +84,7 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
     afresh: bool
     begun: int
     lineage: int
+    audits: tuple[Audit, ...] = ()
 
 
 class UpdateError(ValueError):
@@ -117,6 +119,7 @@ def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
         afresh=after.afresh,
         begun=after.begun,
         lineage=after.lineage,
+        audits=after.audits,
     )
 
 
@@ -169,6 +172,7 @@ def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
         afresh=update.afresh,
         begun=update.begun,
         lineage=update.lineage,
+        audits=update.audits,
     )
 
 

@@ -48,7 +48,7 @@ class ComputedWrong(Record, frozen=True, kw_only=True, tag="computed_wrong"):
 
     Attributes:
         step: in progress; no earlier one was committed with what is wrong.
-        held: what was wrong: a "replica", or a "sum" of gradients.
+        held: what was wrong: a "replica", a "sum" of gradients, or a "computation" that was audited.
         layers: of which it was.
         host: of the node.
         times: how many nodes of that host computed wrong so far, this one included.

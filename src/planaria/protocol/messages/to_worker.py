@@ -6,6 +6,7 @@ import enum
 import math
 
 from planaria.plan.plan import Plan, Transfer, WorkerId
+from planaria.plan.program.audits import Audit
 from planaria.protocol.messages.message import Message
 
 
@@ -30,6 +31,7 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
             had a place may have been in a step of that number before the job went back: what it has of that is nothing.
         lineage: generation of the plan whose state was loaded or initial; all replicas that count descend from that. A
             worker whose plan is older holds none, whatever step its replicas are of.
+        audits: of `step`; none in a step that goes on.
     """
 
     plan: Plan
@@ -41,6 +43,7 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
     afresh: bool = False
     begun: int = -1
     lineage: int = -1
+    audits: tuple[Audit, ...] = ()
 
 
 class Halt(Message, frozen=True, kw_only=True, tag="halt"):
@@ -91,6 +94,7 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
         learning_rate: of the step, with `scale`: all workers take the same.
         dropped: microbatches that were left out of the step, for good.
         num_dropped: that were left out of this step and all before it.
+        audits: of the step after it, where that goes on with the same plan.
     """
 
     generation: int
@@ -105,6 +109,7 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
     dropped: tuple[int, ...] = ()
     num_dropped: int = 0
     save: Save | None = None
+    audits: tuple[Audit, ...] = ()
 
 
 class Stop(Message, frozen=True, kw_only=True, tag="stop"):

@@ -14,6 +14,7 @@ import msgspec
 
 from planaria.estimate.step_remainder import PlanInterval
 from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.plan.program.audits import Audit, audits_of
 from planaria.plan.thresholds import USUAL_DECISION_S
 from planaria.plan.validate import lacking
 from planaria.planner.placement.senders import unheld
@@ -300,6 +301,13 @@ class Run:
         """Returns the exponents with which a run begins at a checkpoint, or at its start."""
         dtype = self.settings.train.dtype
         return checkpoint.exponents if checkpoint else first_exponents(self.settings.num_groups, dtype)
+
+    def audits(self, step: int) -> tuple[Audit, ...]:
+        """Returns what is audited in a step that begins under the plan in force: by two, where the first time did not
+        tell who was wrong. Of nodes on probation, it is all that they compute."""
+        auditors = 2 if self.disputes.is_open(step) else 1
+        seed, share, watched = self.settings.train.seed, self.settings.audit, self.members.on_probation
+        return audits_of(self.plan, seed, step, share, auditors=auditors, wholly=watched)
 
     # Who holds what
 

@@ -50,6 +50,7 @@ class RunSettings:
         spent: dollars that earlier parts of the run cost.
         memory_bytes: that a plan may use of one device; 0: no limit is known.
         clock: of the host that it runs on: where this is the same, monotonic seconds are. "": there is one host.
+        audit: share of all computation that another worker runs again.
         hashes_plans: records of plans bear their hash, which takes milliseconds for thousands of nodes.
     """
 
@@ -81,6 +82,7 @@ class RunSettings:
     spent: float = 0.0
     memory_bytes: int = 0
     clock: str = ""
+    audit: float = 0.0
     hashes_plans: bool = True
     most_nodes: int | None = None
 

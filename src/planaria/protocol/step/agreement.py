@@ -1,10 +1,12 @@
-"""Agreement of replicas: which owner of a group is wrong when the digests in the votes of a step differ. Pure.
+"""Agreement of replicas and audits: who is wrong when the digests in the votes of a step differ. Pure.
 
 All owners of a group hold the same bits, so what differs is wrong somewhere. Each owner tells what it holds, and what
 its own last write of that state left: who holds something else than it wrote is wrong, be it the only owner, and so is
 who wrote something else than most. A sum is no witness for another, as one owner copies it from the next: it is made
 again. Two that cannot be told apart are in dispute until the step has been done again, and what they claimed is held
 against that.
+
+What comes of a computation is claimed by all that ran it on the same inputs; with other inputs it is another one.
 """
 
 from __future__ import annotations
@@ -13,19 +15,47 @@ import enum
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.from_worker import Digest
+from planaria.protocol.messages.from_worker import Computed, Digest
 
-Claims = Mapping[int, Mapping[WorkerId, Digest]]
-"""Group -> what each of its owners told of it."""
+Claims = Mapping[Any, Mapping[WorkerId, Digest]]
+"""Group -> what each of its owners told of it; `Computation` -> what came of it, as the digest of a sum."""
+
+
+OF_FORWARDS = ("a", "l")
+"""How names of what a forward makes begin: an activation, or the loss."""
 
 
 class Held(enum.StrEnum):
-    """What owners of a group hold, and may hold wrong."""
+    """What may be wrong: what owners of a group hold, or what comes of a computation."""
 
     REPLICA = "replica"
     SUM = "sum"
+    COMPUTATION = "computation"
+
+
+class Computation(NamedTuple):
+    """One result of layers that ran for a microbatch on given inputs; see `Computed`."""
+
+    microbatch: int
+    first_layer: int
+    end_layer: int
+    given: tuple[int, ...]
+    name: str
+
+
+def claims_of(computed: Mapping[WorkerId, Collection[Computed]]) -> Claims:
+    """Returns what was told of computations that are audited. What a forward makes does not depend on gradients."""
+    claims: dict[Computation, dict[WorkerId, Digest]] = {}
+    for worker, told in computed.items():
+        for one in told:
+            for name, digest in one.made.items():
+                given = one.given[:1] if name.startswith(OF_FORWARDS) else one.given
+                at = Computation(one.microbatch, one.first_layer, one.end_layer, given, name)
+                claims.setdefault(at, {})[worker] = Digest(0, digest)
+    return claims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +63,15 @@ class Difference:
     """What differs between owners.
 
     Attributes:
-        held: replicas, or sums alone.
-        groups: whose owners differ.
+        held: replicas, or sums alone, or computations alone.
+        groups: whose owners differ, or computations.
         wrong: group -> owners known to be wrong; no owner: nobody knows who is.
         misled: of those, the ones that have it from a peer, and did not make it.
     """
 
     held: Held
-    groups: tuple[int, ...]
-    wrong: Mapping[int, frozenset[WorkerId]]
+    groups: tuple[Any, ...]
+    wrong: Mapping[Any, frozenset[WorkerId]]
     misled: frozenset[WorkerId] = frozenset()
 
     @property
@@ -49,7 +79,7 @@ class Difference:
         """All owners known to be wrong."""
         return frozenset(worker for group in self.groups for worker in self.wrong.get(group, ()))
 
-    def groups_of(self, workers: Collection[WorkerId]) -> tuple[int, ...]:
+    def groups_of(self, workers: Collection[WorkerId]) -> tuple[Any, ...]:
         """Returns the groups of which one of these workers is known to be wrong; all that differ, if of none."""
         of_these = tuple(group for group in self.groups if not self.wrong.get(group, frozenset()).isdisjoint(workers))
         return of_these or self.groups
@@ -58,15 +88,27 @@ class Difference:
 def difference(claims: Claims) -> Difference | None:
     """Returns what differs; None: all owners of each group hold what was written, and the same.
 
-    Sums are looked at where replicas agree.
+    Sums are looked at where replicas agree, and computations where both do.
     """
     for held in Held:
-        groups = tuple(group for group in sorted(claims) if len(_told(held, claims[group])) > 1)
+        items = sorted(item for item in claims if isinstance(item, Computation) is (held is Held.COMPUTATION))
+        groups = tuple(item for item in items if len(_told(held, claims[item])) > 1)
         if groups:
-            wrong = {group: _wrong(claims[group]) for group in groups} if held is Held.REPLICA else {}
+            return _difference(held, groups, claims)
+    return None
+
+
+def _difference(held: Held, groups: tuple[Any, ...], claims: Claims) -> Difference:
+    match held:
+        case Held.REPLICA:
+            wrong = {group: _wrong(claims[group]) for group in groups}
             had = {worker for group in wrong for worker in wrong[group] if claims[group][worker].written is None}
             return Difference(held=held, groups=groups, wrong=wrong, misled=frozenset(had))
-    return None
+        case Held.SUM:
+            return Difference(held=held, groups=groups, wrong={})
+        case Held.COMPUTATION:
+            few = {group: frozenset(_few(held, claims[group])) for group in groups}
+            return Difference(held=held, groups=groups, wrong=few)
 
 
 def _told(held: Held, digests: Mapping[WorkerId, Digest]) -> set[int]:
@@ -99,7 +141,7 @@ def _right(told: list[int]) -> int | None:
 
 def _few(held: Held, digests: Mapping[WorkerId, Digest]) -> list[WorkerId]:
     """Returns the owners that do not tell what more than half do, each of what it made; nobody: it cannot be told."""
-    own = {worker: _of(held, d) for worker, d in digests.items() if held is Held.SUM or d.written is not None}
+    own = {w: _of(held, d) for w, d in digests.items() if held is not Held.REPLICA or d.written is not None}
     most = _right(list(own.values()))
     return [] if most is None else [worker for worker, told in own.items() if told != most]
 
@@ -116,7 +158,7 @@ class _Dispute:
         for group in self.difference.groups:
             truths = {_of(held, digest) for digest in claims.get(group, {}).values()}
             for worker, digest in self.claims[group].items() if len(truths) == 1 else ():
-                is_its_own = held is Held.SUM or digest.written is not None
+                is_its_own = held is not Held.REPLICA or digest.written is not None
                 if is_its_own and _of(held, digest) not in truths:
                     denied.add(worker)
         return frozenset(denied)
@@ -145,6 +187,10 @@ class Disputes:
     def begin(self, step: int, found: Difference, claims: Claims, num_dropped: int = 0) -> None:
         """Begins a dispute about a step: what its owners claim is held against what they will when it is done again."""
         self._open[step] = _Dispute(difference=found, claims=claims, num_dropped=num_dropped)
+
+    def is_open(self, step: int) -> bool:
+        """Returns whether there is a dispute about a step."""
+        return step in self._open
 
     def _close(self, step: int, num_dropped: int) -> _Dispute | None:
         before = self._open.pop(step, None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planaria.plan.ledger import combine, mask_of
 from planaria.plan.plan import Plan, WorkerId
-from planaria.protocol.messages.from_worker import Digest, Flow, Score, Vote
+from planaria.protocol.messages.from_worker import Computed, Digest, Flow, Score, Vote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,11 @@ class Ballot:
             for group, digest in self._votes[worker].digests.items():
                 told.setdefault(group, {})[worker] = digest
         return told
+
+    @property
+    def computed(self) -> dict[WorkerId, tuple[Computed, ...]]:
+        """Returns what each worker told of computations that are audited, where it told anything."""
+        return {worker: self._votes[worker].computed for worker in self.voters if self._votes[worker].computed}
 
     def is_enough(self, live: Collection[WorkerId]) -> bool:
         """Returns whether every live worker of the plan voted, and nothing that the step needs was lost.

@@ -77,7 +77,7 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
         self._compares = compares
         self._counted = [0] * num_layers
         self._shadows: dict[int, Accumulator] = {}
-        self._is_shadow = False
+        self._counts_into = self.accumulators
 
     # State
 
@@ -101,6 +101,10 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
 
     @abstractmethod
     def _digest_of_sum(self, replica: Replica) -> int: ...
+
+    @abstractmethod
+    def _digest_of_counts(self, accumulator: Accumulator) -> int | None:
+        """Returns a digest that adds up as counts do; None: something in it is no sum of counts."""
 
     def note_written(self, groups: Iterable[int]) -> None:
         """Notes that this worker itself has just written these groups' replicas."""
@@ -173,7 +177,7 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
 
     def _in_use(self, group: int) -> Accumulator:
         """Returns the accumulator to which contributions are added now."""
-        return self._found(group, self._shadows if self._is_shadow else self.accumulators)
+        return self._found(group, self._counts_into)
 
     def _found(self, group: int, accumulators: dict[int, Accumulator]) -> Accumulator:
         found = accumulators.get(group)
@@ -186,11 +190,35 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
     @contextmanager
     def counting_apart(self) -> Iterator[None]:
         """Counts, while open, into the second copy of what another worker counts, which is part of no sum."""
-        self._is_shadow = True
+        with self._counting_into(self._shadows):
+            yield
+
+    @contextmanager
+    def counting_for_an_audit(self) -> Iterator[None]:
+        """Counts, while open, what is dropped at its end."""
+        with self._counting_into({}):
+            yield
+
+    @contextmanager
+    def _counting_into(self, accumulators: dict[int, Accumulator]) -> Iterator[None]:
+        self._counts_into = accumulators
         try:
             yield
         finally:
-            self._is_shadow = False
+            self._counts_into = self.accumulators
+
+    def digest_of_counts(self, layer: int) -> int | None:
+        """Returns a digest of what is counted of a layer's groups, where counts go now: what adds to one adds to the
+        other. None: something in it is no sum of counts, but infinite, for instance."""
+        total = 0
+        for group, layers in enumerate(self._layers_of):
+            counts = self._counts_into.get(group) if layer in layers else None
+            if counts is not None and not counts.is_empty:
+                made = self._digest_of_counts(counts)
+                if made is None:
+                    return None
+                total += made
+        return total
 
     def promote_shadows(self) -> None:
         """Lets the copies count, because the other worker is lost."""

@@ -10,80 +10,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.program.audits import Audit, with_audits
 from planaria.plan.program.instructions import Instruction, Op, Program
 from planaria.plan.program.programs import program
 from planaria.protocol.messages.from_worker import Score, Vote
 from planaria.protocol.messages.to_worker import Commit, PlanMessage
-from planaria.protocol.worker.holdings import HeldState, LayerModules
+from planaria.protocol.worker.audits import Audits
+from planaria.protocol.worker.holdings import HeldState
+from planaria.protocol.worker.layer_runner import LayerRunner
 from planaria.protocol.worker.mail import Key, Kind, MailStore
 from planaria.protocol.worker.progress import Progress, Work
 from planaria.protocol.worker.shadow_counts import Fate, Shadows
 from planaria.protocol.worker.sums import Sums
 
 Batch = TypeVar("Batch")
-GivenBatch = TypeVar("GivenBatch", contravariant=True)
 Value = TypeVar("Value")
 """Activations or gradients at a boundary of layers."""
-
-
-class LayerRunner(LayerModules, Protocol[GivenBatch, Value]):
-    """Runs layers for microbatches."""
-
-    def forget(self, keep: Callable[[Work], bool]) -> None:
-        """Drops what is kept for microbatches that nobody will finish here."""
-        ...
-
-    def forward(
-        self,
-        step: int,
-        work: Work,
-        layer: int,
-        inputs: Value,
-        batch: GivenBatch | None,
-        *,
-        keep: bool,
-        on_host: bool = False,
-    ) -> tuple[Value, float | None]:
-        """Runs one layer's forward; returns its outputs, detached, and the loss if it is the last layer.
-
-        Args:
-            keep: a backward will follow.
-            on_host: or it may, and hardly will: what it needs is kept in the host's memory until then.
-        """
-        ...
-
-    def evaluate(
-        self, step: int, work: Work, layer: int, inputs: Value, batch: GivenBatch | None
-    ) -> tuple[Value, Score | None]:
-        """Runs one layer's forward as in use, not in training; returns its outputs, and the score if it is the last.
-
-        Args:
-            step: before which the model is evaluated.
-        """
-        ...
-
-    def backward(self, step: int, work: Work, layer: int, gradients: Value, *, counted: bool) -> Value:
-        """Runs one layer's whole backward.
-
-        Args:
-            gradients: of the layer's floating-point outputs; empty for the last layer.
-            counted: whether its parameters' gradients are accumulated.
-
-        Returns:
-            Gradients of its floating-point inputs; empty for the first layer.
-        """
-        ...
-
-    def backward_input(self, step: int, work: Work, layer: int, gradients: Value) -> Value:
-        """Runs the first half of one layer's backward: as `backward`, and nothing is counted yet."""
-        ...
-
-    def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:
-        """Runs the second half of the backward: adds parameters' gradients if `counted`, and drops them otherwise."""
-        ...
 
 
 class StepWork(ABC, Generic[Batch, Value]):
@@ -138,6 +83,7 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._activations: dict[tuple[Work, int], Value] = {}
         self._gradients: dict[tuple[Work, int], Value] = {}
         self._shadows = Shadows()
+        self._audits = Audits(worker, num_layers, holdings, layers, self._digest_of)
         self._run: dict[Op, Callable[[Instruction], None]] = {
             Op.LOAD: self._load,
             Op.FORWARD: self._forward,
@@ -150,6 +96,7 @@ class StepWork(ABC, Generic[Batch, Value]):
             Op.RECV_ACTIVATION: partial(self._receive_value, Kind.ACTIVATION, self._activations),
             Op.SEND_GRADIENT: partial(self._send_value, Kind.GRADIENT, self._gradients),
             Op.RECV_GRADIENT: partial(self._receive_value, Kind.GRADIENT, self._gradients),
+            Op.AUDIT: self._audit,
             Op.SYNC: self._start_sum,
             Op.VOTE: self._finish_sums,
         }
@@ -179,6 +126,10 @@ class StepWork(ABC, Generic[Batch, Value]):
         """Returns the message of this name, once it is here."""
 
     @abstractmethod
+    def _digest_of(self, value: Value) -> int:
+        """Returns a digest of activations or gradients, bit for bit."""
+
+    @abstractmethod
     def _finish_sums(self, instruction: Instruction) -> None:
         """Returns when every sum that the plan gives this worker is whole."""
 
@@ -203,8 +154,9 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._plan = message.plan
         self._program = program(self._plan, self._worker) if self._worker in self._plan.groups_of else ()
         if not continues:
-            self._begin_step(message.step, message.exponents)
+            self._begin_step(message.step, message.exponents, message.audits)
             return
+        self._audits.begin(message.audits)
         self._sums.adopt(message.plan)
         now = message.plan.of_pass
         self._holdings.leave_out(now.dropped)
@@ -233,9 +185,9 @@ class StepWork(ABC, Generic[Batch, Value]):
 
     def begin_next_step(self, commit: Commit) -> None:
         """Begins the step after the committed one under the same plan."""
-        self._begin_step(commit.step + 1, commit.exponents)
+        self._begin_step(commit.step + 1, commit.exponents, commit.audits)
 
-    def _begin_step(self, step: int, exponents: tuple[int, ...]) -> None:
+    def _begin_step(self, step: int, exponents: tuple[int, ...], audits: tuple[Audit, ...]) -> None:
         self.step = step
         self.compute_s = 0.0
         self.losses, self.scores = {}, {}
@@ -244,7 +196,8 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._holdings.begin_step(exponents)
         self._sums.begin_step(self.plan, step)
         self._mail.forget_before(step, self.plan.generation)
-        self.progress.begin(self._program)
+        self._audits.begin(audits)
+        self.progress.begin(with_audits(self._program, audits, self._worker, self._num_layers))
 
     def give_up(self) -> None:
         """Drops what is kept for the step in progress: it will not be finished here."""
@@ -270,6 +223,7 @@ class StepWork(ABC, Generic[Batch, Value]):
             compute_s=self.compute_s,
             scores=dict(self.scores),
             digests=self._holdings.digests(self.given, with_sums=self.plan.evaluation is None),
+            computed=self._audits.computed,
         )
 
     # Instructions
@@ -290,6 +244,7 @@ class StepWork(ABC, Generic[Batch, Value]):
             loss = self._shadows.losses.get(instruction.microbatch)
         if loss is not None:
             self.losses[instruction.microbatch] = loss
+            self._audits.note_loss(_work(instruction), loss)
 
     def _shadow_forward(self, instruction: Instruction) -> None:
         """Runs forwards redundantly, in case their owner is lost later."""
@@ -318,7 +273,15 @@ class StepWork(ABC, Generic[Batch, Value]):
         """Returns a layer's input; it `stays` where it may have to be sent again."""
         if layer == 0:
             return self._inputs(self._batches[work[0]])
-        return self._activations[work, layer] if stays else self._activations.pop((work, layer))
+        value = self._activations[work, layer] if stays else self._activations.pop((work, layer))
+        self._audits.note(Kind.ACTIVATION, work, layer, value)
+        return value
+
+    def _given(self, work: Work, layer: int) -> Value:
+        """Takes the gradient of a layer's output."""
+        value = self._gradients.pop((work, layer + 1), self._nothing)
+        self._audits.note(Kind.GRADIENT, work, layer + 1, value)
+        return value
 
     def _backward(self, instruction: Instruction) -> None:
         """Runs the backward of layers: whole, except where the input's half was done under an earlier plan."""
@@ -327,18 +290,19 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._before(instruction, inputs=inputs, weights=_counted(instruction, layers))
         for layer in layers:
             counted = layer in instruction.counted
-            if self.progress.has_input(work, layer):
-                self._layers.backward_weight(work, layer, counted=counted)
-            else:
-                given = self._gradients.pop((work, layer + 1), self._nothing)
-                self._gradients[work, layer] = self._layers.backward(self.step, work, layer, given, counted=counted)
-            self._note_backward(work, layer, counted=counted)
+            with self._audits.counting(work, layer):
+                if self.progress.has_input(work, layer):
+                    self._layers.backward_weight(work, layer, counted=counted)
+                else:
+                    given = self._given(work, layer)
+                    self._gradients[work, layer] = self._layers.backward(self.step, work, layer, given, counted=counted)
+                self._note_backward(work, layer, counted=counted)
 
     def _backward_input(self, instruction: Instruction) -> None:
         work, layers = _work(instruction), self.progress.inputs_left(instruction)
         self._before(instruction, inputs=layers)
         for layer in layers:
-            given = self._gradients.pop((work, layer + 1), self._nothing)
+            given = self._given(work, layer)
             self._gradients[work, layer] = self._layers.backward_input(self.step, work, layer, given)
             self.progress.note_input(work, layer)
 
@@ -347,8 +311,9 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._before(instruction, weights=_counted(instruction, layers))
         for layer in layers:
             counted = layer in instruction.counted
-            self._layers.backward_weight(work, layer, counted=counted)
-            self._note_backward(work, layer, counted=counted)
+            with self._audits.counting(work, layer):
+                self._layers.backward_weight(work, layer, counted=counted)
+                self._note_backward(work, layer, counted=counted)
 
     def _shadow_backward(self, instruction: Instruction) -> None:
         """Runs a backward redundantly: a copy of what another worker counts, apart from all that counts here."""
@@ -369,6 +334,15 @@ class StepWork(ABC, Generic[Batch, Value]):
         self.progress.note_backward(work, layer)
         if counted:
             self._holdings.note_counted(layer, work[0])
+
+    def _audit(self, instruction: Instruction) -> None:
+        """Runs again what another worker ran, on what that was given."""
+        work, first, end = _work(instruction), instruction.first_layer, instruction.end_layer
+        layers = instruction.counted
+        self._before(instruction, forwards=layers, inputs=layers[::-1], weights=layers[::-1])
+        value = self._inputs(self._batches[work[0]]) if first == 0 else self._activations.pop((work, first))
+        given = self._gradients.pop((work, end), self._nothing)
+        self._audits.run_again(self.step, instruction, value, given, self._batches.get(work[0]))
 
     def _evaluate(self, instruction: Instruction) -> None:
         """Runs the forwards that are left without keeping anything; what was scored counts for the last layer."""
@@ -404,6 +378,7 @@ class StepWork(ABC, Generic[Batch, Value]):
         assert instruction.peer is not None
         at = _work(instruction), instruction.first_layer
         value = store[at] if instruction.keeps else store.pop(at)
+        self._audits.note(kind, *at, value)
         self._send(instruction.peer, self._key(kind, self._worker, instruction), value)
 
     def _receive_value(self, kind: str, store: dict[tuple[Work, int], Value], instruction: Instruction) -> None:

@@ -285,6 +285,7 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
         nodes_come=job.cluster.launcher is not Launcher.LOCAL,
         waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
         may_drop=job.resilience.may_drop,
+        audit=job.resilience.audit,
         shares_cores=shared_cores(job) is not None,
         evaluation=job.eval,
         evaluated=settings.evaluated,

@@ -26,6 +26,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """What audits take and leave out under a plan.
+
+    Attributes:
+        share: of all forwards and backwards that is run again.
+        seconds: that they add to a step, at most, as expected.
+        unaudited: layers that no other node could run again.
+    """
+
+    share: float
+    seconds: float
+    unaudited: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
     """What a job would start with.
 
@@ -43,6 +58,7 @@ class PlanReport:
         after_losses: what the policy proposes after each of the losses that were asked for; the plan, its times and its
             memory are then those after the last.
         evaluations: what evaluations take under the plan; None: the model is not evaluated.
+        audits: of computation; None: nothing is audited.
     """
 
     templates: tuple[Template, ...]
@@ -57,6 +73,7 @@ class PlanReport:
     planning_s: float
     after_losses: tuple[Candidate, ...] = ()
     evaluations: EvaluationShare | None = None
+    audits: AuditReport | None = None
 
 
 def plan_for(
@@ -111,6 +128,7 @@ def plan_for(
     after_losses = _after_losses(made, first, losses)
     planning_s = time.perf_counter() - began
     proposal = after_losses[-1] if after_losses else first
+    timeline = simulate(proposal.plan, profile)
     return PlanReport(
         templates=made.planner.of_stages(proposal.plan.devices_per_stage).templates,
         plan=proposal.plan,
@@ -119,11 +137,23 @@ def plan_for(
         step_time_s=proposal.step_time_s,
         lower_bound_s=lower_bound_s(proposal.plan, profile),
         reason=first.reason,
-        timeline=simulate(proposal.plan, profile),
+        timeline=timeline,
         memory={worker: memory_use(proposal.plan, profile, worker) for worker in proposal.plan.workers},
         planning_s=planning_s,
         after_losses=after_losses,
+        audits=_audits(proposal.plan, timeline, settings),
     )
+
+
+def _audits(plan: Plan, timeline: Timeline, settings: PlannerSettings) -> AuditReport | None:
+    from planaria.estimate.conditions import Conditions
+    from planaria.estimate.step_time import audit_s
+    from planaria.plan.program.audits import unaudited
+
+    if not settings.audit:
+        return None
+    seconds = audit_s(plan, timeline.compute_s, Conditions(num_cores=settings.num_cores, audit=settings.audit))
+    return AuditReport(share=settings.audit, seconds=seconds, unaudited=unaudited(plan))
 
 
 def _after_losses(policy: Policy, first: Candidate, losses: Sequence[Collection[int]]) -> tuple[Candidate, ...]:

@@ -125,10 +125,10 @@ def _speed_sentence(record: NodeSpeed) -> str:
 def _wrong_sentence(record: ComputedWrong) -> str:
     """Describes what a node had wrong, and what becomes of its host."""
     layers = f"layer{'s' if len(record.layers) > 1 else ''} {', '.join(map(str, record.layers))}"
-    what = f"sum of the gradients of {layers}" if record.held == "sum" else f"replica of {layers}"
+    what = {"sum": "sum of the gradients of ", "computation": "forward or backward of "}.get(record.held, "replica of ")
     times = f", {record.times} times by now" if record.times > 1 else ""
     where = f" (host {record.host}{times})" if record.host else ""
-    return f"step {record.step}: node {record.node} computed wrong: its {what} is not that of the others{where}"
+    return f"step {record.step}: node {record.node} computed wrong: its {what}{layers} is not that of the others{where}"
 
 
 def recovery_sentence(recovery: Recovery) -> str:

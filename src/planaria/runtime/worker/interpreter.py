@@ -15,14 +15,17 @@ import torch
 
 from planaria.model.model import Batch, Tensors
 from planaria.plan.plan import WorkerId
+from planaria.plan.program.audits import Audit
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op
 from planaria.protocol.messages.from_worker import Activity, Vote
 from planaria.protocol.messages.to_worker import Commit, PlanMessage
 from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.protocol.thresholds import FLOWS_EVERY
+from planaria.protocol.worker.progress import Work
 from planaria.protocol.worker.step_work import StepWork
 from planaria.runtime.worker.compute.engine import Engine
 from planaria.runtime.worker.compute.holdings import Holdings
+from planaria.runtime.worker.compute.replica import digest_of_values
 from planaria.runtime.worker.faults import FaultInjector
 from planaria.runtime.worker.heartbeat import Heartbeat
 from planaria.runtime.worker.instruction_trace import Trace
@@ -42,17 +45,16 @@ FAULT_KINDS = {
     Op.SEND_GRADIENT: "send",
     Op.RECV_ACTIVATION: "recv",
     Op.RECV_GRADIENT: "recv",
+    Op.AUDIT: "audit",
     Op.SYNC: "sync",
     Op.VOTE: "vote",
     Op.APPLY: "apply",
 }
 CORRUPTIBLE = {
     Op.FORWARD: "forward",
-    Op.BACKWARD: "backward",
-    Op.BACKWARD_WEIGHT: "backward",
     Op.VOTE: "sync",
 }
-"""Instructions whose results a fault may change."""
+"""Instructions whose results a fault may change; what a backward counts, it may change layer by layer."""
 WORDS = {
     Op.LOAD: "load",
     Op.FORWARD: "forward",
@@ -65,6 +67,7 @@ WORDS = {
     Op.SEND_GRADIENT: "sending",
     Op.RECV_ACTIVATION: "receipt",
     Op.RECV_GRADIENT: "receipt",
+    Op.AUDIT: "audit",
 }
 
 
@@ -109,12 +112,12 @@ class Interpreter(StepWork[Batch, Tensors]):
         if self._trace is not None:
             self._trace.flush()
 
-    def _begin_step(self, step: int, exponents: tuple[int, ...]) -> None:
+    def _begin_step(self, step: int, exponents: tuple[int, ...], audits: tuple[Audit, ...]) -> None:
         if self._trace is not None:
             self._trace.flush()
         self._pace.begin_step()
         self._pace.slowness = self._faults.slowness(step)
-        super()._begin_step(step, exponents)
+        super()._begin_step(step, exponents, audits)
 
     def vote(self, generation: int, step: int) -> Vote:
         vote = super().vote(generation, step)
@@ -153,19 +156,22 @@ class Interpreter(StepWork[Batch, Tensors]):
         return [vector for group in self.given if group in held for vector in held[group].state]
 
     def _made_by(self, instruction: Instruction) -> list[torch.Tensor]:
-        """Returns what an instruction has just made: activations, counts, or whole sums."""
-        layers, held = range(instruction.first_layer, instruction.end_layer), self._holdings
-        match instruction.op:
-            case Op.FORWARD:
-                work = instruction.microbatch, instruction.born
-                return list(self._activations.get((work, instruction.end_layer), ()))
-            case Op.BACKWARD | Op.BACKWARD_WEIGHT:
-                groups = (self.plan.groups[group].layers for group in self.given)
-                counts = (held.accumulators.get(group) for group in self.given)
-                pairs = zip(groups, counts, strict=True)
-                return [one.total for at, one in pairs if one and not one.is_empty and set(at) & set(layers)]
-            case _:
-                return [held.replicas[group].gradient for group in self.given]
+        """Returns what an instruction has just made: activations, or whole sums."""
+        if instruction.op is Op.FORWARD:
+            work = instruction.microbatch, instruction.born
+            return list(self._activations.get((work, instruction.end_layer), ()))
+        return [self._holdings.replicas[group].gradient for group in self.given]
+
+    def _note_backward(self, work: Work, layer: int, *, counted: bool) -> None:
+        super()._note_backward(work, layer, counted=counted)
+        if counted:
+            self._faults.corrupt("backward", self.step, partial(self._counts_of, layer))
+
+    def _counts_of(self, layer: int) -> list[torch.Tensor]:
+        """Returns what is counted of a layer's groups."""
+        groups = (group for group in self.given if layer in self.plan.groups[group].layers)
+        counts = (self._holdings.accumulators.get(group) for group in groups)
+        return [one.total for one in counts if one and not one.is_empty]
 
     def _fault_point(self, instruction: Instruction) -> tuple[str, int]:
         if self.plan.evaluation is not None and instruction.op is Op.FORWARD:
@@ -180,7 +186,8 @@ class Interpreter(StepWork[Batch, Tensors]):
         if self._pace.slowness != 1.0:
             self._pace.slow_down(ended - began)
             ended = self._pace.stopwatch()
-        self.compute_s += max(0.0, ended - began)
+        if instruction.op is not Op.AUDIT:  # nothing of it is the plan's
+            self.compute_s += max(0.0, ended - began)
 
     @property
     def doing(self) -> str:
@@ -225,6 +232,9 @@ class Interpreter(StepWork[Batch, Tensors]):
         with self._heartbeat.during(Activity.WAITING, WorkerId(key.sender)):
             arrived = self._mailbox.take(key, self._idle)
         return tuple(tensor.to(self._device) for tensor in arrived)
+
+    def _digest_of(self, value: Tensors) -> int:
+        return digest_of_values(value)
 
     def _finish_sums(self, instruction: Instruction) -> None:
         with self._heartbeat.during(Activity.WAITING, self._sync.awaited()):

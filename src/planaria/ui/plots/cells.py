@@ -28,7 +28,7 @@ class CellKind(enum.StrEnum):
     WEIGHT = "weight gradients"
     """The weights' half of a split backward; the other half is drawn as a backward."""
     SHADOW = "shadow"
-    """A forward or backward of what the worker shadows."""
+    """A forward or backward of what the worker shadows, or of what it audits."""
     SYNC = "sync"
 
 
@@ -53,6 +53,7 @@ _KINDS = {
     Op.BACKWARD_WEIGHT: CellKind.WEIGHT,
     Op.SHADOW_FORWARD: CellKind.SHADOW,
     Op.SHADOW_BACKWARD: CellKind.SHADOW,
+    Op.AUDIT: CellKind.SHADOW,
     Op.SYNC: CellKind.SYNC,
 }
 

@@ -11,6 +11,7 @@ from planaria.job.faults import Fault, FaultKind
 from planaria.job.sections.train import TrainSection
 from planaria.model.load import load_model
 from planaria.runtime.worker.compute.holdings import Holdings
+from planaria.runtime.worker.compute.replica import digest_of_values
 from planaria.runtime.worker.faults import FaultInjector, flip
 from tests.model.small_models import TRAIN, VOCAB_SIZE, small_section
 
@@ -66,6 +67,61 @@ def test_a_replica_that_comes_from_a_peer_was_written_by_nobody_here() -> None:
     holdings = held()
     holdings.put(1, holdings.new_replica(1))
     assert holdings.digests((1,), with_sums=False)[1].written is None
+
+
+def counted(holdings: Holdings, *microbatches: int) -> None:
+    """Counts made-up gradients of a layer, one lot a microbatch."""
+    for microbatch in microbatches:
+        draw = torch.Generator().manual_seed(microbatch)
+        shapes = {name: view.shape for name, view in holdings.views(1).items()}
+        holdings.count(1, {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()})
+
+
+def digest_after(*microbatches: int) -> int:
+    holdings = held()
+    holdings.begin_step([4] * len(holdings.replicas))
+    counted(holdings, *microbatches)
+    found = holdings.digest_of_counts(1)
+    assert found is not None
+    return found
+
+
+def test_a_digest_of_counts_adds_up_as_they_do() -> None:
+    assert digest_after() == 0
+    one, two, both = digest_after(1), digest_after(2), digest_after(2, 1)
+    assert (one + two - both) % (1 << 64) == 0
+    assert one != two
+
+
+def test_what_is_counted_for_an_audit_counts_for_nothing() -> None:
+    holdings = held()
+    holdings.begin_step([4] * len(holdings.replicas))
+    counted(holdings, 2)
+    with holdings.counting_for_an_audit():
+        assert holdings.digest_of_counts(1) == 0
+        counted(holdings, 1)
+        assert holdings.digest_of_counts(1) == digest_after(1)
+    assert holdings.digest_of_counts(1) == digest_after(2)
+
+
+@pytest.mark.parametrize("bit", [0, 20, 51, 62])
+def test_a_flipped_bit_of_what_is_counted_shows_be_it_below_the_grid(bit: int) -> None:
+    holdings = held()
+    holdings.begin_step([4] * len(holdings.replicas))
+    counted(holdings, 1, 2)
+    before = holdings.digest_of_counts(1)
+    (group, *_) = (g for g, counts in holdings.accumulators.items() if not counts.is_empty)
+    words = holdings.accumulators[group].total.view(torch.int64)
+    words[0] ^= 1 << bit
+    assert holdings.digest_of_counts(1) != before
+
+
+def test_tensors_of_any_type_and_shape_have_a_digest() -> None:
+    tensors = (torch.ones(2, 3, dtype=torch.bfloat16), torch.tensor(3), torch.zeros(0), torch.tensor([True, False]))
+    first = digest_of_values(tensors)
+    assert digest_of_values(tuple(tensor.clone() for tensor in tensors)) == first
+    assert digest_of_values((tensors[0].T, *tensors[1:])) == first, "equal values: all are 1"
+    assert digest_of_values((*tensors[:3], torch.tensor([True, True]))) != first
 
 
 @pytest.mark.parametrize(("repeats", "struck"), [(False, [3]), (True, [3, 4, 5])])

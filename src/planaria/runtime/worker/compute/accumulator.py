@@ -19,7 +19,7 @@ import torch
 from planaria.job.sections.train import Numerics
 from planaria.plan.compiled import Kernel
 from planaria.runtime.thresholds import CHUNK_FLOATS, SMALL_FLOATS
-from planaria.runtime.worker.compute.replica import Layout, Slot
+from planaria.runtime.worker.compute.replica import Layout, Slot, weighed_sum
 from planaria.runtime.worker.compute.shared_memory import SharedVector
 
 HEADROOM = 12
@@ -222,6 +222,14 @@ def _runs(slots: Sequence[Slot]) -> list[tuple[int, int, list[Slot]]]:
 def grid_step(exponent: int) -> float:
     """Returns the step of the grid of a group with this exponent: all its accumulators are multiples of it."""
     return 2.0 ** (exponent + HEADROOM - 51)
+
+
+def digest_of_counts(counts: Accumulator) -> int | None:
+    """Returns a digest of an exact accumulator that adds up as its counts do; None: something in it is no multiple of
+    the grid, or infinite, or no number."""
+    steps = counts.total / grid_step(counts.exponent)
+    whole = steps.to(torch.int64)
+    return weighed_sum(whole) if torch.equal(whole.to(torch.float64), steps) else None
 
 
 def add_up(parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from planaria.job.sections.train import Numerics, TrainSection
 from planaria.model.model import Model
 from planaria.protocol.step.commit import NOT_APPLIED, loss_scale
 from planaria.protocol.worker.holdings import HeldState
-from planaria.runtime.worker.compute.accumulator import Accumulator, Rounding, squared_norm
+from planaria.runtime.worker.compute.accumulator import Accumulator, Rounding, digest_of_counts, squared_norm
 from planaria.runtime.worker.compute.layers import Compute, Count, LayerCompute, LayerFailed
 from planaria.runtime.worker.compute.replica import Replica, apply_optimizer, digest_of
 from planaria.runtime.worker.compute.statistics import GRID_EXPONENT, encoded, update
@@ -74,6 +74,9 @@ class Holdings(HeldState[Replica, Accumulator]):
 
     def _digest_of_sum(self, replica: Replica) -> int:
         return digest_of((replica.gradient,))
+
+    def _digest_of_counts(self, accumulator: Accumulator) -> int | None:
+        return digest_of_counts(accumulator)
 
     def initialise(self, replica: Replica, group: int) -> None:
         """Fills a replica with the state with which the job begins.

@@ -23,8 +23,8 @@ from planaria.job.sections.train import DType, TrainSection
 from planaria.model.loss import scored
 from planaria.model.model import Batch, Model, Tensors
 from planaria.protocol.messages.from_worker import Score
+from planaria.protocol.worker.layer_runner import LayerRunner
 from planaria.protocol.worker.progress import Work
-from planaria.protocol.worker.step_work import LayerRunner
 from planaria.runtime.worker.compute.compilation import as_over_a_wire, compiled
 from planaria.runtime.worker.compute.seeds import seed_layer
 from planaria.runtime.worker.compute.split_backward import Gradients, WeightPass, backward_at_once, backward_in_two

@@ -97,16 +97,24 @@ def digest_of(vectors: Iterable[torch.Tensor]) -> int:
         if vector.device.type == "cpu":
             made.update(vector.numpy().data)
         else:
-            made.update(weighed_sum(vector).to_bytes(8, "little", signed=True))
+            made.update(weighed_sum(vector.view(torch.int32)).to_bytes(8, "little", signed=True))
     return made.intdigest()
 
 
-def weighed_sum(vector: torch.Tensor) -> int:
-    """Returns the sum, modulo 2**64, of a vector's words, each times an odd number of its place: no word can change
-    without it."""
-    places = torch.arange(min(DIGEST_WORDS, vector.numel()), device=vector.device).mul_(PLACE_FACTOR).bitwise_or_(1)
-    total = torch.zeros((), dtype=torch.int64, device=vector.device)
-    for piece in torch.split(vector.view(torch.int32), DIGEST_WORDS):
+def digest_of_values(tensors: Iterable[torch.Tensor]) -> int:
+    """Returns a 64-bit digest of tensors of any type and shape, bit for bit."""
+    made = xxhash.xxh3_64()
+    for tensor in tensors:
+        made.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return made.intdigest()
+
+
+def weighed_sum(words: torch.Tensor) -> int:
+    """Returns the sum, modulo 2**64, of whole numbers, each times an odd number of its place: none can change without
+    it, and of two vectors' sum it is the sum."""
+    places = torch.arange(min(DIGEST_WORDS, words.numel()), device=words.device).mul_(PLACE_FACTOR).bitwise_or_(1)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for piece in torch.split(words, DIGEST_WORDS):
         total.mul_(PIECE_FACTOR).add_((piece * places[: piece.numel()]).sum())
     return int(total)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from planaria.plan.costs.pipeline_time import Template
     from planaria.plan.plan import Plan, Stage
     from planaria.plan.settings import PlannerSettings
+    from planaria.runtime.launch.plan_report import AuditReport
 
 _WIDTH_WITHOUT_TERMINAL = 100
 _SEVERAL_DEVICES = (
@@ -143,6 +144,7 @@ def as_json(report: PlanReport, *, with_programs: bool) -> str:
         "step_time_s": report.step_time_s,
         "lower_bound_s": report.lower_bound_s,
         "evaluations": _evaluations_json(report.evaluations),
+        "audits": None if report.audits is None else asdict(report.audits),
         "reason": report.reason,
         "after_losses": [
             {
@@ -231,6 +233,8 @@ def _expectation(report: PlanReport) -> Text:
         told.append(f"With a core each a step takes {duration(report.timeline.step_time_s)}.")
     if report.evaluations is not None:
         told.append(f"\n{_evaluations(report.evaluations)}")
+    if report.audits is not None:
+        told.append(f"\n{_audits(report.audits)}")
     if report.lower_bound_s > 0:
         told.append(f"\nNo order of this plan's work takes less than {duration(report.lower_bound_s)}.", "dim")
     return told
@@ -242,6 +246,14 @@ def _evaluations(found: EvaluationShare) -> str:
         f"{count(found.evaluations, 'evaluation')} and {count(found.steps, 'step')} take {duration(found.run_s)}, "
         f"{found.share:.1%} of it the evaluations."
     )
+
+
+def _audits(found: AuditReport) -> str:
+    """Describes what audits take, and what they cannot look at."""
+    takes = f"Audits of {found.share:.3g} of all forwards and backwards take at most {duration(found.seconds)} of that."
+    if not found.unaudited:
+        return takes
+    return f"{takes} Layers {ranges(found.unaudited)} are not audited: no other node could run them again."
 
 
 def _templates(report: PlanReport) -> Table:

@@ -1,0 +1,174 @@
+"""Audits at one worker: digests of its own work that others run again, and of others' work that it runs again.
+
+Bookkeeping, and the second run itself. What is audited, and when, `planaria.plan.program.audits` says; who is wrong
+where digests differ, `planaria.protocol.step.agreement`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+from planaria.plan.plan import WorkerId
+from planaria.plan.program.audits import Audit
+from planaria.plan.program.instructions import Instruction
+from planaria.protocol.messages.from_worker import Computed
+from planaria.protocol.worker.holdings import HeldState
+from planaria.protocol.worker.layer_runner import LayerRunner
+from planaria.protocol.worker.mail import Kind
+from planaria.protocol.worker.progress import Work
+
+LOSS = "l"
+WEIGHTS = "w"
+"""Names of what comes of a computation beside activations and gradients; see `Computed`."""
+
+NO_SUM = (1 << 64) - 1
+"""Digest of what makes a sum of gradients infinite, or no number, or something else that gradients do not add up to."""
+
+Value = TypeVar("Value")
+
+
+class Audits(Generic[Value]):
+    """What is audited of the step in progress, at one worker.
+
+    Args:
+        worker: whose half this is.
+        num_layers: the model's number of layers.
+        holdings: what the worker holds.
+        layers: what runs forwards and backwards.
+        digest_of: returns a digest of activations or gradients at a boundary.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        num_layers: int,
+        holdings: HeldState[Any, Any],
+        layers: LayerRunner[Any, Value],
+        digest_of: Callable[[Value], int],
+    ) -> None:
+        self._worker = worker
+        self._num_layers = num_layers
+        self._holdings = holdings
+        self._layers = layers
+        self._digest_of = digest_of
+        self._mine: list[Audit] = []
+        self._told: dict[Work, dict[str, int | None]] = {}
+        self._again: list[Computed] = []
+
+    def begin(self, audits: Sequence[Audit]) -> None:
+        """Begins a step with these audits; or goes on without any."""
+        self._mine = [audit for audit in audits if audit.worker == self._worker]
+        self._told = {}
+        for audit in self._mine:
+            wanted = (*self._names_of_inputs(audit), *self._names_of_results(audit))
+            self._told.setdefault((audit.microbatch, audit.born), {}).update(dict.fromkeys(wanted))
+        self._again = []
+
+    @property
+    def computed(self) -> tuple[Computed, ...]:
+        """All that there is to tell; of an audit whose inputs were not seen, nothing."""
+        own = (self._of(audit, self._told[audit.microbatch, audit.born]) for audit in self._mine)
+        return (*(one for one in own if one is not None), *self._again)
+
+    # The worker's own work
+
+    def note(self, kind: str, work: Work, boundary: int, value: Value) -> None:
+        """Notes an activation or gradient of a microbatch that is audited, as it is taken or sent first."""
+        name = f"{kind}{boundary}"
+        if self._wants(work, name):
+            self._told[work][name] = self._digest_of(value)
+
+    def _wants(self, work: Work, name: str) -> bool:
+        """Returns whether this is to be told of a microbatch, and is not noted yet."""
+        told = self._told.get(work)
+        return told is not None and name in told and told[name] is None
+
+    def note_loss(self, work: Work, loss: float) -> None:
+        if self._wants(work, LOSS):
+            self._told[work][LOSS] = _bits(loss)
+
+    @contextmanager
+    def counting(self, work: Work, layer: int) -> Iterator[None]:
+        """Notes what a layer's backward adds to sums of gradients while this is open."""
+        if self._wants(work, f"{WEIGHTS}{layer}"):
+            with self._counting(self._told[work], layer):
+                yield
+        else:
+            yield
+
+    @contextmanager
+    def _counting(self, told: dict[str, int | None], layer: int) -> Iterator[None]:
+        before = self._holdings.digest_of_counts(layer)
+        yield
+        if before is not None:  # else there is nothing to add to
+            after = self._holdings.digest_of_counts(layer)
+            told[f"{WEIGHTS}{layer}"] = NO_SUM if after is None else (after - before) % (1 << 64)
+
+    # Others' work
+
+    def run_again(self, step: int, instruction: Instruction, value: Value, given: Value, batch: Any) -> None:
+        """Runs again what another worker ran, on what that was given; it counts for nothing.
+
+        Args:
+            step: the step in progress.
+            instruction: which layers, of which microbatch.
+            value: what goes into the first of them.
+            given: the gradient of what comes out of the last.
+            batch: the microbatch, where one of them is the model's first or last.
+        """
+        audit = Audit(
+            instruction.microbatch, instruction.born, instruction.first_layer, instruction.end_layer, self._worker, ()
+        )
+        work, first, end = (audit.microbatch, audit.born), audit.first_layer, audit.end_layer
+        told: dict[str, int | None] = {}
+        self._note_inner(told, Kind.ACTIVATION, first, value)
+        self._note_inner(told, Kind.GRADIENT, end, given)
+        for layer in range(first, end):
+            value, loss = self._layers.forward(step, work, layer, value, batch, keep=True)
+            if loss is not None:
+                told[LOSS] = _bits(loss)
+        self._note_inner(told, Kind.ACTIVATION, end, value)
+        for layer in reversed(range(first, end)):
+            with self._holdings.counting_for_an_audit(), self._counting(told, layer):
+                given = self._layers.backward(step, work, layer, given, counted=True)
+        self._note_inner(told, Kind.GRADIENT, first, given)
+        found = self._of(audit, told)
+        assert found is not None
+        self._again.append(found)
+
+    def _note_inner(self, told: dict[str, int | None], kind: str, boundary: int, value: Value) -> None:
+        if 0 < boundary < self._num_layers:
+            told[f"{kind}{boundary}"] = self._digest_of(value)
+
+    # What is told of an audit
+
+    def _names_of_inputs(self, audit: Audit) -> tuple[str, ...]:
+        below = (f"{Kind.ACTIVATION}{audit.first_layer}",) if audit.first_layer else ()
+        return (*below, f"{Kind.GRADIENT}{audit.end_layer}") if audit.end_layer < self._num_layers else below
+
+    def _names_of_results(self, audit: Audit) -> tuple[str, ...]:
+        above = f"{Kind.ACTIVATION}{audit.end_layer}" if audit.end_layer < self._num_layers else LOSS
+        below = (f"{Kind.GRADIENT}{audit.first_layer}",) if audit.first_layer else ()
+        weights = (f"{WEIGHTS}{layer}" for layer in range(audit.first_layer, audit.end_layer))
+        return (above, *weights, *below)
+
+    def _of(self, audit: Audit, told: dict[str, int | None]) -> Computed | None:
+        given = {name[0]: told[name] for name in self._names_of_inputs(audit)}
+        below, above = given.get(Kind.ACTIVATION, 0), given.get(Kind.GRADIENT, 0)
+        if below is None or above is None:
+            return None
+        made = ((name, told.get(name)) for name in self._names_of_results(audit))
+        return Computed(
+            audit.microbatch,
+            audit.first_layer,
+            audit.end_layer,
+            (below, above),
+            {name: digest for name, digest in made if digest is not None},
+        )
+
+
+def _bits(loss: float) -> int:
+    return int.from_bytes(struct.pack("<d", loss), "little")
