@@ -253,7 +253,7 @@ def _audits(found: AuditReport) -> str:
     takes = f"Audits of {found.share:.3g} of all forwards and backwards take at most {duration(found.seconds)} of that."
     if not found.unaudited:
         return takes
-    return f"{takes} Layers {ranges(found.unaudited)} are not audited: no other node could run them again."
+    return f"{takes} Layers {listed(found.unaudited)} are not audited: no other node could run them again."
 
 
 def _templates(report: PlanReport) -> Table:
