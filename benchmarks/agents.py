@@ -1,4 +1,7 @@
-"""What a coordinator bears: thousands of agents that join at once, workers that vote once a second, losses among them.
+"""What a coordinator bears: thousands of agents that join at once, workers that vote once a second, losses among them;
+and an hour of 10,000 nodes in the simulator.
+
+As it is, it prints every figure of scale that has a goal: 256, 1,024 and 4,096 agents under TLS.
 
 The coordinator is the real one: machine, policy, server, sockets, TLS, journal and the link to its supervisor, in one
 thread of this process. The supervisor, another process, keeps the records, and with --observe has every view of
@@ -10,9 +13,12 @@ commit: from the last vote's leaving to the last worker's having the commit.
 halt, act, decide: from a host's closing its sockets to the last arrival of the halt; then of the plan that finishes
 the step at those whose work it changes or that were halted, and at all.
 decide.cpu: what the coordinator's thread computed and sent for it, on a core of its own.
+act.workers: those whose work it changes, or that were halted; they are told first.
+journal.loss: bytes that are written of a loss, with the plan that finishes the step.
 place: from the last vote for the step that was finished to the last worker's having the new placement.
 rolling: a tenth of all goes within ten seconds: from each one's going to the arrival of a plan without it at those
 whose work that changes; and how long it took until a step without a loss was committed.
+simulate: processor and memory of `planaria simulate` for an hour of 10,000 nodes, a tenth of which goes.
 """
 
 from __future__ import annotations
@@ -27,6 +33,8 @@ import select
 import shutil
 import socket
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -46,12 +54,14 @@ from planaria.protocol.coordinator import Coordinator, RunSettings
 from planaria.protocol.membership.liveness import Limits
 from planaria.protocol.messages.agent import Welcome
 from planaria.protocol.messages.events import Event, NodeGone, Received
+from planaria.protocol.messages.journal import Fate, JournalEntry, JournalNode, JournalPlan
 from planaria.protocol.messages.records import AnyRecord, NodeJoined, NodeLost, StepCommitted
 from planaria.runtime.component_settings import planner_settings
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.server import Server
 from planaria.runtime.coordinator.supervisor_link import Link, Told
 from planaria.runtime.journal.sqlite_journal import SqliteJournal
+from planaria.runtime.machine.limits import raise_file_limit
 from planaria.runtime.observers.view import ViewedRun
 from planaria.runtime.observers.view_thread import Views
 from planaria.runtime.observers.views import views_of
@@ -90,6 +100,14 @@ NUM_LAYERS = 24
 NODES_PER_PIPELINE = 16
 MICROBATCHES_A_PIPELINE = 16
 LONG_TURN_S = 0.02
+SIMULATED_NODES = 10_000
+SIMULATED = (
+    str(Path(__file__).parent.parent / "examples" / "scenarios" / "spot.toml"),
+    *("--set", f"cluster.nodes={SIMULATED_NODES}"),
+    *("--set", f"job.global_batch={16 * SIMULATED_NODES}"),
+    *("--set", "failures.hours=1"),
+    *("--policy", "templates", "--runs", "1", "--processes", "1", "--json"),
+)
 PATIENT = Limits(silence_s=60.0, oversubscribed_silence_s=60.0, least_s=600.0, join_s=600.0)
 """Thousands of agents share one process here: the first plans alone keep it from beating for seconds."""
 
@@ -126,6 +144,30 @@ class Turn:
     kind: str
     began: float
     cpu_s: float
+
+
+class CountedJournal(SqliteJournal):
+    """Notes the bytes of each loss: what is written of the lost node, and of the plan after it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.of_losses: list[int] = []
+        self._of_loss = 0
+        self._bytes = 0
+
+    def _insert(self, body: bytes, lasts: bool) -> None:
+        super()._insert(body, lasts)
+        self._bytes += len(body)
+
+    def write(self, entry: JournalEntry) -> None:
+        before = self._bytes
+        super().write(entry)
+        is_lost = isinstance(entry, JournalNode) and entry.fate is Fate.LOST
+        if is_lost or (self._of_loss and isinstance(entry, JournalPlan)):
+            self._of_loss += self._bytes - before
+        if self._of_loss and isinstance(entry, JournalPlan):
+            self.of_losses.append(self._of_loss)
+            self._of_loss = 0
 
 
 class TimedServer(Server):
@@ -197,11 +239,12 @@ class Measured:
         steps_s: of those steps.
         join_s: until the last node had joined.
         join_cpu_s: what the coordinator's thread computed until then.
-        rolling_share: of a core, from the first step of the rolling loss to the last.
+        rolling_share: of a core, from the beginning of the rolling loss's first step to the end of its last.
         most_mb: the most memory of the coordinator's process so far, in MB.
         keeper_share: of a core, that the process took which keeps the records and shows them.
         seen: what the agents saw.
         turns: what the server took long for.
+        journal_bytes: that were written of each loss.
     """
 
     shares: list[float]
@@ -213,6 +256,7 @@ class Measured:
     keeper_share: float
     seen: Seen
     turns: list[Turn]
+    journal_bytes: list[int]
 
 
 def measure(agents: int, options: Options, watched: Sequence[str] = ()) -> Measured:
@@ -232,7 +276,7 @@ def measure(agents: int, options: Options, watched: Sequence[str] = ()) -> Measu
     policy = TemplatesPolicy.of(Planner(profile, planner_settings(job, profile)))
     note(f"{agents} agents: templates after {time.monotonic() - began:.1f} s")
     folder = RunFolder.create(job.run.folder, f"agents-{secrets.token_hex(4)}")
-    journal = SqliteJournal(folder.journal)
+    journal = CountedJournal(folder.journal)
     journal.start()
     keeper, near = _keep_records(folder, job)
     link, meter = Link(near, waits=True), Meter()
@@ -282,15 +326,17 @@ def measure(agents: int, options: Options, watched: Sequence[str] = ()) -> Measu
         journal.close()
         shutil.rmtree(folder.path)
     first, last = min(meter.at), max(meter.at)
+    rolling = seen.rolling_steps
     return Measured(
         **_calm(meter, seen),
         join_s=meter.joined - seen.began,
         join_cpu_s=meter.cpu_joined - cpu,
-        rolling_share=_share(meter, *seen.rolling_steps) if len(seen.rolling_steps) == 2 else 0.0,
+        rolling_share=_share(meter, rolling[0] - 1, rolling[1]) if len(rolling) == 2 else 0.0,
         most_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         keeper_share=(used.ru_utime + used.ru_stime) / (meter.at[last][0] - meter.at[first][0]),
         seen=seen,
         turns=server.turns,
+        journal_bytes=journal.of_losses,
     )
 
 
@@ -369,6 +415,9 @@ def _run_settings(job: Job, folder: RunFolder) -> RunSettings:
 
 # Figures
 
+AT_ONCE = "<= 100"
+"""Milliseconds within which everybody who has to act is told."""
+
 
 def tell(figures: Figures, agents: int, measured: Measured) -> None:
     is_full = agents >= 4096
@@ -378,19 +427,22 @@ def tell(figures: Figures, agents: int, measured: Measured) -> None:
     figures.add(f"{name}.plan", seen.planned - seen.began, "s")
     figures.add(f"{name}.memory", measured.most_mb, "MB", goal="<= 1000" if is_full else None)
     figures.add_samples(f"{name}.cpu", measured.shares, "cores", goal="<= 1.0" if is_full else None)
-    figures.add_samples(f"{name}.step", [seconds * 1e3 for seconds in measured.steps_s], "ms")
-    figures.add_samples(f"{name}.commit", [seconds * 1e3 for seconds in seen.commits], "ms")
+    figures.add_samples(f"{name}.step", _ms(measured.steps_s), "ms")
+    figures.add_samples(f"{name}.commit", _ms(seen.commits), "ms")
     for part, found in (("halt", seen.halted), ("act", seen.acting), ("decide", seen.decided)):
-        goal = "<= 100" if is_full and part == "act" else None
-        figures.add_samples(f"{name}.{part}", [seconds * 1e3 for seconds in found], "ms", goal=goal)
+        goal = AT_ONCE if is_full and part == "act" else None
+        figures.add_samples(f"{name}.{part}", _ms(found), "ms", goal=goal, goal_p99=goal)
     busy = [
         _busy_after(measured.turns, closed, decided)
         for closed, decided in zip(seen.closed_at, seen.decided, strict=False)
     ]
-    figures.add_samples(f"{name}.decide.cpu", [seconds * 1e3 for seconds in busy], "ms")
-    figures.add_samples(f"{name}.place", [seconds * 1e3 for seconds in seen.placed], "ms")
+    figures.add_samples(f"{name}.decide.cpu", _ms(busy), "ms")
+    figures.add_samples(f"{name}.act.workers", seen.num_acting, "workers")
+    figures.add_samples(f"{name}.journal.loss", measured.journal_bytes, "bytes")
+    figures.add_samples(f"{name}.place", _ms(seen.placed), "ms")
     if seen.rolling:
-        figures.add_samples(f"{name}.rolling", [seconds * 1e3 for seconds in seen.rolling], "ms")
+        goal = AT_ONCE if is_full else None
+        figures.add_samples(f"{name}.rolling", _ms(seen.rolling), "ms", goal=goal, goal_p99=goal)
         figures.add(f"{name}.rolling.until-calm", seen.rolling_s, "s")
         figures.add(f"{name}.rolling.cpu", measured.rolling_share, "cores", goal="<= 1.0" if is_full else None)
     if seen.plan_bytes:
@@ -398,9 +450,30 @@ def tell(figures: Figures, agents: int, measured: Measured) -> None:
         figures.add(f"{name}.plan-bytes.later", statistics.median(seen.plan_bytes[1:] or [0]), "bytes")
 
 
+def _ms(seconds: Sequence[float]) -> list[float]:
+    return [1e3 * one for one in seconds]
+
+
 def _busy_after(turns: list[Turn], closed: float, decided_s: float) -> float:
     """Seconds of the server's long turns from a loss to its plan."""
     return sum(turn.cpu_s for turn in turns if closed <= turn.began <= closed + decided_s)
+
+
+def simulate(figures: Figures) -> None:
+    """Measure an hour of thousands of nodes in the simulator, imports and templates among it."""
+    command = [sys.executable, "-m", "planaria.ui.cli.main", "simulate", *SIMULATED]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    told = process.stdout.read()
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)} failed")
+    (outcome,) = json.loads(told)
+    (run,) = outcome["runs"]["templates"]
+    name = f"simulate.{SIMULATED_NODES}"
+    note(f"{name}: {run['losses']} losses, {run['joins']} joins, {run['steps']} steps")
+    figures.add(f"{name}.cpu", used.ru_utime + used.ru_stime, "s")
+    figures.add(f"{name}.memory", used.ru_maxrss / 1024, "MB", goal="<= 1000")
 
 
 def watch(figures: Figures, agents: int, pairs: int, options: Options) -> None:
@@ -423,12 +496,14 @@ def main() -> None:
     parser.add_argument("--rolling", type=float, default=0.1, help="share of the agents (default: %(default)s)")
     parser.add_argument("--no-tls", action="store_true", help="plain connections")
     parser.add_argument("--no-probes", action="store_true", help="hosts do not measure their links")
+    parser.add_argument("--no-simulation", action="store_true", help="leave the simulator out")
     parser.add_argument("--observe", type=int, default=0, metavar="PAIRS", help="runs with and without every view")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     parser.add_argument("--profile", type=Path, help="write a cProfile of the coordinator's thread here")
     given = parser.parse_args()
     os.environ.setdefault("WANDB_MODE", "offline")
+    raise_file_limit()
     options = Options(
         losses=given.losses,
         rolling=given.rolling,
@@ -438,6 +513,8 @@ def main() -> None:
         profile_to=given.profile,
     )
     figures = Figures("a coordinator and its agents")
+    if not (given.no_simulation or given.observe):
+        simulate(figures)
     for agents in given.agents:
         if given.observe:
             watch(figures, agents, given.observe, options)

@@ -60,6 +60,8 @@ STEPS_A_LOSS = 4
 """The step that is lost in, the one after it, and two between losses."""
 ROLLING_STEPS = 10
 """For as long as so many steps take agents go, one after the other, in a rolling loss."""
+PLANS_KEPT, BODIES_KEPT = 8, 12
+"""Plans that some worker may still have, and messages that others may still get."""
 SLOTS = 20
 """Beats and pings of so many parts of the crowd, in turns."""
 
@@ -249,16 +251,27 @@ class Crowd:
         for last in reversed(self._plans_heard):
             with contextlib.suppress(UpdateError):
                 message = decode_order(body, last)
-                self._heard = [*self._heard[-5:], (body, message)]
                 if isinstance(message, PlanMessage):
-                    before = self._plans_heard[-1]
-                    self._plans_heard = [*self._plans_heard[-3:], message]
-                    self._tellings[message.plan.generation] = PlanTelling(message, before, self._halted)
-                    self._shares[message.plan.generation] = Shares.of(message.plan)
-                    self._shares.pop(message.plan.generation - 4, None)
-                    self._halted = set()
+                    message = self._plan_heard(message)
+                self._heard = [*self._heard[1 - BODIES_KEPT :], (body, message)]
                 return message
         raise AssertionError("an update of a plan that was never sent")
+
+    def _plan_heard(self, message: PlanMessage) -> PlanMessage:
+        """Notes a plan; returns the one that stands for it: workers that had other plans get it as other updates."""
+        generation = message.plan.generation
+        known = next((one for one in self._plans_heard if one and one.plan.generation == generation), None)
+        if known is not None:
+            return known
+        telling = PlanTelling(message, self._plans_heard[-1], self._halted)
+        self._tellings[generation] = telling
+        if "acting" in self._awaits:
+            self._seen.num_acting.append(telling.num_acting)
+        self._plans_heard = [*self._plans_heard[1 - PLANS_KEPT :], message]
+        self._shares[generation] = Shares.of(message.plan)
+        self._shares.pop(generation - PLANS_KEPT, None)
+        self._halted = set()
+        return message
 
     def _take(self, worker: WorkerMember, message: Any, size: int) -> None:
         now = time.monotonic()

@@ -29,6 +29,7 @@ class Seen:
         halted: from that to the last halt's arrival.
         acting: from that to the last arrival of the plan at those whose work it changes, and those that were halted.
         decided: likewise, at all.
+        num_acting: how many those are whose work it changes, or that were halted.
         placed: from the last vote for the step that was finished to the last one's having the new placement.
         commits: of each step without a loss, from the last vote to the last one's having the commit.
         rolling: of each agent that went in the rolling loss, from its going to the arrival of a plan without it at
@@ -45,6 +46,7 @@ class Seen:
     halted: list[float] = field(default_factory=list)
     acting: list[float] = field(default_factory=list)
     decided: list[float] = field(default_factory=list)
+    num_acting: list[int] = field(default_factory=list)
     placed: list[float] = field(default_factory=list)
     commits: list[float] = field(default_factory=list)
     rolling: list[float] = field(default_factory=list)
@@ -201,6 +203,7 @@ class PlanTelling:
         if before is not None and before.begun == message.begun:
             acting = (whose_work_changes(before.plan, plan) | halted) & workers
         self.workers = frozenset(workers)
+        self.num_acting = len(acting)
         self.is_first = True
         self._left = {"acting": set(acting), "decided": set(workers)}
 

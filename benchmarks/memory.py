@@ -17,7 +17,6 @@ import json
 import os
 import re
 import shutil
-import sqlite3
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +30,8 @@ from planaria.estimate.memory import memory_use
 from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, WorkerId
-from planaria.protocol.messages.journal import JournalPlan, decode_entry
 from planaria.runtime.component_settings import job_profile
+from planaria.runtime.journal.plans import recorded_plans
 from planaria.runtime.measure.memory import own_bytes
 
 MB = 1e6
@@ -197,9 +196,7 @@ def measure_worker(title: str, job: Job, watch_s: float) -> None:
 
 def plans_of(folder: Path) -> list[Plan]:
     """Returns a run's plans, in order."""
-    with sqlite3.connect(folder / "journal.sqlite") as journal:
-        entries = [decode_entry(body) for (body,) in journal.execute("SELECT entry FROM entries ORDER BY number")]
-    return [entry.message.plan for entry in entries if isinstance(entry, JournalPlan)]
+    return [entry.message.plan for entry in recorded_plans(folder / "journal.sqlite")]
 
 
 def compare(title: str, first: dict[str, Usage], last: dict[str, Usage]) -> None:

@@ -18,7 +18,8 @@ import pytest
 
 from planaria.checkpoint.manifest import MANIFEST
 from planaria.job.settings import Job
-from planaria.protocol.messages.journal import JournalCommit, decode_entry
+from planaria.protocol.messages.journal import JournalCommit
+from planaria.protocol.messages.journal_chain import decode_written
 from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, StepCommitted
 from planaria.runtime.launch.reference import train_reference
 from planaria.runtime.nodes.local_nodes import LocalNodes
@@ -341,7 +342,7 @@ def test_a_disk_that_is_full_for_a_while_stops_nothing_and_is_said(
     assert "planaria.runtime.run_folder.lines" in {record.name for record in caplog.records}
     assert not list(small_disk.rglob("*.part"))
     with sqlite3.connect(small_disk / "journal.sqlite") as journal:
-        entries = [decode_entry(body) for (body,) in journal.execute("SELECT entry FROM entries ORDER BY number")]
+        entries = [decode_written(body) for (body,) in journal.execute("SELECT entry FROM entries ORDER BY number")]
     assert [entry.commit.step for entry in entries if isinstance(entry, JournalCommit)] == list(range(1, 25))
 
 

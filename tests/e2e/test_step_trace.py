@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from click.testing import CliRunner
 from planaria.job.parse import job_json
 from planaria.plan.program.instructions import Op
 from planaria.plan.program.programs import programs
-from planaria.protocol.messages.journal import JournalPlan, decode_entry
+from planaria.runtime.journal.plans import recorded_plans
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.ui.cli.main import cli
 from planaria.ui.dashboard.runs import RunReader
@@ -37,9 +35,7 @@ def test_workers_are_on_one_axis_in_the_plan_s_order(run: Run, slow_layers: Path
     target = tmp_path / "trace.json"
     assert f"workers are in {target}" in trace_steps(str(folder), "--steps", "2:3", "-o", str(target))
     found = slices(target)
-    with closing(sqlite3.connect(folder / "journal.sqlite")) as journal:
-        entries = [decode_entry(body) for (body,) in journal.execute("SELECT entry FROM entries ORDER BY number")]
-    plan = next(entry.message.plan for entry in entries if isinstance(entry, JournalPlan))
+    plan = recorded_plans(folder / "journal.sqlite")[0].message.plan
     for worker, program in programs(plan).items():
         mine = [one for one in found if one["pid"] and one["tid"] == worker and one["args"]["step"] == 2]
         ran = [(one["cat"], one["args"]["microbatch"], one["args"]["first layer"]) for one in mine]

@@ -51,6 +51,12 @@ GREETING_WITHIN_S = 5.0
 LISTENER_TICK_S = 0.5
 """Seconds between two looks of a worker's listener at whether it is to end. Not measured."""
 
+TOLD_AT_A_TIME = 256
+"""Workers that are told a plan for which others hurry more, between two looks at what comes. Not measured."""
+
+FRAMES_KEPT = 4
+"""Messages of which the coordinator keeps the bytes, for all who get the same. Not measured."""
+
 BACKLOG = 4096
 """Most connections that wait to be accepted: while no coordinator is there, those of all workers. Not measured."""
 
@@ -213,7 +219,7 @@ CLAIM_RETRY_S = 0.02
 AGENT_TICK_S = 0.1
 """Seconds between two looks of an agent at its node. Not measured."""
 
-PING_EVERY_S = 0.5
+PING_EVERY_S = 1.0
 """Seconds between two pings of an agent. Not measured."""
 
 AGENT_SILENCE_S = 3.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import zlib
 from itertools import pairwise
 
 import msgspec
@@ -21,8 +22,17 @@ from planaria.planner.finish_step.shadow_takeover import resume
 from planaria.policy.interface import FinishRequest, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
+from planaria.protocol.messages import plan_delta
 from planaria.protocol.messages.message import encode
-from planaria.protocol.messages.plan_delta import Orders, UpdateError, decode_order, difference, updated
+from planaria.protocol.messages.plan_delta import (
+    CompressedPlan,
+    Orders,
+    UpdateError,
+    decode_order,
+    difference,
+    encoded,
+    updated,
+)
 from planaria.protocol.messages.to_worker import Halt, PlanMessage, StateSource, ToWorker
 from tests.plan.shadowed import ring_plan
 from tests.proof import examples
@@ -125,6 +135,45 @@ def test_any_plan_may_follow_any(first: int, second: int) -> None:
     update = difference(plans[first], plans[second])
     assert update is not None
     assert updated(plans[first], update) == plans[second]
+
+
+@pytest.fixture
+def compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_delta, "COMPRESSED_FROM_BYTES", 1)
+
+
+@pytest.mark.usefixtures("compressed")
+def test_a_long_plan_travels_compressed_and_is_the_same() -> None:
+    plans = history(2)
+    orders = Orders()
+    for before, after in pairwise([None, *plans]):
+        assert after is not None
+        body = encoded(after, before)
+        assert b"compressed_plan" in body
+        assert orders.decode(body) == after
+    assert len(encoded(plans[0], None)) < len(encode(plans[0])) / 2
+
+
+def test_a_short_plan_travels_as_it_is() -> None:
+    first, second = history(2)[:2]
+    assert encoded(first, None) == encode(first)
+    update = difference(first, second)
+    assert update is not None
+    assert encoded(second, first) == encode(update)
+
+
+@pytest.mark.usefixtures("compressed")
+def test_a_compressed_plan_that_is_damaged_or_grows_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = msgspec.msgpack.decode(encoded(_FIRST, None))["body"]
+    for wrong in (b"", b"no zlib", body[:-9], body[: len(body) // 2] + b"x" + body[len(body) // 2 + 1 :]):
+        with pytest.raises(ValueError, match="plan"):
+            decode_order(encode(CompressedPlan(body=wrong)), None)
+    halt = CompressedPlan(body=zlib.compress(encode(Halt(generation=1, step=2))))
+    with pytest.raises(ValueError, match="halt"):
+        decode_order(encode(halt), None)
+    monkeypatch.setattr(plan_delta, "MAX_FRAME_BYTES", len(encode(_FIRST)) - 1)
+    with pytest.raises(ValueError, match="over"):
+        decode_order(encode(CompressedPlan(body=body)), None)
 
 
 def test_plans_of_other_jobs_are_sent_whole() -> None:

@@ -16,7 +16,7 @@ from planaria.job.errors import UserError
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.journal import AnyEntry, Fate, JournalCommit, JournalNode, JournalRestart, JournalStop
 from planaria.protocol.messages.records import NodeJoined, Note
-from planaria.protocol.messages.run_measurements import RunMeasurements
+from planaria.protocol.messages.run_measurements import HostLink, KnownLinks, RunMeasurements
 from planaria.protocol.messages.to_worker import Commit
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.step.commit import NOT_APPLIED
@@ -106,7 +106,9 @@ def test_what_was_written_before_a_death_is_read(count: int, path: Path) -> None
 
 
 def test_a_long_runs_journal_stays_short_and_says_the_same(path: Path) -> None:
-    """Commits that later ones made old go; other entries stay, commits that were not applied, and what was learnt."""
+    """Commits that later ones made old go; other entries stay, commits that were not applied, and what was learnt, with
+    links that an entry before it has."""
+    links = KnownLinks(probed=(HostLink(one="a", other="b", latency_s=1e-4, bytes_per_s=1e9),))
     entries: list[AnyEntry] = []
     for number in range(10_000):
         if number % 1500 == 7:
@@ -122,7 +124,7 @@ def test_a_long_runs_journal_stays_short_and_says_the_same(path: Path) -> None:
             norm=2.5,
             learning_rate=0.5,
         )
-        learnt = RunMeasurements(decision_s=number) if number % 1700 == 3 else None
+        learnt = RunMeasurements(decision_s=number, links=links) if number % 1700 == 3 else None
         entries.append(JournalCommit(commit=commit, learnt=learnt))
     with opened(path) as journal:
         journal.read()

@@ -32,9 +32,10 @@ from planaria.protocol.messages.events import (
 )
 from planaria.protocol.messages.from_worker import FromWorker, Hello
 from planaria.protocol.messages.journal import JournalEntry
-from planaria.protocol.messages.to_worker import Challenge, Stop, ToWorker
+from planaria.protocol.messages.to_worker import Challenge, PlanMessage, Stop, ToWorker
 from planaria.protocol.reception import Nonsense, Reception, Unwanted
 from planaria.protocol.run.replay import JournalState
+from planaria.protocol.step.telling_order import WaitingPlans
 from planaria.protocol.thresholds import DETECTOR_TICK_S
 from tests.testkit.cluster.disk import DiskFull
 from tests.testkit.cluster.network import COORDINATOR, Network, Way
@@ -52,6 +53,9 @@ MARK = "this run"
 
 LIMITS = Limits(busy_s=10.0, join_s=5.0)
 
+
+WAITS = 1.0
+"""Instructions for which a plan waits that may, and twice and three times as many; every fourth does not."""
 
 PIECES = 0
 """Precomputed decisions after each event. None: a precomputed answer changes nothing, as a test says."""
@@ -146,6 +150,7 @@ class Server(Reception[Connection]):
         self._pauses = 0
         self._held: deque[Callable[[], None]] = deque()
         """What it does when it goes on: the rest of a batch of commands, and what it heard meanwhile."""
+        self._waiting = WaitingPlans()
         self._cluster = cluster
         self._clock = cluster.clock
         self._incarnation = past.restarts + 1 if past else 0
@@ -286,7 +291,13 @@ class Server(Reception[Connection]):
     def _execute(self, command: Command) -> None:
         cluster = self._cluster
         match command:
+            case Send(worker, PlanMessage() as message, may_wait=True):
+                self._waiting.wait(worker, message)
+                waits_s = WAITS * cluster.weather.compute_s * (message.plan.generation % 4)
+                self._clock.after(0.0 if cluster.weather.is_exact else waits_s, self._tell_waiting)
             case Send(worker, message):
+                if (plan := self._waiting.before(worker, message)) is not None:
+                    self._send(worker, plan)
                 self._send(worker, message)
             case JournalEntry():
                 self._write(command)
@@ -304,6 +315,14 @@ class Server(Reception[Connection]):
             case Finish():
                 cluster.note(f"finish: {command}")
                 self.finished = command
+
+    def _tell_waiting(self) -> None:
+        """Tells a worker a plan for which others hurried more. It may have been told another one meanwhile."""
+        if self._lives and not self._pauses:
+            for worker, plan in self._waiting.next(1):
+                self._send(worker, plan)
+        elif self._pauses:
+            self._held.append(self._tell_waiting)
 
     def _write(self, entry: JournalEntry) -> None:
         """Writes an entry. If the answer is late, nothing else is done until it is here."""

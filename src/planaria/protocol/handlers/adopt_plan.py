@@ -6,7 +6,7 @@ Whoever takes one has decided on it before: nothing here chooses.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import msgspec
 
@@ -23,7 +23,7 @@ from planaria.protocol.run.replay import decision_of
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.ballot import Ballot
 from planaria.protocol.step.halt_reports import Salvage
-from planaria.protocol.step.telling_order import telling_order
+from planaria.protocol.step.telling_order import who_acts
 
 
 def take(
@@ -47,9 +47,9 @@ def take(
     if purpose is not Purpose.FINISH_STEP:
         proposal = _evaluating(run, proposal)
     plan = proposal.plan
-    targets: Sequence[WorkerId] = plan.workers  # who waits for any other plan waits for it as all do
+    others: Collection[WorkerId] = ()  # who waits for any other plan waits for it as all do
     if purpose is Purpose.FINISH_STEP:
-        targets = telling_order(run.plan, plan, run.attempt.salvage.halted)
+        others = set(plan.workers) - who_acts(run.plan, plan, run.attempt.salvage.halted)
     measured = put_in_force(run, proposal, purpose, source)
     message = PlanMessage(
         plan=plan,
@@ -73,7 +73,7 @@ def take(
         records=told,
         learnt=run.to_write(),
     )
-    sends: list[Command] = [Send(worker, message) for worker in targets]
+    sends: list[Command] = [Send(worker, message, worker in others) for worker in plan.workers]
     return [*measured, entry, *sends, *map(Publish, told)]
 
 

@@ -174,10 +174,14 @@ Event = (
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """Send a message to a worker. No dataclass, as thousands of these are made at once."""
+    """Send a message to a worker. No dataclass, as thousands of these are made at once.
+
+    `may_wait`: it is a plan for which others hurry more, see `planaria.protocol.step.telling_order`.
+    """
 
     worker: WorkerId
     message: ToWorker
+    may_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,10 +44,13 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     Attributes:
         records: that are published because of it.
         learnt: all that is known of the running job by then, if it is more than an entry before said.
+        has_links_before: the links of `learnt` are left out, as they are those of an entry before; see
+            `planaria.protocol.messages.journal_chain`.
     """
 
     records: tuple[AnyRecord, ...] = ()
     learnt: RunMeasurements | None = None
+    has_links_before: bool = False
 
 
 class JournalCommit(JournalEntry, frozen=True, kw_only=True, tag="commit"):

@@ -38,6 +38,11 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 """Longest control message in bytes that is read; a longer one is refused before memory is taken for it."""
 
 
+COMPRESSED_FROM_BYTES = 1 << 14
+"""Bytes of a plan's message from which it is compressed, once for all who get it: what fits into one record of TLS is
+not. Not measured."""
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """Anything that travels on a control connection."""
 

@@ -2,11 +2,12 @@
 
 After a loss most pipelines and routes are as before. Thousands of workers then get some kilobytes each in place of the
 whole plan. This module owns the two directions of that, `difference` and `updated`, which give back the very message;
-it knows no socket, and the protocol's machines never see an update.
+it knows no socket, and the protocol's machines never see an update. What is long even so goes compressed.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ import msgspec
 from planaria.plan.plan import Evaluation, Pipeline, Plan, Route, Stage, Transfer, WorkerId
 from planaria.plan.program.audits import Audit
 from planaria.plan.quantities import ranges
-from planaria.protocol.messages.message import Message, decoded, encode
+from planaria.protocol.messages.message import COMPRESSED_FROM_BYTES, MAX_FRAME_BYTES, Message, decoded, encode
 from planaria.protocol.messages.to_worker import Challenge, PlanMessage, StateSource, ToWorker
 
 Item = TypeVar("Item")
@@ -87,6 +88,12 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
     audits: tuple[Audit, ...] = ()
 
 
+class CompressedPlan(Message, frozen=True, kw_only=True, tag="compressed_plan"):
+    """A `PlanMessage` or a `PlanUpdate`, compressed by zlib."""
+
+    body: bytes
+
+
 class UpdateError(ValueError):
     """Raised for an update that does not fit the plan before it."""
 
@@ -125,8 +132,10 @@ def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
 
 def encoded(message: Message, before: PlanMessage | None) -> bytes:
     """Returns a message as bytes: a plan as what differs from the one before it on the connection, where it can be."""
-    update = difference(before, message) if before is not None and isinstance(message, PlanMessage) else None
-    return encode(update or message)
+    if not isinstance(message, PlanMessage):
+        return encode(message)
+    body = encode((difference(before, message) if before is not None else None) or message)
+    return encode(CompressedPlan(body=zlib.compress(body, 1))) if len(body) >= COMPRESSED_FROM_BYTES else body
 
 
 def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
@@ -227,7 +236,8 @@ def _routes(
     )
 
 
-_decoder = msgspec.msgpack.Decoder(ToWorker | Challenge | PlanUpdate)
+_decoder = msgspec.msgpack.Decoder(ToWorker | Challenge | PlanUpdate | CompressedPlan)
+_compressed = msgspec.msgpack.Decoder(PlanMessage | PlanUpdate)
 
 
 def decode_order(data: bytes, last: PlanMessage | None) -> ToWorker | Challenge:
@@ -237,12 +247,27 @@ def decode_order(data: bytes, last: PlanMessage | None) -> ToWorker | Challenge:
         UpdateError: it is an update of another plan.
         msgspec.DecodeError: it is not a message of the coordinator.
     """
-    message: ToWorker | Challenge | PlanUpdate = decoded(_decoder, data)
+    message: ToWorker | Challenge | PlanUpdate | CompressedPlan = decoded(_decoder, data)
+    if isinstance(message, CompressedPlan):
+        expanded: PlanMessage | PlanUpdate = decoded(_compressed, _expanded(message.body))
+        message = expanded
     if not isinstance(message, PlanUpdate):
         return message
     if last is None:
         raise UpdateError(f"an update of plan {message.base} came before any plan")
     return updated(last, message)
+
+
+def _expanded(body: bytes) -> bytes:
+    """Returns the bytes that were compressed, of which there are no more than in a frame. Raises DecodeError."""
+    stream = zlib.decompressobj()
+    try:
+        found = stream.decompress(body, MAX_FRAME_BYTES)
+    except zlib.error as error:
+        raise msgspec.DecodeError(f"a plan cannot be expanded: {error}") from None
+    if not stream.eof:
+        raise msgspec.DecodeError(f"a plan has over {MAX_FRAME_BYTES} bytes, or is not whole")
+    return found
 
 
 class Orders:

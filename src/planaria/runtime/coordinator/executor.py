@@ -4,6 +4,7 @@ nothing."""
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from planaria.plan.plan import WorkerId
@@ -14,10 +15,12 @@ from planaria.protocol.messages.journal import JournalEntry
 from planaria.protocol.messages.message import Message
 from planaria.protocol.messages.plan_delta import encoded
 from planaria.protocol.messages.records import AnyRecord, Note, RunStatus
-from planaria.protocol.messages.to_worker import PlanMessage
+from planaria.protocol.messages.to_worker import PlanMessage, ToWorker
+from planaria.protocol.step.telling_order import WaitingPlans
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.manifests import ManifestWriter
 from planaria.runtime.journal.journal import Journal
+from planaria.runtime.thresholds import FRAMES_KEPT, TOLD_AT_A_TIME
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import control_frame
 from planaria.runtime.wire.socket_server import SocketServer
@@ -61,10 +64,13 @@ class Executor:
         self._manifests = manifests
         self._observers = tuple(observers)
         self._tell_again = tell_again
-        self._encoded: tuple[Message, PlanMessage | None, bytes] | None = None
+        self._waiting = WaitingPlans()
+        self._encoded: deque[tuple[Message, PlanMessage | None, bytes]] = deque(maxlen=FRAMES_KEPT)
 
     def carry_out(self, command: Command) -> None:
         match command:
+            case Send(worker, PlanMessage() as message, may_wait=True):
+                self._waiting.wait(worker, message)
             case Send(worker, message):
                 self.send(worker, message)
             case JournalEntry():
@@ -83,7 +89,23 @@ class Executor:
                     is_over = status in (RunStatus.COMPLETED, RunStatus.FAILED)
                     self._agents.dismiss(Farewell.OVER if is_over else Farewell.SUSPENDED)
 
-    def send(self, worker: WorkerId, message: Message) -> None:
+    @property
+    def has_waiting(self) -> bool:
+        """Whether workers are to be told a plan when there is time."""
+        return bool(self._waiting)
+
+    def tell_waiting(self) -> None:
+        """Tells some of the workers that are to be told a plan when there is time."""
+        for worker, plan in self._waiting.next(TOLD_AT_A_TIME):
+            self._send(worker, plan)
+
+    def send(self, worker: WorkerId, message: ToWorker) -> None:
+        """Sends a message, after the plan that waits for the worker, if one does."""
+        if (plan := self._waiting.before(worker, message)) is not None:
+            self._send(worker, plan)
+        self._send(worker, message)
+
+    def _send(self, worker: WorkerId, message: ToWorker) -> None:
         """Sends a message; a plan goes as its change from the last one, encoded once for workers that had the same."""
         connection = self._admission.connection_of(worker)
         if connection is None:
@@ -91,9 +113,15 @@ class Executor:
         before = None
         if isinstance(message, PlanMessage):
             before, connection.plan = connection.plan, message
-        if self._encoded is None or self._encoded[0] is not message or self._encoded[1] is not before:
-            self._encoded = (message, before, control_frame(encoded(message, before)))
-        self._socket_server.say_frame(connection, self._encoded[2])
+        self._socket_server.say_frame(connection, self._frame(message, before))
+
+    def _frame(self, message: Message, before: PlanMessage | None) -> bytes:
+        for known, known_before, frame in self._encoded:
+            if known is message and known_before is before:
+                return frame
+        frame = control_frame(encoded(message, before))
+        self._encoded.appendleft((message, before, frame))
+        return frame
 
     def warn(self, text: str) -> None:
         self.tell("warning", text)

@@ -212,9 +212,10 @@ class Server(Reception[Connection]):
         self._begin()
         with heard_by(self._hear_of_own_retry):
             while self._executor.finished is None:
-                self._socket_server.serve(self._idle())
+                self._socket_server.serve(0.0 if self._executor.has_waiting else self._idle())
                 if "abort" in self._wishes:
                     return None
+                self._executor.tell_waiting()
                 self._look_at_the_clock()
         self._requests.answer_saved(is_over=True)
         tell_the_end(self._executor.finished)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from planaria.job.errors import UserError
-from planaria.protocol.messages.journal import AnyEntry, JournalEntry, decode_entry, encode_entry
+from planaria.protocol.messages.journal import AnyEntry, JournalEntry
+from planaria.protocol.messages.journal_chain import JournalChain, decode_written
 from planaria.runtime.journal.etcd import NEVER, Created, Delete, Etcd, Found, OutOfReach, Put, after, persistently
 from planaria.runtime.journal.journal import LATER, kept
 from planaria.runtime.journal.lead import entries_prefix, lead_key
@@ -15,6 +17,7 @@ from planaria.runtime.thresholds import ETCD_DELETES, THINNED_EVERY
 log = logging.getLogger(__name__)
 
 _DIGITS: Final = 16
+Entry = TypeVar("Entry")
 
 
 class NotLeader(UserError):
@@ -40,6 +43,7 @@ class EtcdJournal:
         self._prefix = entries_prefix(run, mark)
         self._is_led = Created(lead_key(run), lead)
         self._patience_s = patience_s
+        self._chain = JournalChain()
         self._next = 0
         self._since_thinned = 0
 
@@ -62,7 +66,8 @@ class EtcdJournal:
         Raises:
             UserError: a later version of Planaria wrote one.
         """
-        entries = [self._decoded(one) for one in self._found()]
+        self._chain = JournalChain()
+        entries = [self._decoded(one, self._chain.decode) for one in self._found()]
         self._since_thinned = len(entries)
         return entries
 
@@ -72,7 +77,7 @@ class EtcdJournal:
         Raises:
             NotLeader: another process leads, or etcd is out of reach for too long. The entry may be there then.
         """
-        key, body = self._key(self._next), encode_entry(entry)
+        key, body = self._key(self._next), self._chain.encode(entry)
         try:
             persistently(lambda: self._append(key, body), self._patience_s)
         except OutOfReach as error:
@@ -98,7 +103,7 @@ class EtcdJournal:
         """Removes what is of no use any more; entries keep their numbers. Out of reach, that waits for another time."""
         try:
             found = self._found()
-            is_kept = set(kept([self._decoded(one) for one in found]))
+            is_kept = set(kept([self._decoded(one, decode_written) for one in found]))
             gone = [Delete(one.key, f"{one.key}\0") for at, one in enumerate(found) if at not in is_kept]
             for first in range(0, len(gone), ETCD_DELETES):
                 self._etcd.transact([self._is_led], gone[first : first + ETCD_DELETES])
@@ -109,9 +114,9 @@ class EtcdJournal:
     def _found(self) -> list[Found]:
         return persistently(lambda: self._etcd.find_all(self._prefix), self._patience_s)
 
-    def _decoded(self, found: Found) -> AnyEntry:
+    def _decoded(self, found: Found, decode: Callable[[bytes], Entry]) -> Entry:
         try:
-            return decode_entry(found.value)
+            return decode(found.value)
         except ValueError as error:
             raise UserError(f"{self._etcd.url}: key {found.key} is not known here: {error}. {LATER}") from None
 

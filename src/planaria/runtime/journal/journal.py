@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from planaria.protocol.messages.journal import AnyEntry, JournalCommit, JournalEntry
+from planaria.protocol.messages.journal_chain import WrittenEntry, has_links
 from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.runtime.thresholds import COMMITS_KEPT
 
@@ -36,20 +37,21 @@ class Journal(Protocol):
     def close(self) -> None: ...
 
 
-def kept(entries: Sequence[AnyEntry]) -> list[int]:
+def kept(entries: Sequence[WrittenEntry]) -> list[int]:
     """Returns which entries are still of use: not commits that the next one makes old, but for those that were not
-    applied (they are counted), and the last entry with what was learnt."""
+    applied (they are counted), and the last entries with what was learnt and with the links of that."""
     learnt_at = max((at for at, entry in enumerate(entries) if entry.learnt is not None), default=None)
+    links_at = max((at for at, entry in enumerate(entries) if has_links(entry)), default=None)
     return [
         at
         for at, entry in enumerate(entries)
         if at >= len(entries) - COMMITS_KEPT
-        or at == learnt_at
+        or at in (learnt_at, links_at)
         or _is_of_use(entry)
         or not isinstance(entries[at + 1], JournalCommit)
     ]
 
 
-def _is_of_use(entry: AnyEntry) -> bool:
+def _is_of_use(entry: WrittenEntry) -> bool:
     """Whether an entry is still of use when a commit follows it."""
     return not isinstance(entry, JournalCommit) or entry.commit.clip_factor == NOT_APPLIED

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planaria.job.errors import UserError
-from planaria.protocol.messages.journal import JournalPlan, decode_entry
+from planaria.protocol.messages.journal import JournalPlan
+from planaria.protocol.messages.journal_chain import JournalChain
 from planaria.runtime.journal.etcd import Etcd, OutOfReach
 from planaria.runtime.journal.lead import entries_prefix
 
 _PLANS = "SELECT entry FROM entries WHERE instr(substr(entry, 1, 16), x'706c616e') ORDER BY number"
-"""Entries whose first bytes have the tag "plan"."""
+"""Entries whose first bytes have the tag "plan" or "plan_update"."""
 
 
 def recorded_plans(path: Path, url: str = "", run: str = "", tls: str = "") -> list[JournalPlan]:
@@ -25,10 +26,10 @@ def recorded_plans(path: Path, url: str = "", run: str = "", tls: str = "") -> l
         run: its name there.
         tls: folder with the certificates for "etcds://...".
     """
-    plans = []
+    plans, chain = [], JournalChain()
     for body in _of_etcd(url, run, tls) if url else _of_file(path):
         with contextlib.suppress(ValueError):
-            entry = decode_entry(body)
+            entry = chain.decode(body)
             if isinstance(entry, JournalPlan):
                 plans.append(entry)
     return plans

@@ -12,19 +12,15 @@ import contextlib
 import logging
 import sqlite3
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import xxhash
 
 from planaria.job.errors import UserError
-from planaria.protocol.messages.journal import (
-    LASTING,
-    AnyEntry,
-    JournalEntry,
-    decode_entry,
-    encode_entry,
-)
+from planaria.protocol.messages.journal import LASTING, AnyEntry, JournalEntry
+from planaria.protocol.messages.journal_chain import JournalChain, decode_written
 from planaria.runtime.journal.journal import LATER, kept
 from planaria.runtime.thresholds import THINNED_EVERY
 
@@ -39,6 +35,7 @@ _FORMAT = 2
 """Format of the file, as SQLite's user_version. 0: the first one, in which the job's fingerprint was made otherwise."""
 
 _Row = tuple[int, str, bytes, int]
+Entry = TypeVar("Entry")
 
 
 log = logging.getLogger(__name__)
@@ -63,6 +60,7 @@ class SqliteJournal:
         self._job = job
         self._kept: deque[tuple[bytes, bool]] = deque()
         self._database: sqlite3.Connection | None = None
+        self._chain = JournalChain()
         self._since_thinned = 0
         self.complaints: list[str] = []
 
@@ -86,9 +84,10 @@ class SqliteJournal:
         """
         rows: list[_Row] = []
         entries: list[AnyEntry] = []
+        self._chain = JournalChain()
         try:
             for row in self._whole_rows():
-                entries.append(self._decoded(row[2]))
+                entries.append(self._decoded(row[2], self._chain.decode))
                 rows.append(row)
             (answer,) = self._need().execute("PRAGMA quick_check(1)").fetchone()
             damage = None if answer == "ok" else str(answer)
@@ -99,10 +98,10 @@ class SqliteJournal:
         self._since_thinned = len(entries)
         return entries
 
-    def _decoded(self, body: bytes) -> AnyEntry:
+    def _decoded(self, body: bytes, decode: Callable[[bytes], Entry]) -> Entry:
         """Decodes an entry whose checksum is right."""
         try:
-            return decode_entry(body)
+            return decode(body)
         except ValueError as error:
             raise UserError(f"journal {self._path} has an entry that is not known here: {error}. {LATER}") from None
 
@@ -111,7 +110,7 @@ class SqliteJournal:
         while the disk has no room: then training goes on, and a coordinator that dies meanwhile leaves its workers
         ahead of the journal."""
         was_full = bool(self._kept)
-        self._kept.append((encode_entry(entry), isinstance(entry, LASTING)))
+        self._kept.append((self._chain.encode(entry), isinstance(entry, LASTING)))
         try:
             while self._kept:
                 self._insert(*self._kept[0])
@@ -194,7 +193,7 @@ class SqliteJournal:
         database = self._need()
         database.execute("BEGIN IMMEDIATE")
         rows = list(database.execute("SELECT run, entry, checksum FROM entries ORDER BY number"))
-        rows = [rows[at] for at in kept([self._decoded(body) for _, body, _ in rows])]
+        rows = [rows[at] for at in kept([self._decoded(body, decode_written) for _, body, _ in rows])]
         database.execute("DELETE FROM entries")
         database.executemany("INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)", rows)
         database.execute("COMMIT")

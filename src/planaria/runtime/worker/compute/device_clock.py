@@ -36,19 +36,19 @@ class DeviceClock(Protocol):
 
     def adopt(self, plan: Plan) -> None:
         """Notes that a plan is in force from now on."""
-        ...
+        return
 
     def read(self, size_bytes: int) -> None:
         """Notes that all workers of the node have begun to read so much of a checkpoint, together."""
-        ...
+        return
 
     def finish_reading(self) -> None:
         """Waits until what was begun last is read; raises Interrupted on an order, and may be called again."""
-        ...
+        return
 
     def begin_step(self) -> None:
         """Notes that the last step's commit, or the plan, has come: nothing of the new step began earlier."""
-        ...
+        return
 
     def compute(
         self,
@@ -60,19 +60,19 @@ class DeviceClock(Protocol):
     ) -> None:
         """Takes the time of an instruction: forwards of these layers, or gradients of their inputs and weights.
         Returns when it would be done; raises Interrupted on an order, and when asked again goes on where it was."""
-        ...
+        return
 
     def add_up(self, piece: Piece[Any]) -> None:
         """Notes that a piece of a sum is computed."""
-        ...
+        return
 
     def drain(self) -> None:
         """Waits until the device has done all that it was given; raises Interrupted on an order."""
-        ...
+        return
 
     def apply(self, groups: Collection[int]) -> None:
         """Notes that the optimizer updates these groups."""
-        ...
+        return
 
 
 class OwnPace(DeviceClock):
