@@ -5,6 +5,7 @@
 - `server`: the simulated server around the real coordinator's machine, and its wire.
 - `worker`: simulated workers around the real workers' machine, with symbols for tensors.
 - `promises`: what must hold after every event.
+- `witness`: what must hold in what a run recorded, simulated or real; it shares no code with Planaria.
 - `dst`: the command, `make dst`.
 
 The shipped package never imports it. But for the command it does no I/O, knows no torch and reads no clock.
