@@ -10,6 +10,9 @@ from tests.testkit.witness.history import Job, Plain
 from tests.testkit.witness.journal import LIVE, Known, layers_held, nodes_holding, record_of, same_commit
 from tests.testkit.witness.rules import Find, Rule
 
+FINISH_STEP = "finish step"
+"""Purpose of plans for what is left of a step: what is done already has no route."""
+
 PLACING = ("start", "reconfigure", "restore")
 """Purposes of plans that tell how many nodes hold each layer."""
 
@@ -104,8 +107,8 @@ class Decisions:
         )
         self._check_step(entry, step)
         self._check_members(plan)
-        _check_routes(plan, self.require)
         taken = record_of(entry, "plan_taken")
+        _check_routes(plan, self.require, is_rest=taken is not None and taken["purpose"] == FINISH_STEP)
         if taken is not None:
             self._check_taken(entry, taken)
         self.plans[generation] = entry
@@ -149,7 +152,7 @@ class Decisions:
             told == pipelines
             and taken["generation"] == plan["generation"]
             and taken["step"] == entry["message"]["step"]
-            and sum(taken["microbatches"]) == num_counted
+            and (sum(taken["microbatches"]) == num_counted or taken["purpose"] == FINISH_STEP)
         )
         self.require(is_it, Rule.TOLD_PLANS, f"plan {plan['generation']} is told as {taken}"[:300])
         if taken["purpose"] not in PLACING:
@@ -282,8 +285,8 @@ class Decisions:
             self.require(scored == right, Rule.COUNTED, f"evaluation of step {step}: microbatches {dict(scored)}")
 
 
-def _check_routes(plan: Plain, require: Any) -> None:
-    """Checks that routes have each microbatch once, and that each covers all layers once."""
+def _check_routes(plan: Plain, require: Any, *, is_rest: bool) -> None:
+    """Checks that routes have each microbatch once, or at most so, and that each covers all layers once."""
     carried: Counter[int] = Counter()
     for route in plan["routes"]:
         carried.update(route["microbatches"])
@@ -291,7 +294,7 @@ def _check_routes(plan: Plain, require: Any) -> None:
         begins = [*(hop["first_layer"] for hop in route["hops"]), plan["num_layers"]]
         require(ends == begins, Rule.ROUTED, f"plan {plan['generation']}: a route covers layers {begins} to {ends}")
     right = Counter(m for m in range(plan["num_microbatches"]) if m not in plan["dropped"])
-    wrong = sorted({*(carried - right), *(right - carried)})
+    wrong = sorted({*(carried - right), *(Counter() if is_rest else right - carried)})
     require(not wrong, Rule.ROUTED, f"plan {plan['generation']} routes microbatches {wrong} twice or never")
 
 

@@ -72,7 +72,8 @@ class Told:
         assert self._ended is not None
         lost = decisions.known.lost
         self._require(set(self._lost) == lost, Rule.TOLD_NODES, f"lost {sorted(lost)}, and told {sorted(self._lost)}")
-        struck = set(decisions.known.struck) - self._recovered
+        went_on = {node for node, passes in self._lost.items() if passes < self._passes}
+        struck = went_on.intersection(decisions.known.struck) - self._recovered
         is_over = self._ended["status"] != "completed"
         self._require(
             is_over or not struck, Rule.TOLD_RECOVERY, f"the recovery from the loss of {sorted(struck)} is not told"
