@@ -19,11 +19,14 @@ from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.schedules.corruption import corrupted
 from tests.testkit.schedules.schedule import Schedule, schedule
 from tests.testkit.witness import witness
-from tests.testkit.witness.forgeries import FORGERIES, Forgery
+from tests.testkit.witness.forgeries import decisions, telling
+from tests.testkit.witness.forgeries.forgery import Forgery
 from tests.testkit.witness.history import History, as_json, of_json
 from tests.testkit.witness.rules import Rule
 from tests.testkit.witness.run_folder import history_of, judge_folder
 from tests.testkit.witness.witness import judge
+
+FORGERIES = [*decisions.FORGERIES, *telling.FORGERIES]
 
 RUN = Path(__file__).parents[1] / "compat" / "first" / "run"
 GUARANTEES = Path(__file__).parents[2] / "docs" / "explanation" / "guarantees.md"
@@ -90,7 +93,7 @@ def test_a_history_is_the_same_after_json() -> None:
 
 def test_the_witness_imports_nothing_of_what_it_judges() -> None:
     names: set[str] = set()
-    for path in Path(witness.__file__).parent.glob("*.py"):
+    for path in Path(witness.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 names.update(alias.name for alias in node.names)
