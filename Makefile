@@ -23,13 +23,15 @@ SEED ?= 0
 # Of `make dst`.
 SEEDS ?= 1000
 FIRST ?= 0
+# Of `make mutants`.
+NUMBER ?= 300
 
 # Tests start many processes: what they import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-engines test-page proof lint style format docs bench papers chaos dst small-world clean
+.PHONY: help demo test test-engines test-page proof lint style format docs bench papers chaos dst mutants small-world clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -101,6 +103,9 @@ papers: $(VENV)/.installed-dev ## write docs/figures/papers.md: papers' tables b
 
 chaos: $(VENV)/.installed ## random faults for SECONDS (300), or in many short runs until there were FAULTS; bits compared
 	@$(BIN)/python -m scripts.chaos --seed $(SEED) $(if $(FAULTS),--faults $(FAULTS),--seconds $(SECONDS))
+
+mutants: $(VENV)/.installed-dev ## the protocol with NUMBER (300) small changes by machine, one at a time: which of them schedules miss
+	$(BIN)/python -m tests.testkit.mutants.command --number $(NUMBER) --seed $(SEED)
 
 dst: $(VENV)/.installed-dev ## random schedules in virtual time: SEEDS (1000) of the simulator from FIRST (0) on, then with shipped workers
 	$(BIN)/python -m tests.testkit.dst --seeds $(SEEDS) --first-seed $(FIRST)
