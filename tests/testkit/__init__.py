@@ -9,6 +9,6 @@
 - `mutants`: the protocol with one small change, made by machine; `make mutants` tells which nothing notices.
 - `dst`: the command, `make dst`.
 
-The shipped package never imports it. But for the commands, and the witness as it reads run folders, it does no I/O, knows
-no torch and reads no clock.
+The shipped package never imports it. But for the commands, and for the witness that reads run folders, it does no
+I/O, knows no torch and reads no clock.
 """
