@@ -17,11 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from adaptive import GivenSetup
 from papers.traces import at_most, described, with_interval
+from tests.e2e.jobs import profile
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.schedules.faults import Fault, FaultKind
 from tests.testkit.schedules.schedule import Schedule
-from tests.testkit.schedules.setup import Setup
 from tests.testkit.schedules.weather import Weather
 from tests.testkit.worker.worker import Worker
 
@@ -114,14 +115,14 @@ def _held(worker: Worker) -> list[object]:
     return [worker.machine, worker.mail, worker.holdings.replicas, worker.holdings.accumulators, worker.interpreter]
 
 
-def soak(trace: Trace, hours: float, compute_s: float, policy: PolicyName, seed: int) -> Iterator[Sample]:
+def soak(trace: Trace, hours: float, layer_s: float, policy: PolicyName, seed: int) -> Iterator[Sample]:
     """Yields a sample after each hour, and at the end. Raises BrokenPromise."""
-    setup = Setup(
+    setup = GivenSetup(
         num_layers=8, is_tied=True, is_large=False, num_nodes=len(trace.initial), devices_per_node=1,
         fault_tolerance=1, min_nodes=4, num_microbatches=64, steps=10**6, checkpoint_every=20,
-        order=ScheduleKind.ONE_F_ONE_B, waits=True, policy=policy,
+        order=ScheduleKind.ONE_F_ONE_B, waits=True, policy=policy, given=profile(layer_s=layer_s),
     )  # fmt: skip
-    weather = Weather(compute_s=compute_s, network_s=1e-3, control_s=1e-3, spread=2.0)
+    weather = Weather(compute_s=1e-3, network_s=1e-3, control_s=1e-3, spread=2.0, is_as_profiled=True)
     cluster = Cluster(Schedule(seed=seed, setup=setup, weather=weather, faults=tuple(faults_of(trace))))
     cluster.recorder = Unrecorded()  # type: ignore[assignment]
     marks = [HOUR_S * hour for hour in range(1, int(hours) + 1)] or [HOUR_S * hours]
@@ -161,7 +162,7 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=8.0, help="of virtual time (default: 8)")
     parser.add_argument("--nodes", type=int, default=64, help="at most (default: 64)")
     parser.add_argument("--trace", type=Path, help="in any format of planaria simulate (default: one is made up)")
-    parser.add_argument("--compute", type=float, default=1.0, help="mean seconds of an instruction (default: 1)")
+    parser.add_argument("--layer", type=float, default=1.0, help="seconds of a layer's forward (default: 1)")
     parser.add_argument("--policy", type=PolicyName, default=PolicyName.TEMPLATES, help="(default: templates)")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
@@ -171,7 +172,7 @@ def main() -> int:
         trace = at_most(read_trace(given.trace.read_text(), given.trace.name).trace, given.nodes)
     print(described(trace))
     samples: list[Sample] = []
-    for found in soak(trace, given.hours, given.compute, given.policy, given.seed):
+    for found in soak(trace, given.hours, given.layer, given.policy, given.seed):
         samples.append(found)
         print(", ".join(f"{name} {value}" for name, value in asdict(found).items()), flush=True)
     wrong = grown(samples)
