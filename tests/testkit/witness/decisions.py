@@ -107,6 +107,7 @@ class Decisions:
         )
         self._check_step(entry, step)
         self._check_members(plan)
+        self._check_epochs(plan)
         taken = record_of(entry, "plan_taken")
         _check_routes(plan, self.require, is_rest=taken is not None and taken["purpose"] == FINISH_STEP)
         if taken is not None:
@@ -141,6 +142,15 @@ class Decisions:
             Rule.ROUTED,
             f"plan {plan['generation']} has nodes {sorted(wrong)}, which take no part",
         )
+
+    def _check_epochs(self, plan: Plain) -> None:
+        """Checks that no group's sum is taken for one of an older epoch."""
+        before = [0] * len(plan["groups"])
+        if self.known.plan is not None and not self.is_cut:
+            before = self.known.plan["message"]["plan"]["sync_epochs"]
+        epochs, generation = plan["sync_epochs"], plan["generation"]
+        rise = all(old <= new <= generation for old, new in zip(before, epochs, strict=True))
+        self.require(rise, Rule.GENERATIONS_RISE, f"plan {generation} has epochs {epochs} after {before}")
 
     def _check_taken(self, entry: Plain, taken: Plain) -> None:
         """Checks what is told of a plan: its shape, and how many nodes hold each layer."""

@@ -37,6 +37,7 @@ class Job:
         done: steps of an earlier run from whose checkpoint this one begins.
         dropped: microbatches that were left out of those.
         microbatches: of a step.
+        tokens: of a microbatch.
         devices_per_node: that workers are numbered by.
         fault_tolerance: f.
         may_resume: after its end a history may go on with the run's next part.
@@ -46,6 +47,7 @@ class Job:
 
     steps: int
     microbatches: int
+    tokens: int = 1
     done: int = 0
     dropped: int = 0
     devices_per_node: int = 1

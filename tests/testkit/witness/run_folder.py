@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import sqlite3
+import statistics
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -55,6 +56,7 @@ def history_of(folder: Path) -> History:
     job = Job(
         steps=train["steps"],
         microbatches=train["global_batch"] // train["microbatch"],
+        tokens=train["microbatch"] * max(1, train["sequence_length"]),
         done=plans[0]["message"]["step"] - 1 if plans else 0,
         devices_per_node=settings["cluster"]["devices_per_node"],
         fault_tolerance=settings["resilience"]["fault_tolerance"],
@@ -141,7 +143,8 @@ def _close(written: float | None, right: float | None) -> bool:
 def _judge_summary(folder: Path, records: list[Plain], witness: Witness) -> Iterator[Finding]:
     summary, told = json.loads((folder / "summary.json").read_text()), witness.told
     ended = records[-1]
-    losses = [record["loss"] for record in records if record["event"] == "step_committed"]
+    steps = [record for record in records if record["event"] == "step_committed"]
+    losses = [record["loss"] for record in steps]
     lives = [r["live_nodes"] for r in records if r["event"] in ("step_committed", "node_lost", "node_joined")]
     right = {
         "status": ended["status"],
@@ -149,6 +152,9 @@ def _judge_summary(folder: Path, records: list[Plain], witness: Witness) -> Iter
         "message": ended["message"],
         "final_loss": losses[-1] if losses else None,
         "live_nodes": lives[-1] if lives else None,
+        "step_time_median_s": _median([record["duration_s"] for record in steps]),
+        "tokens_per_s": _median([record["tokens_per_s"] for record in steps]),
+        "checkpoint": next((r["folder"] for r in reversed(records) if r["event"] == "checkpoint_saved"), None),
         "skipped_steps": len(told.skipped),
         "steps_redone": told.redone,
         "dropped_microbatches": told.num_dropped,
@@ -159,11 +165,18 @@ def _judge_summary(folder: Path, records: list[Plain], witness: Witness) -> Iter
     for name, value in right.items():
         if summary[name] != value:
             yield Finding(Rule.SUMMARY, f"{name} is {summary[name]}, and the lines say {value}"[:500])
+    whole_s, told_s = ended["time"] - records[0]["time"], sum(summary["time_s"].values())
+    if not witness.decisions.job.may_resume and abs(whole_s - told_s) > 1e-3:
+        yield Finding(Rule.SUMMARY, f"time_s is {told_s} s in all, and the run took {whole_s} s")
     saved = folder / "checkpoints" / f"step-{ended['steps']:08d}"
     if summary["weights_sha256"] is not None and (saved / MANIFEST).is_file():
         digest = weights_sha256(saved)
         if digest != summary["weights_sha256"]:
             yield Finding(Rule.SUMMARY, f"weights_sha256 is {summary['weights_sha256']}, and {saved.name} has {digest}")
+
+
+def _median(values: list[float]) -> float | None:
+    return round(statistics.median(values), 6) if values else None
 
 
 # Checkpoints

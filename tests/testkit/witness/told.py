@@ -39,7 +39,7 @@ class Told:
         self._generation = -1
         self._live: set[int] = set()
         self._gone: set[int] = set()
-        self._lost: dict[int, int] = {}
+        self._lost: dict[int, tuple[int, Plain]] = {}
         self._leaving: set[int] = set()
         self._recovered: set[int] = set()
         self._passes = 0
@@ -72,7 +72,7 @@ class Told:
         assert self._ended is not None
         lost = decisions.known.lost
         self._require(set(self._lost) == lost, Rule.TOLD_NODES, f"lost {sorted(lost)}, and told {sorted(self._lost)}")
-        went_on = {node for node, passes in self._lost.items() if passes < self._passes}
+        went_on = {node for node, (passes, _) in self._lost.items() if passes < self._passes}
         struck = went_on.intersection(decisions.known.struck) - self._recovered
         is_over = self._ended["status"] != "completed"
         self._require(
@@ -109,7 +109,7 @@ class Told:
             self._require(is_lost, Rule.TOLD_NODES, f"the loss of node {node} is told, and the journal has none")
         self._live.discard(node)
         self._gone.add(node)
-        self._lost[node] = self._passes
+        self._lost[node] = self._passes, record
         self._check_live(record)
 
     def _take_node_leaving(self, record: Plain) -> None:
@@ -152,6 +152,15 @@ class Told:
         self._dropped[step] = len(record["dropped"])
         self._passes += 1
         self._check_live(record)
+        told, right = (
+            record["tokens_per_s"] * record["duration_s"],
+            self._job.tokens * (self._job.microbatches - len(record["dropped"])),
+        )
+        self._require(
+            abs(told - right) <= 1e-6 * right,
+            Rule.TOLD_STEPS,
+            f"step {step} is told to train {told} tokens, not {right}",
+        )
         if self._decisions.plans:
             self._check_commit(record)
 
@@ -230,7 +239,9 @@ class Told:
         if not cut:
             untold = [node for node in nodes if node not in self._lost or node in self._recovered]
             self._require(nodes and not untold, Rule.TOLD_RECOVERY, f"a recovery from the loss of {nodes}: {untold}")
-            first = min((self._lost[node] for node in nodes if node in self._lost), default=self._passes)
+            losses = [self._lost[node] for node in nodes if node in self._lost]
+            first = min((passes for passes, _ in losses), default=self._passes)
+            self._check_causes(recovery, [record for _, record in losses])
             self._require(
                 self._passes > first, Rule.TOLD_RECOVERY, f"a recovery of {nodes}, and no step was committed since"
             )
@@ -244,6 +255,14 @@ class Told:
         is_right = rerun <= most == self._job.microbatches
         self._require(is_right, Rule.TOLD_RECOVERY, f"{rerun} of {most} microbatches were run again")
         self._recovered.update(nodes)
+
+    def _check_causes(self, recovery: Plain, losses: list[Plain]) -> None:
+        """Checks that a recovery's causes and its time of detection are those of its losses."""
+        causes = ", ".join(dict.fromkeys(record["cause"] for record in losses))
+        times = [record["detect_ms"] for record in losses if record["detect_ms"] is not None]
+        right = causes, max(times, default=None)
+        told = recovery["cause"], recovery["detect_ms"]
+        self._require(told == right, Rule.TOLD_RECOVERY, f"a recovery from {told}, and told were {right}")
 
     # The end
 

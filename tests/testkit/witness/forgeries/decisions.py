@@ -96,6 +96,21 @@ def _old_generation(history: History, draw: Random) -> History | None:
     return changed(history, plans[one], change)
 
 
+@FORGERIES.of("a group's epoch is an older one", Rule.GENERATIONS_RISE)
+def _old_epoch(history: History, draw: Random) -> History | None:
+    plans = in_journal(history, "plan")
+    risen = [
+        at for before, at in itertools.pairwise(plans)
+        if history[at][1]["message"]["plan"]["sync_epochs"][0] > 0
+        and history[before][1]["message"]["plan"]["sync_epochs"][0] > 0
+    ]  # fmt: skip
+
+    def change(entry: list[Any]) -> None:
+        entry[1]["message"]["plan"]["sync_epochs"][0] = 0
+
+    return changed(history, one_of(risen, draw), change)
+
+
 @FORGERIES.of("a plan leaves out a microbatch", Rule.ROUTED)
 def _drop_microbatch(history: History, draw: Random) -> History | None:
     def change(entry: list[Any]) -> None:

@@ -95,8 +95,15 @@ def _false_recovery(history: History, draw: Random) -> History | None:
     at = one_of(in_told(history, "step_committed"), draw)
     if at is None:
         return None
-    recovery = {"step": history[at][1]["step"], "lost_nodes": [9999], "steps_redone": 0, "microbatches_rerun": 0,
-                "microbatches_per_step": history[0][1]["microbatches"]}  # fmt: skip
+    recovery = {
+        "step": history[at][1]["step"],
+        "lost_nodes": [9999],
+        "cause": "",
+        "detect_ms": None,
+        "steps_redone": 0,
+        "microbatches_rerun": 0,
+        "microbatches_per_step": history[0][1]["microbatches"],
+    }
     return with_more(history, at + 1, ("told", {"event": "recovered", "recovery": recovery}))
 
 
@@ -117,6 +124,22 @@ def _fewer_redone(history: History, draw: Random) -> History | None:
         entry[1]["recovery"]["steps_redone"] += 1
 
     return changed(history, one_of(in_told(history, "recovered"), draw), change)
+
+
+@FORGERIES.of("a recovery tells of another cause", Rule.TOLD_RECOVERY)
+def _other_cause(history: History, draw: Random) -> History | None:
+    def change(entry: list[Any]) -> None:
+        entry[1]["recovery"]["cause"] += ", and another"
+
+    return changed(history, one_of(in_told(history, "recovered"), draw), change)
+
+
+@FORGERIES.of("a step is told to train more tokens", Rule.TOLD_STEPS)
+def _more_tokens(history: History, draw: Random) -> History | None:
+    def change(entry: list[Any]) -> None:
+        entry[1]["tokens_per_s"] *= 1.0 + 1.0 / history[0][1]["microbatches"]
+
+    return changed(history, one_of(in_told(history, "step_committed"), draw), change)
 
 
 @FORGERIES.of("a recovery comes before the step that ends it", Rule.TOLD_RECOVERY)
