@@ -296,16 +296,19 @@ class Decisions:
 
 
 def _check_routes(plan: Plain, require: Any, *, is_rest: bool) -> None:
-    """Checks that routes have each microbatch once, or at most so, and that each covers all layers once."""
-    carried: Counter[int] = Counter()
+    """Checks that each route covers all layers once, and that routes count each microbatch for each layer once; of a
+    rest, what is not done yet, so at most once."""
+    carried: Counter[tuple[int, int]] = Counter()
     for route in plan["routes"]:
-        carried.update(route["microbatches"])
+        carried.update((microbatch, layer) for microbatch in route["microbatches"] for layer in route["counted"])
         ends = [0, *(hop["end_layer"] for hop in route["hops"])]
         begins = [*(hop["first_layer"] for hop in route["hops"]), plan["num_layers"]]
         require(ends == begins, Rule.ROUTED, f"plan {plan['generation']}: a route covers layers {begins} to {ends}")
-    right = Counter(m for m in range(plan["num_microbatches"]) if m not in plan["dropped"])
+    dropped, layers = set(plan["dropped"]), range(plan["num_layers"])
+    right = Counter((m, layer) for m in range(plan["num_microbatches"]) if m not in dropped for layer in layers)
     wrong = sorted({*(carried - right), *(Counter() if is_rest else right - carried)})
-    require(not wrong, Rule.ROUTED, f"plan {plan['generation']} routes microbatches {wrong} twice or never")
+    text = f"plan {plan['generation']} counts microbatches and layers twice or never: {wrong[:9]}"
+    require(not wrong, Rule.ROUTED, text)
 
 
 def _added(values: list[float]) -> float:

@@ -87,8 +87,8 @@ class Told:
     # Nodes
 
     def _check_live(self, record: Plain) -> None:
-        if not self._live | self._gone:
-            return  # one process that trains alone
+        if not self._live | self._gone or self._decisions.is_cut:
+            return  # one process that trains alone; or who joined is known no more
         told, right = record["live_nodes"], len(self._live)
         self._require(told == right, Rule.TOLD_NODES, f"{told} nodes live, and {right} do: {record}"[:300])
 
