@@ -5,7 +5,8 @@ many short jobs, each with a schedule of its own, until so many faults were inje
 strikes, how many steps later) comes from the seed; which instruction a signal meets is up to the machine. Each short
 job draws its policy, the mode of redundancy, zones, and whether samples may be dropped. Exit status 0 when the losses
 of all steps and the final weights are those of one process alone, which leaves out the samples that the run left out,
-and the witness (tests/testkit/witness) finds nothing wrong in what the run wrote.
+the witness (tests/testkit/witness) finds nothing wrong in what the run wrote, and of one long run, what its processes
+take of the machine (scripts/footprint.py) has not grown.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from scripts.footprint import Footprint, grown
+from scripts.footprint import told as told_of
 from tests.testkit.witness.run_folder import judge_folder
 
 import planaria
@@ -562,11 +565,16 @@ def long_run(seconds: float, seed: int, steps: int) -> Verdict:
     folder = Path(job.run.folder) / name
     chaos = Chaos(folder, seed=seed, seconds=seconds, keep_nodes=5, most_nodes=9, policies=switches_of(job))
     faults = ordered_faults(seed, job.cluster.nodes, 20, max(20, steps // 4))
+    footprint = Footprint(folder)
+    footprint.start()
     trained = planaria.train(job, name=name, faults=faults, observers=[chaos], progress=True)
+    footprint.stop()
     chaos.join()
     alone = planaria.reference(job, name=f"{name}-reference", progress=True)
     verdict = Verdict()
     verdict.judge(seed, chaos.told, trained, alone)
+    verdict.failures += [(seed, what) for what in grown(footprint.samples)]
+    print(told_of(footprint.samples) if footprint.samples else "too short to be sampled")
     return verdict
 
 
