@@ -15,9 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.proof import batches
 from tests.testkit.cluster.cluster import Cluster
-from tests.testkit.schedules.corruption import corrupted
 from tests.testkit.schedules.schedule import Schedule, schedule
 from tests.testkit.witness import witness
 from tests.testkit.witness.forgeries import decisions, telling
@@ -35,7 +33,7 @@ GUARANTEES = Path(__file__).parents[2] / "docs" / "explanation" / "guarantees.md
 MOST_SEEDS = 400
 """Schedules among whose histories each forgery has a place."""
 
-ENOUGH = 3
+ENOUGH = 2
 """Forged histories that are tried of each forgery."""
 
 OF_FILES = (Rule.FILES, Rule.METRICS, Rule.SUMMARY)
@@ -70,12 +68,6 @@ def test_a_forgery_is_found(forgery: Forgery) -> None:
     assert made, "no history has a place for it"
     for history in made:
         assert forgery.rule in {finding.rule for finding in judge(history)}
-
-
-@pytest.mark.parametrize("seeds", batches(range(400), size=40, kept=2), ids=str)
-def test_a_computation_that_goes_wrong_is_no_forgery(seeds: range) -> None:
-    for seed in seeds:
-        assert not judge(recorded(corrupted(seed)))
 
 
 def test_every_rule_has_a_forgery_and_a_line_in_the_docs() -> None:
