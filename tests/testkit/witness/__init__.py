@@ -1,6 +1,6 @@
 """A witness of its own: reads what runs recorded, and decides whether what must hold has held.
 
-It shares no code with Planaria, and imports none of it (tests/testkit/witness/test_imports.py): a mistake in the
+It shares no code with Planaria, and imports none of it (a contract in pyproject.toml): a mistake in the
 protocol's rules is not made here once more. A history is plain values, as they stand in JSON.
 
 - `history`: the kinds of entries, in the order in which things happened.

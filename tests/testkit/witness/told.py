@@ -44,7 +44,6 @@ class Told:
         self._recovered: set[int] = set()
         self._passes = 0
         self._back: list[tuple[int, int]] = []
-        self._is_returning = False
         self._ended = None
 
     def _require(self, holds: object, rule: Rule, text: str) -> None:
@@ -56,9 +55,7 @@ class Told:
         is_new_part = event == "node_joined" and record["live_nodes"] == 1 and self._generation >= 0
         if self._job.may_resume and (is_new_part or (self._ended is not None and event != "note")):
             self._begin_part()
-        self._require(
-            self._ended is None or event in ("note", "plan_measured"), Rule.TOLD_END, f"{event} is told after the end"
-        )
+        self._require(self._ended is None or event == "note", Rule.TOLD_END, f"{event} is told after the end")
         take = getattr(self, f"_take_{event}", None)
         if take is not None:
             take(record)
