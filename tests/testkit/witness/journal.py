@@ -115,8 +115,8 @@ class Known:
 
 
 def nodes_holding(plan: Plain, devices_per_node: int) -> list[int]:
-    """Returns, for each group, how many nodes hold it under a plan; one that has it as a shadow alone, and gets it beside
-    the first step, does not yet, unless shadows are there to last."""
+    """Returns, for each group, how many nodes hold it under a plan; one that has it as a shadow alone, and gets it
+    beside the first step, does not yet, unless shadows are there to last."""
     owned, held = layers_held({**plan, "shadows": ()}), layers_held(plan)
     lasts = plan["redundancy"] is not None
     coming = set() if lasts else {(move["group"], move["target"]) for move in plan["transfers"]}
