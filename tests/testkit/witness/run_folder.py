@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
 import sqlite3
 import statistics
@@ -64,7 +63,21 @@ def history_of(folder: Path) -> History:
         is_whole=bool(heard) or len(entries) < THINNED_FROM,
         has_votes=bool(heard),
     )
-    return [("job", asdict(job)), *entries, *(("told", record) for record in records)]
+    told: History = [("told", record) for record in records]
+    last = _last_part(records)
+    return [("job", asdict(job)), *told[:last], *entries, *told[last:]]
+
+
+def _last_part(records: list[Plain]) -> int:
+    """Returns where the part of the run begins that the journal is of: after the end of the one before, or, where that
+    was not told, where nodes join anew."""
+    begin, has_plan = 0, False
+    for at, record in enumerate(records):
+        is_anew = has_plan and record["event"] == "node_joined" and record["live_nodes"] == 1
+        if is_anew or (at and records[at - 1]["event"] == "run_ended"):
+            begin, has_plan = at, False
+        has_plan |= record["event"] == "plan_taken"
+    return begin
 
 
 def tapped(path: Path) -> list[list[Any]]:
@@ -116,7 +129,7 @@ def _judge_metrics(folder: Path, records: list[Plain]) -> Iterator[Finding]:
         return
     for line, record in zip(lines, told, strict=True):
         right = _evaluation_line(record) if record["event"] == "evaluated" else _step_line(record)
-        wrong = {name: (line.get(name), value) for name, value in right.items() if not _close(line.get(name), value)}
+        wrong = {name: (line.get(name), value) for name, value in right.items() if line.get(name) != value}
         if wrong:
             yield Finding(Rule.METRICS, f"step {record['step']}: {wrong}")
 
@@ -124,20 +137,14 @@ def _judge_metrics(folder: Path, records: list[Plain]) -> Iterator[Finding]:
 def _step_line(record: Plain) -> Plain:
     same = {name: record[name] for name in ("step", "loss", "grad_norm", "learning_rate", "live_nodes", "generation")}
     dropped = len(record["dropped"]) or None
-    return same | {"tokens_per_s": record["tokens_per_s"], "step_s": record["duration_s"], "dropped": dropped}
+    took_s, rate = round(record["duration_s"], 6), round(record["tokens_per_s"], 3)
+    return same | {"tokens_per_s": rate, "step_s": took_s, "dropped": dropped}
 
 
 def _evaluation_line(record: Plain) -> Plain:
-    return {"step": record["step"], "eval_s": record["duration_s"]} | {
+    return {"step": record["step"], "eval_s": round(record["duration_s"], 6)} | {
         f"eval_{name}": record[name] for name in ("loss", "perplexity", "accuracy")
     }
-
-
-def _close(written: float | None, right: float | None) -> bool:
-    """Returns whether a written number is the right one, but for how it was rounded."""
-    if written is None or right is None:
-        return written is None and (right is None or not math.isfinite(right))
-    return written == right or abs(written - right) <= 6e-4 * (1.0 if right > 100.0 else 1e-3)
 
 
 def _judge_summary(folder: Path, records: list[Plain], witness: Witness) -> Iterator[Finding]:
