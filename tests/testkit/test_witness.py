@@ -109,7 +109,7 @@ def test_a_real_run_is_believed(run: Path) -> None:
     assert {entry[0] for entry in history_of(run)} == {"job", "journal", "told"}
 
 
-def lines_changed(path: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
+def lines_changed(path: Path, change: Callable[[list[dict[str, Any]]], object]) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     change(lines)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
