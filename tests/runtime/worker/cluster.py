@@ -328,6 +328,7 @@ class Cluster:
         self.witnessed = HistoryRecorder(
             steps=job.train.steps,
             microbatches=job.train.num_microbatches,
+            tokens=job.train.microbatch * max(1, job.train.sequence_length),
             done=resume.step if resume is not None else 0,
             devices_per_node=job.cluster.devices_per_node,
             fault_tolerance=job.resilience.fault_tolerance,
