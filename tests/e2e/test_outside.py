@@ -317,6 +317,7 @@ def test_a_damaged_last_checkpoint_is_told_of_and_the_one_before_is_used(
     assert name in note["text"]
 
 
+@pytest.mark.tampers
 def test_a_restore_from_a_damaged_checkpoint_is_not_trained_on(text: Path, run: Run) -> None:
     """Better no model than a wrong one."""
     job = make_job(text, cluster__nodes=8, run__checkpoint_every=2)
