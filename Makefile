@@ -41,7 +41,7 @@ demo: $(VENV)/.installed ## train the demo job while killing nodes, and compare 
 
 test: style ## linters, types, import rules and tests: a few minutes
 	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
-	$(BIN)/mypy > "$$said" 2>&1 & types=$$!; \
+	($(BIN)/lint-imports && $(BIN)/mypy) > "$$said" 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed=$(SEED); tests=$$?; \
 	wait $$types; types=$$?; cat "$$said"; exit $$((types | tests))
 
@@ -59,7 +59,6 @@ proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, sim
 	$(BIN)/python -m pip install --quiet -e ".[wandb,mlflow]" || echo "their tests are left out"
 	PLANARIA_PROOF=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed=$(SEED) \
 	  -m "proof or hypothesis"
-	$(BIN)/python -m pytest tests/runtime/observers
 	$(MAKE) dst SEEDS=800 FIRST=200000
 	$(MAKE) chaos SECONDS=60
 
@@ -75,13 +74,13 @@ test-engines: $(VENV)/.installed-dev ## real SLURM, Ray and etcd of this machine
 	$(BIN)/python -m pytest -m engines -rs tests/engines
 
 lint: style ## linters, types and import rules
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-# What takes seconds; types take half a minute the first time, so tests run beside them.
+# What takes a second; import rules take several, and types half a minute the first time, so tests run beside them.
 style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports
 
 format: $(VENV)/.installed-dev ## let ruff rewrite the code
 	$(BIN)/ruff check --fix .
