@@ -101,7 +101,7 @@ papers: $(VENV)/.installed-dev ## write docs/figures/papers.md: papers' tables b
 	$(BIN)/python benchmarks/papers/page.py $(if $(TRACES),--traces $(TRACES))
 
 chaos: $(VENV)/.installed ## random faults for SECONDS (300), or in many short runs until there were FAULTS; bits compared
-	@$(BIN)/python scripts/chaos.py --seed $(SEED) $(if $(FAULTS),--faults $(FAULTS),--seconds $(SECONDS))
+	@$(BIN)/python -m scripts.chaos --seed $(SEED) $(if $(FAULTS),--faults $(FAULTS),--seconds $(SECONDS))
 
 mutants: $(VENV)/.installed-dev ## the protocol with NUMBER (300) small changes by machine, one at a time: which of them schedules miss
 	$(BIN)/python -m tests.testkit.mutants.command --number $(NUMBER) --seed $(SEED)

@@ -30,6 +30,7 @@ from tests.e2e.agents import end_all
 from tests.e2e.commands import Command, descendants
 from tests.e2e.incubator import Incubator
 from tests.e2e.jobs import Outcome, profile
+from tests.testkit.witness.run_folder import judge_folder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -37,6 +38,16 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.fixture(autouse=True)
 def _forked(forked_forkservers: None) -> None:
     """All tests here share what one process has imported; those that start a command anew say so."""
+
+
+@pytest.fixture(autouse=True)
+def _witnessed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """The witness reads every run folder that a test leaves, unless the test itself changes what runs wrote there."""
+    yield
+    if request.node.get_closest_marker("tampers") is None:
+        folders = [path.parent for path in tmp_path.rglob("events.jsonl") if (path.parent / "job.json").is_file()]
+        found = {str(folder): [str(finding) for finding in judge_folder(folder)] for folder in folders}
+        assert not any(found.values()), found
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ from typing import IO, Any
 from planaria.runtime.machine.interrupts import deaf
 from planaria.runtime.nodes import forkserver
 from planaria.runtime.nodes.local_nodes import LocalNodes
+from tests.e2e import tap
 
 ROOT = Path(__file__).parents[2]
 CLONE_NEWNET = 0x40000000
@@ -333,6 +334,7 @@ def import_everything() -> None:
     for model_type in ("gpt2", "bert", "llama"):
         forkserver._import_what_workers_need(model_type)
     forkserver._import_what_coordinators_need()
+    tap.install()
     forkserver._compile_for_workers()
     gc.collect()
     gc.freeze()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from pathlib import Path
 
 from scripts.chaos import ORDERED, Blow, Told, drawn_job, ordered_faults, switches_of
+from scripts.footprint import grown, sampled
 
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import Redundancy
@@ -19,6 +22,15 @@ def test_what_counts_as_a_fault() -> None:
     whole.add(told)
     whole.add(told)
     assert whole.faults == 2 * told.faults
+
+
+def test_what_grows_is_told(tmp_path: Path) -> None:
+    now = sampled(tmp_path)
+    assert now.processes >= 1
+    more = dataclasses.replace(now, descriptors_each=2 * now.descriptors_each + 9, journal_bytes=float(1 << 30))
+    assert grown([now] * 80) == []
+    assert [text.split()[0] for text in grown([now] * 40 + [more] * 40)] == ["descriptors_each", "journal_bytes"]
+    assert grown([now] * 2 + [more] * 2) == [], "too few to say"
 
 
 def test_every_kind_is_ordered_sometimes() -> None:

@@ -143,6 +143,7 @@ def test_a_port_in_use_is_refused_in_one_line(command: Command, text: Path) -> N
     assert said.count("\n") == 1
 
 
+@pytest.mark.tampers
 def test_an_existing_run_folder_and_a_corrupt_checkpoint_are_refused(command: Command, text: Path) -> None:
     command.write_job(text)
     assert command.run("train", "job.toml", "--set=run.checkpoint_every=2", "--fail=kill:node=0,step=5,at=vote")[0] == 0

@@ -48,6 +48,7 @@ def test_steps_are_raised_and_the_reference_repeats_it(run: Run, text: Path, tmp
     assert unlike.weights_sha256 != third.result.weights_sha256
 
 
+@pytest.mark.tampers
 def test_steps_are_not_lowered(run: Run, text: Path) -> None:
     job = make_job(text, cluster__nodes=4, train__steps=4, run__checkpoint_every=2)
     folder = run(job).result.folder

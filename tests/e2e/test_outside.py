@@ -299,6 +299,7 @@ def damage(checkpoint: Path) -> str:
     return victim.name
 
 
+@pytest.mark.tampers
 def test_a_damaged_last_checkpoint_is_told_of_and_the_one_before_is_used(
     text: Path, run: Run, reference: Reference
 ) -> None:
@@ -316,6 +317,7 @@ def test_a_damaged_last_checkpoint_is_told_of_and_the_one_before_is_used(
     assert name in note["text"]
 
 
+@pytest.mark.tampers
 def test_a_restore_from_a_damaged_checkpoint_is_not_trained_on(
     text: Path, run: Run, first_pipelines: Callable[[Job], Pipelines]
 ) -> None:

@@ -38,6 +38,7 @@ from planaria.protocol.messages.journal import (
 )
 from planaria.protocol.messages.records import (
     CoordinatorRestarted,
+    NodeJoined,
     NodeLost,
     Recovered,
     RunEnded,
@@ -126,6 +127,12 @@ def test_whoever_computes_goes_on_undisturbed(life: Life) -> None:
     assert (record.step, record.returned, record.lag) == (1, 3, 0)
     assert after.machine.phase is Phase.TRAINING
     assert sent(after.does(*votes(life, 0, 1)), Commit), "the vote of before counts"
+
+
+def test_whoever_joins_meanwhile_is_told_with_those_who_are_yet_to_come_back(life: Life) -> None:
+    commands = life.after().does(Restarted(), *joined(0, 7))
+    told = records(commands, NodeJoined)[-1]
+    assert (told.node, told.live_nodes) == (7, 4)
 
 
 def test_a_vote_between_the_report_and_the_end_of_the_return_counts(life: Life) -> None:

@@ -96,6 +96,8 @@ from planaria.runtime.worker.loop import WorkerLoop
 from planaria.runtime.worker.settings import WorkerSettings
 from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Mailbox
 from planaria.runtime.worker.writer import write
+from tests.testkit.cluster.recorder import HistoryRecorder
+from tests.testkit.witness.witness import judge
 
 VOCAB_TOKENS = 4096
 MAX_EVENTS = 200_000
@@ -323,6 +325,14 @@ class Cluster:
         self._journal: list[bytes] = []
         self._happened: dict[str, int] = {}
         self.recorder = Recorder()
+        self.witnessed = HistoryRecorder(
+            steps=job.train.steps,
+            microbatches=job.train.num_microbatches,
+            tokens=job.train.microbatch * max(1, job.train.sequence_length),
+            done=resume.step if resume is not None else 0,
+            devices_per_node=job.cluster.devices_per_node,
+            fault_tolerance=job.resilience.fault_tolerance,
+        )
         self.commits: list[JournalCommit] = []
         self.finish: Finish | None = None
         self.error: BaseException | None = None
@@ -415,6 +425,8 @@ class Cluster:
 
     def _outcome(self) -> Outcome:
         assert self.finish is not None
+        found = judge(self.witnessed.history(), knows_faults=False)
+        assert not found, found[0]
         saved = self.machine.checkpoints.last
         weights = None
         if saved is not None and saved.step == self.machine.step - 1:
@@ -549,6 +561,7 @@ class Cluster:
             lost = [type(decode_entry(entry)).__name__ for entry in self._journal[-crash.cut :]]
             self.note(f"the journal loses {', '.join(lost)}")
             del self._journal[-crash.cut :]
+            self.witnessed.lost_entries(len(self._journal))
         self.at(crash.down_s, self._start_again)
 
     def _start_again(self) -> None:
@@ -624,6 +637,7 @@ class Cluster:
         name = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
         who = f" of {event.worker}" if isinstance(event, Received) else f" {event}"
         before = self.machine.phase.value
+        self.witnessed.heard(event)
         commands = self.machine.handle(event, self.now)
         self.note(f"{before} -- {name}{who} --> {self.machine.phase.value}, step {self.machine.step}")
         self.happened(name)
@@ -644,12 +658,14 @@ class Cluster:
                     self.workers[worker].tell(message)
             case JournalEntry():
                 self._journal.append(encode_entry(command))
+                self.witnessed.wrote(self._journal[-1])
                 if isinstance(command, JournalCommit):
                     self.commits.append(command)
                 if isinstance(command, JournalPlan):
                     self.note(f"plan {command.message.plan.generation} for step {command.message.step}")
             case Publish(record, again):
                 if self.recorder.take(record, again=again):
+                    self.witnessed.told(record)
                     self.happened(type(record).__name__)
             case Evict(node):
                 self._evicted.add(node)

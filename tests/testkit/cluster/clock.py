@@ -27,6 +27,11 @@ class Clock:
         self._heap: list[tuple[float, int, Action]] = []
         self._sequence = 0
 
+    @property
+    def num_waiting(self) -> int:
+        """Number of actions whose time has not come."""
+        return len(self._heap)
+
     def after(self, delay_s: float, action: Action) -> None:
         self.at(self.now + delay_s, action)
 

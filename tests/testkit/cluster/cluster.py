@@ -41,6 +41,7 @@ from tests.testkit.cluster.clock import Clock, HostClock
 from tests.testkit.cluster.disk import Disk, SavedState
 from tests.testkit.cluster.injector import Injector
 from tests.testkit.cluster.network import COORDINATOR, Network, Way
+from tests.testkit.cluster.recorder import HistoryRecorder
 from tests.testkit.promises.liveness import Liveness
 from tests.testkit.promises.symbols import Algebra, Reference
 from tests.testkit.promises.witness import BrokenPromise, InvariantChecker
@@ -49,6 +50,7 @@ from tests.testkit.schedules.schedule import Schedule
 from tests.testkit.schedules.swarm import Calm
 from tests.testkit.server.server import MARK, Connection, Server
 from tests.testkit.server.wire import Wire
+from tests.testkit.witness.witness import judge
 from tests.testkit.worker.worker import Worker
 
 PATIENCE_S = 120.0
@@ -78,6 +80,7 @@ class Cluster:
         may_be_deposed: the lead may pass to another coordinator.
         history: lines for people.
         dark: nodes whose hosts are gone without a word.
+        recorder: of the run's history, for the witness.
         sent: messages that were played to the coordinator, where a schedule wants them again.
         may_fail: pieces of messages with which the run may fail.
         is_stopped: the user wants the run to end.
@@ -93,6 +96,13 @@ class Cluster:
         self._clocks: dict[int, HostClock] = {}
         self.network = Network(self.clock)
         self.disk = Disk()
+        self.recorder = HistoryRecorder(
+            steps=setup.steps,
+            done=setup.done,
+            microbatches=setup.num_microbatches,
+            devices_per_node=setup.devices_per_node,
+            fault_tolerance=setup.fault_tolerance,
+        )
         self.profile = setup.profile
         self.algebra = Algebra(self.profile.groups, setup.num_layers, schedule.seed % 97, setup.bad)
         self.workers: dict[WorkerId, Worker] = {}
@@ -191,6 +201,8 @@ class Cluster:
         assert self.server.finished is not None
         self.liveness.ended(self.server.finished)
         self.witness.ended(self.server.finished, allowed=self.may_fail, is_stopped=self.is_stopped, disk=self.disk)
+        for finding in judge(self.recorder.history()):
+            raise BrokenPromise(f"the witness: {finding}")
         return self.server.finished
 
     def _is_at_its_end(self) -> bool:
@@ -248,6 +260,7 @@ class Cluster:
     def write_journal(self, entry: JournalEntry) -> None:
         machine = self.server.machine
         self.journal.append(encode_entry(entry))
+        self.recorder.wrote(self.journal[-1])
         match entry:
             case JournalCommit():
                 self.note(f"    commit {entry.step} of generation {entry.commit.generation}")
@@ -267,11 +280,13 @@ class Cluster:
     def publish(self, record: AnyRecord, *, again: bool) -> None:
         if self.witness.published(self.server.machine, record, again=again):
             self.note(f"    {record}")
+            self.recorder.told(record)
             self.happened(type(record).__name__)
 
     def write_manifest(self, command: WriteManifest) -> None:
         """Writes a manifest. Raises DiskFull."""
         self.disk.write_manifest(command)
+        self.recorder.manifest(command)
         self.witness.saved(self.disk, command)
 
     # Nodes
@@ -338,6 +353,7 @@ class Cluster:
         """Kills every process of a node by SIGKILL, or by its host's loss of power. A node yet to come is not there."""
         if not self.workers_of(node):
             return
+        self.recorder.over(node)
         if silently:
             self.dark.add(node)
         for worker in self.workers_of(node):
@@ -355,6 +371,7 @@ class Cluster:
     def ended(self, worker: Worker) -> None:
         """Notes that a process ended by itself."""
         self.note(f"worker {worker.number} ends")
+        self.recorder.over(worker.node)
         self._tell_launcher(worker.node)
 
     def _tell_launcher(self, node: NodeId) -> None:

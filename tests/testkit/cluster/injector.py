@@ -107,6 +107,7 @@ class Injector:
             return
         victims = self._victims(fault)
         self._cluster.note(f"* {fault.kind.value} {list(victims)} {fault.what}")
+        self._cluster.recorder.befell(fault, victims)
         if fault.kind not in CLEAR:
             is_of_all = fault.kind in (FaultKind.STUCK, FaultKind.DAMAGE) or fault.what == PEERS
             self.disturbed.update({w.node for w in self._cluster.workers.values()} if is_of_all else victims)
@@ -258,6 +259,7 @@ class Injector:
             lost = [decode_entry(entry) for entry in journal[kept:]]
             self._cluster.note(f"* the journal loses {[type(entry).__name__ for entry in lost]}")
             del journal[kept:]
+            self._cluster.recorder.lost_entries(kept)
         self._clock.after(fault.for_s, partial(self._cluster.begin_again, lost, self._cluster.server.lead))
 
     def _depose(self, fault: Fault) -> None:

@@ -1,7 +1,8 @@
-"""The witness: sees everything that happens in a simulated cluster, and says which promise is broken.
+"""The checker of invariants: sees everything that happens in a simulated cluster, and says which promise is broken.
 
-It knows the numbers of one process training alone, and holds every replica, sum, commit and checkpoint against them. It
-changes nothing and decides nothing.
+It looks into the protocol's objects; what reads recorded histories alone is `tests.testkit.witness`. It knows the
+numbers of one process training alone, and holds every replica, sum, commit and checkpoint against them. It changes
+nothing and decides nothing.
 """
 
 from __future__ import annotations

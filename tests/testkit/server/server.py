@@ -269,6 +269,7 @@ class Server(Reception[Connection]):
         cluster = self._cluster
         name = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
         before = self.machine.phase
+        cluster.recorder.heard(event)
         commands, _ = super()._decided(event)
         if cluster.is_telling:
             who = f" of {event.worker}" if isinstance(event, Received) else f" {event}"

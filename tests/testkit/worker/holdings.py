@@ -68,10 +68,11 @@ class Layers:
 
     Args:
         algebra: what they compute.
-        count: of a layer, a gradient and what the layer's forward kept, the gradients of its parameters are counted.
+        count: of a microbatch, a layer, a gradient and what the layer's forward kept, the gradients of the layer's
+            parameters are counted.
     """
 
-    def __init__(self, algebra: Algebra, count: Callable[[int, Symbol, Symbol], None]) -> None:
+    def __init__(self, algebra: Algebra, count: Callable[[int, int, Symbol, Symbol], None]) -> None:
         self._algebra = algebra
         self._count = count
         self._bound: dict[int, tuple[Replica, ...]] = {}
@@ -136,16 +137,20 @@ class Layers:
     def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:
         given, kept = self._halves.pop((work, layer))
         if counted:
-            self._count(layer, given, kept)
+            self._count(work[0], layer, given, kept)
 
 
 class Holdings(HeldState[Replica, Accumulator]):
-    """Replicas, accumulators and the ledger of one worker."""
+    """Replicas, accumulators and the ledger of one worker. `told` of each contribution: its group, layer, microbatch
+    and value."""
 
-    def __init__(self, algebra: Algebra, groups: Sequence[Group]) -> None:
+    def __init__(
+        self, algebra: Algebra, groups: Sequence[Group], told: Callable[[int, int, int, Symbol], None]
+    ) -> None:
         super().__init__([group.layers for group in groups], algebra.num_layers)
         self.compute: Layers = Layers(algebra, self._count)
         self._algebra = algebra
+        self._told = told
 
     def new_replica(self, group: int) -> Replica:
         return Replica(group)
@@ -166,10 +171,12 @@ class Holdings(HeldState[Replica, Accumulator]):
     def _bind(self, layer: int) -> None:
         self.compute.bind(layer, tuple(self.replicas[group] for group in self._algebra.groups_of[layer]))
 
-    def _count(self, layer: int, given: Symbol, kept: Symbol) -> None:
+    def _count(self, microbatch: int, layer: int, given: Symbol, kept: Symbol) -> None:
         for group in self._algebra.groups_of[layer]:
             accumulator = self._in_use(group)
-            accumulator.add(self._algebra.contribution(given, kept, group, accumulator.exponent))
+            contribution = self._algebra.contribution(given, kept, group, accumulator.exponent)
+            accumulator.add(contribution)
+            self._told(group, layer, microbatch, contribution)
 
     def apply(self, groups: Iterable[int], step: int, clip_factor: float, scale: float) -> None:
         for group in groups:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op
 from planaria.protocol.messages.from_worker import Activity, Failed, WorkerPhase
-from planaria.protocol.messages.to_worker import Challenge, Commit, Save, Stop, ToWorker
+from planaria.protocol.messages.to_worker import Challenge, Commit, PlanMessage, Save, Stop, ToWorker
 from planaria.protocol.worker.executor import WorkerExecutor
 from planaria.protocol.worker.machine import (
     Adopt,
@@ -23,6 +23,7 @@ from planaria.protocol.worker.machine import (
     CoordinatorGone,
     End,
     ProgramDone,
+    SendVote,
     WorkerCommand,
     WorkerMachine,
 )
@@ -63,7 +64,7 @@ class Worker(WorkerExecutor):
         self.fails = ""
         self.slowness = self.slowest = 1.0
         self.machine = WorkerMachine()
-        self.holdings = Holdings(cluster.algebra, cluster.profile.groups)
+        self.holdings = Holdings(cluster.algebra, cluster.profile.groups, self._counted)
         self.end: End | None = None
         self._cluster = cluster
         self._clock = cluster.clock
@@ -312,6 +313,9 @@ class Worker(WorkerExecutor):
             if self.control.is_closed or any(isinstance(order, Stop | CoordinatorGone) for order in self._orders):
                 self._exit()  # it was told so already
             return
+        if isinstance(command, SendVote) and self.interpreter.plan.evaluation is None:
+            given, replicas = self.interpreter.given, self.holdings.replicas
+            self._cluster.recorder.summed(self.number, command.generation, command.step, given, replicas)
         try:
             self._carry_out(command)
         except DiskDamaged as error:
@@ -319,8 +323,17 @@ class Worker(WorkerExecutor):
             self._exit()
         self._cluster.witness.touched(self)
 
+    def _counted(self, group: int, layer: int, microbatch: int, value: int) -> None:
+        at = self.interpreter
+        self._cluster.recorder.counted(self.number, at.plan.generation, at.step, group, layer, microbatch, value)
+
+    def _adopt(self, message: PlanMessage, *, continues: bool, forgets: bool) -> None:
+        super()._adopt(message, continues=continues, forgets=forgets)
+        self._cluster.recorder.adopted(self.number, message)
+
     def _apply(self, commit: Commit, *, proceed: bool) -> None:
         super()._apply(commit, proceed=proceed)
+        self._cluster.recorder.applied(self.number, commit, self.holdings.replicas)
         self._cluster.witness.applied(self, commit)
 
     def _write(self, save: Save, *, beside: bool) -> None:

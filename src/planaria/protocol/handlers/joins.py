@@ -54,7 +54,7 @@ def join(run: Run, event: WorkerJoined) -> list[Command]:
         run.members.try_out(node)
     run.count_cost()
     zone, label = run.members.zones.get(node, ""), run.members.labels.get(node, "")
-    record = NodeJoined(node=node, live_nodes=len(run.members.nodes), zone=zone, label=label)
+    record = NodeJoined(node=node, live_nodes=run.num_live, zone=zone, label=label)
     learnt = run.to_write_of_join()
     entry = JournalNode(node=node, fate=Fate.JOINED, zone=zone, label=label, records=(record,), learnt=learnt)
     return [entry, Publish(record)]

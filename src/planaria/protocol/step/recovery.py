@@ -39,8 +39,8 @@ class OpenRecovery:
             self.detect_ms = max(detect_ms, self.detect_ms or 0.0)
 
     def add_rerun(self, plan: Plan) -> None:
-        """Adds the microbatches that the plan's new routes run again."""
-        for route in plan.of_pass.routes:
+        """Adds the microbatches of the step that the plan's new routes run again; those of an evaluation are others."""
+        for route in plan.routes if plan.evaluation is None else ():
             if route.born == plan.generation:
                 self.rerun.update(route.microbatches)
 

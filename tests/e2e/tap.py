@@ -1,0 +1,91 @@
+"""A tap on real coordinators, for the witness: writes down each entry of the journal and each vote, in order.
+
+It lies beside the journal of every coordinator that tests start from what is forked; what ships knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.messages.events import Command, Event, Received
+from planaria.protocol.messages.from_worker import Returned, Vote
+from planaria.protocol.messages.journal import AnyEntry, JournalEntry, encode_entry
+from planaria.runtime.journal.sqlite_journal import SqliteJournal
+from tests.testkit.witness.run_folder import TAP, tapped
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class _Tap:
+    """The tap of this process: a file, once there is a journal."""
+
+    def __init__(self) -> None:
+        self._file = -1
+        self._num_entries = 0
+
+    def open(self, folder: Path, run: str) -> None:
+        """Goes on with the run's file, or begins one in place of an earlier run's."""
+        path = folder / TAP
+        known = tapped(path)
+        if not known or known[0][1] != run:
+            path.unlink(missing_ok=True)
+            known = []
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._num_entries = 0
+        for kind, *what in known:
+            self._num_entries = what[0] if kind == "cut" else self._num_entries + (kind == "journal")
+        if not known:
+            self.write("run", run)
+
+    def write(self, *entry: Any) -> None:
+        if self._file >= 0:
+            body = _encode(entry)
+            os.write(self._file, len(body).to_bytes(4, "little") + body)
+
+    def wrote(self, entry: JournalEntry) -> None:
+        self._num_entries += 1
+        self.write("journal", encode_entry(entry))
+
+    def read(self, number: int) -> None:
+        """Notes what a coordinator that begins again finds: some entries may be lost."""
+        if number < self._num_entries:
+            self._num_entries = number
+            self.write("cut", number)
+
+    def heard(self, event: Event) -> None:
+        if isinstance(event, Received) and isinstance(event.message, Vote | Returned):
+            self.write("heard", event.worker, event.message)
+
+
+def install() -> None:
+    """Has every coordinator of this process, and of those forked from it, write down what the witness reads."""
+    tap = _Tap()
+    start, read, write, handle = SqliteJournal.start, SqliteJournal.read, SqliteJournal.write, Coordinator.handle
+
+    def tapped_start(journal: SqliteJournal) -> None:
+        start(journal)
+        tap.open(journal._path.parent, journal._run)
+
+    def tapped_read(journal: SqliteJournal) -> list[AnyEntry]:
+        entries = read(journal)
+        tap.read(len(entries))
+        return entries
+
+    def tapped_write(journal: SqliteJournal, entry: JournalEntry) -> None:
+        write(journal, entry)
+        tap.wrote(entry)
+
+    def tapped_handle(machine: Coordinator, event: Event, now: float) -> Sequence[Command]:
+        tap.heard(event)
+        return handle(machine, event, now)
+
+    SqliteJournal.start = tapped_start  # type: ignore[method-assign]
+    SqliteJournal.read = tapped_read  # type: ignore[method-assign]
+    SqliteJournal.write = tapped_write  # type: ignore[method-assign]
+    Coordinator.handle = tapped_handle  # type: ignore[method-assign,assignment]

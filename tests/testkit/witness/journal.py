@@ -1,0 +1,142 @@
+"""What the journal says of a run, entry after entry, as far as the rules ask. It judges nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.testkit.witness.history import Job, Plain
+
+LIVE = "live"
+"""Source of a plan's state that is not loaded, but held."""
+
+
+def stages_of(plan: Plain) -> list[Plain]:
+    """Returns the stages that are owned under a plan."""
+    return [stage for pipeline in plan["pipelines"] for stage in pipeline["stages"]]
+
+
+def layers_held(plan: Plain) -> dict[int, set[int]]:
+    """Returns the layers that each worker of a plan owns or shadows."""
+    held: dict[int, set[int]] = {}
+    for stage in [*stages_of(plan), *plan["shadows"]]:
+        held.setdefault(stage["worker"], set()).update(range(stage["first_layer"], stage["end_layer"]))
+    return held
+
+
+def record_of(entry: Plain, event: str) -> Plain | None:
+    """Returns the entry's record of this kind."""
+    return next((record for record in entry.get("records", ()) if record["event"] == event), None)
+
+
+@dataclass(slots=True)
+class Known:
+    """What the journal says up to an entry.
+
+    Attributes:
+        committed: the last committed step; where the job went back, the one that it went back to.
+        plan: the entry of the plan in force.
+        joined: nodes that ever did.
+        gone: nodes that were lost or let go.
+        lost: of those, the ones that were lost.
+        struck: nodes whose loss struck the job.
+        dropped: step -> how many microbatches were left out.
+        commits: (generation, step) -> commit.
+        saved: steps of whole checkpoints that count.
+        is_distrusted: a checkpoint counts no more, and who knows which others.
+        is_ended: the run is over.
+    """
+
+    job: Job
+    committed: int = field(init=False)
+    plan: Plain | None = None
+    joined: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+    struck: list[int] = field(default_factory=list)
+    dropped: dict[int, int] = field(default_factory=dict)
+    commits: dict[tuple[int, int], Plain] = field(default_factory=dict)
+    saved: list[int] = field(default_factory=list)
+    is_distrusted: bool = False
+    is_ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.committed = self.job.done
+
+    @property
+    def generation(self) -> int:
+        """Generation of the plan in force; -1: there is none."""
+        return -1 if self.plan is None else int(self.plan["message"]["plan"]["generation"])
+
+    @property
+    def num_dropped(self) -> int:
+        """Microbatches that were left out so far."""
+        return self.job.dropped + sum(self.dropped.values())
+
+    def node_of(self, worker: int) -> int:
+        return worker // self.job.devices_per_node
+
+    def take(self, entry: Plain) -> None:
+        """Takes an entry."""
+        match entry["type"]:
+            case "commit":
+                commit = entry["commit"]
+                self.committed = commit["step"]
+                self.commits[commit["generation"], commit["step"]] = commit
+                self.dropped[commit["step"]] = len(commit["dropped"])
+            case "plan":
+                self.plan, message = entry, entry["message"]
+                if message["source"] != LIVE:
+                    self.committed = message["step"] - 1
+                    self.dropped = {step: n for step, n in self.dropped.items() if step < message["step"]}
+                    self.saved = [step for step in self.saved if step < message["step"]]
+            case "node":
+                self._take_node(entry)
+            case "checkpoint":
+                self.saved.append(entry["checkpoint"]["step"])
+            case "distrust":
+                self.saved = [step for step in self.saved if step != entry["step"]]
+                self.is_distrusted = True
+            case "end":
+                self.is_ended = True
+            case _:
+                pass
+
+    def _take_node(self, entry: Plain) -> None:
+        node, fate = entry["node"], entry["fate"]
+        if fate == "joined":
+            self.joined.add(node)
+        elif fate in ("lost", "released"):
+            self.gone.add(node)
+        if fate == "lost":
+            self.lost.add(node)
+            if entry.get("strikes"):
+                self.struck.append(node)
+
+
+def nodes_holding(plan: Plain, devices_per_node: int) -> list[int]:
+    """Returns, for each group, how many nodes hold it under a plan; one that has it as a shadow alone, and gets it
+    beside the first step, does not yet, unless shadows are there to last."""
+    owned, held = layers_held({**plan, "shadows": ()}), layers_held(plan)
+    lasts = plan["redundancy"] is not None
+    coming = set() if lasts else {(move["group"], move["target"]) for move in plan["transfers"]}
+    counts = []
+    for number, group in enumerate(plan["groups"]):
+        layers = set(group["layers"])
+        nodes = {
+            worker // devices_per_node
+            for worker, has in held.items()
+            if has & layers and ((number, worker) not in coming or owned.get(worker, set()) & layers)
+        }
+        counts.append(len(nodes))
+    return counts
+
+
+def same_commit(one: Plain, other: Plain) -> bool:
+    """Returns whether two commits say the same, but for what a worker is to save."""
+    return _told(one) == _told(other)
+
+
+def _told(commit: Plain) -> dict[str, Any]:
+    # As text: a loss that is not a number is equal to itself here.
+    return {name: repr(value) for name, value in commit.items() if name != "save"}
