@@ -10,11 +10,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import msgspec
+
 from planaria.estimate.evaluation_time import evaluation_time
 from planaria.estimate.step_remainder import PlanInterval
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, Plan, PlanError
-from planaria.planner.stage_devices import Held, by_device, by_stage, places_held, places_holding, places_of
+from planaria.planner.stage_devices import (
+    Held,
+    by_device,
+    by_stage,
+    has_every_device,
+    places_held,
+    places_holding,
+    places_of,
+)
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
@@ -72,14 +82,25 @@ class StageDevicesPolicy(Policy):
         return self.places.finishes(self._by_place(request))
 
     def finish_step(self, request: FinishRequest) -> Candidate:
-        return self._by_device(self.places.finish_step(self._struck(request)), request.plan)
+        if _is_whole(request):
+            return self._by_device(self.places.finish_step(self._struck(request)), request.plan)
+        # Nobody goes on in the place of a device alone: what its stage's devices hold would differ.
+        plan = msgspec.structs.replace(request.plan, redundancy=None)
+        found = super().finish_step(dataclasses.replace(request, plan=plan))
+        return dataclasses.replace(
+            found, plan=msgspec.structs.replace(found.plan, redundancy=request.plan.redundancy)
+        )
 
     def finish_evaluation(self, request: FinishRequest) -> Candidate:
-        return self._by_device(self.places.finish_evaluation(self._struck(request)), request.plan)
+        if _is_whole(request):
+            return self._by_device(self.places.finish_evaluation(self._struck(request)), request.plan)
+        return super().finish_evaluation(request)
 
     def warm_up(self, plan: Plan, target: Candidate, generation: int, *, in_parts: bool = False) -> Candidate | None:
         devices, moves = target.plan.devices_per_stage, target.plan.transfers
         come = {(move.target, move.group) for move in moves}
+        if not has_every_device(plan, self.planner.lost_devices):
+            return None  # one that came back has nothing yet, and gets it at once
         if any(m.source // devices == m.target // devices and (m.source, m.group) not in come for m in moves):
             return None  # devices of a stage that lack what others of it have get that at once
         by_place = dataclasses.replace(target, plan=by_stage(target.plan))
@@ -87,25 +108,30 @@ class StageDevicesPolicy(Policy):
         return None if found is None else self._by_device(found, plan, plan.groups_of)
 
     def _by_place(self, request: ReplanRequest) -> ReplanRequest:
-        holders = places_held(request.holders, self._devices)
+        holders = places_held(request.holders, self._devices, self.planner.lost_devices)
         return dataclasses.replace(request, plan=by_stage(request.plan), holders=holders)
 
     def _struck(self, request: FinishRequest) -> FinishRequest:
         """Returns the request by place: what goes on or was halted is, with all of its devices."""
-        devices = self._devices
+        devices, lost = self._devices, self.planner.lost_devices
+        plan = by_stage(request.plan)
+        if lost:
+            plan = msgspec.structs.replace(plan, redundancy=None)  # shadows of uneven stages did not compute
         return dataclasses.replace(
             request,
-            plan=by_stage(request.plan),
-            live=places_of(request.live, devices),
-            halted=places_of(request.halted, devices),
-            holders=places_holding(request.holders, devices),
+            plan=plan,
+            live=places_of(request.live, devices, lost),
+            halted=places_of(request.halted, devices, lost),
+            holders=places_holding(request.holders, devices, lost),
             so_far=[PlanInterval(plan=by_stage(part.plan), seconds=part.seconds) for part in request.so_far],
         )
 
     def _by_device(self, found: Candidate, before: Plan | None = None, holders: Held | None = None) -> Candidate:
         """Returns a candidate with its plan by device, and what that is thought to take."""
         planner = self.planner
-        plan = by_device(found.plan, self._devices, before, holders)
+        plan = by_device(found.plan, self._devices, before, holders, planner.lost_devices)
+        if found.how == "finish step" and before is not None:
+            plan = msgspec.structs.replace(plan, redundancy=before.redundancy)
         if found.restores and plan.transfers:
             plan = plan.renewed(transfers=())
         changed = dataclasses.replace(
@@ -126,3 +152,9 @@ class StageDevicesPolicy(Policy):
             longest_s=step.longest_instruction_s,
             compute_s=planner.as_profiled(plan, step.compute_s),
         )
+
+
+def _is_whole(request: FinishRequest) -> bool:
+    """Returns whether of each of the plan's stages all devices live, or none."""
+    live, plan = set(request.live), request.plan
+    return all(live.issuperset(mates) or live.isdisjoint(mates) for mates in plan.stage_mates)

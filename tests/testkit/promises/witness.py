@@ -19,6 +19,7 @@ from planaria.protocol.messages.journal import JournalCommit, JournalEvaluation,
 from planaria.protocol.messages.records import (
     AnyRecord,
     ComputedWrong,
+    DeviceLost,
     Evaluated,
     NodeJoined,
     NodeLost,
@@ -106,6 +107,7 @@ class InvariantChecker:
         self._unwritten: set[tuple[int, int]] = set()
         self._evicted_alive: set[NodeId] = set()
         self._given_up: set[NodeId] = set()
+        self._devices_given_up: set[WorkerId] = set()
         self._begun = setup.done
         self._generation = 0
         self._plan: Plan | None = None
@@ -143,6 +145,12 @@ class InvariantChecker:
     def evicted_by_deposed(self, node: NodeId) -> None:
         """Checks that a coordinator that leads no more gives up nobody but whom the journal has as given up."""
         self.require(node in self._given_up, f"a coordinator that leads no more gives up node {node}")
+
+    def device_evicted_by_deposed(self, worker: WorkerId) -> None:
+        """Checks the same of a device that was lost alone."""
+        self.require(
+            worker in self._devices_given_up, f"a coordinator that leads no more gives up the device of worker {worker}"
+        )
 
     def sent_by_deposed(self, message: ToWorker) -> None:
         """Checks that a coordinator that leads no more says nothing that the journal does not have."""
@@ -197,6 +205,10 @@ class InvariantChecker:
     def given_up(self, node: NodeId) -> None:
         """Notes that the journal has a node as given up."""
         self._given_up.add(node)
+
+    def device_given_up(self, worker: WorkerId) -> None:
+        """Notes that the journal has a device as lost alone."""
+        self._devices_given_up.add(worker)
 
     def planned(self, machine: Coordinator, entry: JournalPlan) -> None:
         """Checks a plan that is taken. One that begins a step keeps f + 1 replicas."""
@@ -356,6 +368,9 @@ class InvariantChecker:
                 self.require(
                     node not in self._evicted_alive, f"node {node} is given up, and nothing is wrong with it: {cause}"
                 )
+            case DeviceLost() if self._is_clear:
+                worker = self._workers[WorkerId(record.node * self._setup.devices_per_node + record.device)]
+                self.require(worker.is_over, f"{record}, and nothing is wrong with it")
             case Note(text=text) if text.startswith("sums of "):
                 self.require(bool(self.struck), f"{text}: but nothing changed what any node has")
             case ComputedWrong():

@@ -18,17 +18,20 @@ class Membership:
     Attributes:
         addresses: of the live workers.
         gone: nodes that were lost or released; they never come back under the same number.
+        lost_devices: of live nodes, which go on with their other devices.
         leaving: live nodes that gave notice, and when (monotonic seconds).
         zones: of live nodes that said where they are.
         wrong_hosts: how many nodes of a host computed wrong.
         labels: of live nodes that have one.
     """
 
-    def __init__(self, num_nodes: int, devices_per_node: int) -> None:
+    def __init__(self, num_nodes: int, devices_per_node: int, devices_per_stage: int = 1) -> None:
         self._num_nodes = num_nodes
         self._devices_per_node = devices_per_node
+        self._devices_per_stage = devices_per_stage
         self.addresses: dict[WorkerId, str] = {}
         self.gone: set[NodeId] = set()
+        self.lost_devices: set[WorkerId] = set()
         self.leaving: dict[NodeId, float] = {}
         self.zones: dict[NodeId, str] = {}
         self.wrong_hosts: Counter[str] = Counter()
@@ -46,6 +49,10 @@ class Membership:
         first = node * self._devices_per_node
         return tuple(WorkerId(first + device) for device in range(self._devices_per_node))
 
+    def live_devices(self, node: NodeId) -> int:
+        """Returns how many of a node's workers live."""
+        return self._joined[node]
+
     def host_of(self, node: NodeId) -> str:
         """Returns the host of a live node, as its peers reach it."""
         addresses = (self.addresses.get(worker, "") for worker in self.workers_of(node))
@@ -59,12 +66,23 @@ class Membership:
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """Live nodes, all of whose workers have joined."""
+        """Live nodes, all of whose workers but the lost ones have joined."""
         if self._nodes is None:
-            joined, per_node = self._joined, self._devices_per_node
-            is_whole = set(joined.values()) <= {per_node}
-            self._nodes = tuple(sorted(joined if is_whole else [n for n, count in joined.items() if count == per_node]))
+            joined = self._joined
+            is_whole = set(joined.values()) <= {self._devices_per_node}
+            self._nodes = tuple(sorted(joined if is_whole else filter(self._is_complete, joined)))
         return self._nodes
+
+    def _is_complete(self, node: NodeId) -> bool:
+        lacking = self._devices_per_node - self._joined[node]
+        return not lacking or lacking == len(self.lost_devices.intersection(self.workers_of(node)))
+
+    def goes_on_without(self, worker: WorkerId) -> bool:
+        """Returns whether a worker's node goes on when it alone is lost: where another device of its stage lives."""
+        devices = self._devices_per_stage
+        first = worker - worker % devices
+        mates = (WorkerId(other) for other in range(first, first + devices) if other != worker)
+        return self.node_of(worker) in self.nodes and any(mate in self.addresses for mate in mates)
 
     @property
     def staying(self) -> frozenset[NodeId]:
@@ -82,11 +100,13 @@ class Membership:
         if worker not in self.addresses:
             self._joined[node] += 1
             self._workers = None
-            if self._nodes is not None and self._joined[node] == self._devices_per_node:
+            self.lost_devices.discard(worker)
+            if self._nodes is not None and self._is_complete(node):
                 at = bisect_left(self._nodes, node)  # asked whenever one joins
-                self._nodes = (*self._nodes[:at], node, *self._nodes[at:])
+                if self._nodes[at : at + 1] != (node,):
+                    self._nodes = (*self._nodes[:at], node, *self._nodes[at:])
         self.addresses[worker] = address
-        return self._joined[node] == self._devices_per_node
+        return self._is_complete(node)
 
     def enrol(self, nodes: Iterable[NodeId], address: str) -> None:
         """Adds all workers of these nodes at one address: for simulations, which need no real one."""
@@ -108,10 +128,18 @@ class Membership:
         lost = tuple(worker for worker in self.workers_of(node) if worker in self.addresses)
         for worker in lost:
             del self.addresses[worker]
+        self.lost_devices.difference_update(self.workers_of(node))
         self._joined.pop(node, None)
         self._nodes = None if self._nodes is None else _without(self._nodes, (node,))
         self._workers = None if self._workers is None else _without(self._workers, lost)
         return lost
+
+    def lose_device(self, worker: WorkerId) -> None:
+        """Forgets a device of a node that goes on without it."""
+        del self.addresses[worker]
+        self.lost_devices.add(worker)
+        self._joined[self.node_of(worker)] -= 1
+        self._workers = None if self._workers is None else _without(self._workers, (worker,))
 
     def note_fault(self, worker: WorkerId, at_s: float) -> None:
         """Records when the worker's node is about to kill itself on the user's order. Only measurements use it."""

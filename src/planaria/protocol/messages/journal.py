@@ -99,11 +99,13 @@ class JournalNode(JournalEntry, frozen=True, kw_only=True, tag="node"):
         strikes: it was lost while the plan in force needed it, so that there is something to recover from.
         zone: of a node that joined.
         label: likewise.
+        device: number of the one device on the node to which it happened alone; None: to all.
     """
 
     node: NodeId
     fate: Fate
     cause: str = ""
+    device: int | None = None
     strikes: bool = False
     zone: str = ""
     label: str = ""

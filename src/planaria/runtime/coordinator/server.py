@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from planaria.plan.plan import NodeId
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.membership.admission import Admission
 from planaria.protocol.membership.failure_detector import Judge
@@ -40,7 +40,7 @@ from planaria.protocol.messages.to_worker import Challenge, Stop
 from planaria.protocol.phases import Phase
 from planaria.protocol.reception import Nonsense, Reception, Unwanted
 from planaria.protocol.run.replay import JournalState
-from planaria.protocol.thresholds import DETECTOR_TICK_S
+from planaria.protocol.thresholds import DETECTOR_TICK_S, DEVICE_ALONE_S
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.executor import Executor, Observer
 from planaria.runtime.coordinator.kernel_kills import KernelKills
@@ -169,6 +169,7 @@ class Server(Reception[Connection]):
             self._socket_server,
             self.handle,
             start_node,
+            self._start_device,
             is_gone,
             judge.liveness,
             most_nodes,
@@ -207,7 +208,7 @@ class Server(Reception[Connection]):
         """
         self._begin()
         while self._executor.finished is None:
-            self._socket_server.serve(self._idle())
+            self._socket_server.serve(min(self._idle(), DEVICE_ALONE_S) if self._is_anybody_alone else self._idle())
             if "abort" in self._wishes:
                 return None
             self._look_at_the_clock()
@@ -269,8 +270,8 @@ class Server(Reception[Connection]):
         lost = self._nodes.lost()
         if lost:
             self._socket_server.hear_all()
-        for node, cause in lost:
-            self.lose(node, cause)
+        for worker, cause in lost:
+            self.lose_worker(worker, cause)
 
     def _take(self, connection: Connection, frame: bytes) -> None:
         """Handles a frame from an agent, a user or a worker. Raises the errors that `SocketServer` knows."""
@@ -328,6 +329,7 @@ class Server(Reception[Connection]):
     def _look_at_the_clock(self) -> None:
         """Gives up the nodes whose workers are silent or hang."""
         now = time.monotonic()
+        self._lose_devices(now)
         timer_s = self._executor.timer_s
         if timer_s is not None and now >= timer_s:
             self._executor.timer_s = None
@@ -361,6 +363,12 @@ class Server(Reception[Connection]):
         if self._agents is not None:
             self._agents.kill(node)
 
+    def _kill_device(self, worker: WorkerId) -> None:
+        node = self._admission.node_of(worker)
+        self._nodes.kill(node, worker)
+        if self._agents is not None:
+            self._agents.kill(node, worker)
+
     def _pass(self, thing: Event | Command) -> None:
         """Passes a point at which the user may want this process to kill itself."""
         what = thing.message if isinstance(thing, Received | Send) else thing
@@ -374,6 +382,17 @@ class Server(Reception[Connection]):
         self._judge.expect(node, time.monotonic())
         self._wake()  # of whoever died meanwhile, somebody was told
         return node
+
+    def _start_device(self, node: NodeId, device: int) -> str | None:
+        """Starts a device's worker again on the user's order; returns why it is not."""
+        worker = self._admission.workers_of(node)[device]
+        if self._agents is None:
+            self._nodes.start_worker(node, worker)
+        elif not self._agents.start_worker(node, worker):
+            return f"the agent of node {node} is out of reach"
+        self.expect_device(worker)
+        self._wake()  # of whoever died meanwhile, somebody was told
+        return None
 
     # For agents, see `coordinator.agents.Desk`
 
