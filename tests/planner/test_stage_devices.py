@@ -10,7 +10,7 @@ import pytest
 
 from planaria.job.registry import PolicyName
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import NodeId, Plan, PlanError, Redundancy, Route, WorkerId
+from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, Redundancy, Route, WorkerId
 from planaria.plan.program.programs import programs
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
@@ -154,10 +154,77 @@ def test_a_device_that_lacks_what_another_of_its_stage_has_gets_that() -> None:
     check_state(found, holders)
 
 
+def some_lost(draw: random.Random, plan: Plan) -> frozenset[WorkerId]:
+    """Devices of the plan, of each stage fewer than all."""
+    lost: set[WorkerId] = set()
+    for mates in draw.sample(plan.stage_mates, draw.randint(1, len(plan.stage_mates))):
+        lost |= set(draw.sample(mates, draw.randint(1, len(mates) - 1)))
+    return frozenset(lost)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_stages_of_fewer_devices_are_a_plan_of_the_same_places(seed: int) -> None:
+    draw, policy, settings = setting(seed)
+    plan, devices = first(policy, settings), settings.devices_per_stage
+    lost = some_lost(draw, plan)
+    fewer = by_device(by_stage(plan), devices, lost=lost)
+    validate(fewer, fault_tolerance=1, arrived=True)
+    assert set(fewer.workers) == set(plan.workers) - lost
+    assert programs(fewer).keys() == set(fewer.workers)
+    places = by_stage(fewer)
+    assert places.pipelines == by_stage(plan).pipelines
+    assert places.shadows == by_stage(plan).shadows
+    assert places.routes == by_stage(plan).routes
+    assert by_device(places, devices, fewer, lost=lost).content_hash == fewer.content_hash
+    for mates in fewer.stage_mates:
+        shares = [
+            sum(len(r.microbatches) for r in fewer.routes if mate in {h.worker for h in r.hops}) for mate in mates
+        ]
+        assert max(shares) - min(shares) <= 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_rest_of_a_step_goes_on_when_devices_are_lost_alone(seed: int) -> None:
+    draw, policy, settings = setting(seed)
+    plan = first(policy, settings)
+    lost = some_lost(draw, plan)
+    live = [worker for worker in plan.workers if worker not in lost]
+    halted = to_halt(plan, live)
+    holders = {worker: plan.layers_held(plan.groups_of[worker]) for worker in live}
+    counted = Ledger.empty(plan.num_layers)
+    policy = policy.with_planner(policy.planner.with_lost_devices(lost))
+    found = policy.finish_step(
+        FinishRequest(plan=plan, live=live, halted=sorted(halted), counted=counted, holders=holders, generation=2)
+    )
+    validate(found.plan, already=counted, dropped=found.dropped)
+    assert set(found.plan.workers).isdisjoint(lost)
+    held = {worker: plan.groups_of[worker] for worker in live}
+    after = policy.reconfigure(ReplanRequest(plan=found.plan, lost=(), holders=held, generation=3))
+    validate(after.plan, fault_tolerance=None if after.is_degraded else 1, dropped=after.dropped, arrived=True)
+    assert set(after.plan.workers) <= set(live)
+    check_state(after.plan, held)
+    again = policy.with_planner(policy.planner.with_lost_devices(frozenset()))
+    back = {**held, **dict.fromkeys(lost, ())}
+    whole = again.reconfigure(ReplanRequest(plan=after.plan, lost=(), holders=back, generation=4))
+    validate(whole.plan, fault_tolerance=None if whole.is_degraded else 1, dropped=whole.dropped, arrived=True)
+    assert {w for w in lost if plan.node_of(w) in whole.plan.nodes} <= set(whole.plan.workers)
+
+
+def test_a_node_with_fewer_devices_counts_as_slower() -> None:
+    _, policy, settings = setting(0)
+    devices = settings.devices_per_stage
+    planner = policy.planner.with_lost_devices(frozenset({WorkerId(0)}))
+    assert planner.of_places().speeds == {0: (devices - 1) / devices}
+    assert not policy.planner.of_places().speeds
+
+
 def test_a_device_that_does_not_hold_what_its_stage_does_is_refused() -> None:
     _, policy, settings = setting(0)
     plan = first(policy, settings)
-    alone = msgspec.structs.replace(plan, pipelines=plan.pipelines[1:])
+    first_stage = plan.pipelines[0].stages[0]
+    cut = msgspec.structs.replace(first_stage, first_layer=first_stage.first_layer + 1)
+    broken = Pipeline(stages=(cut, *plan.pipelines[0].stages[1:]))
+    alone = msgspec.structs.replace(plan, pipelines=(broken, *plan.pipelines[1:]))
     with pytest.raises(PlanError, match=r"does not hold what worker \d does, with which it shares its stages"):
         validate(alone)
 

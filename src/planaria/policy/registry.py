@@ -87,9 +87,7 @@ class StageDevicesPolicy(Policy):
         # Nobody goes on in the place of a device alone: what its stage's devices hold would differ.
         plan = msgspec.structs.replace(request.plan, redundancy=None)
         found = super().finish_step(dataclasses.replace(request, plan=plan))
-        return dataclasses.replace(
-            found, plan=msgspec.structs.replace(found.plan, redundancy=request.plan.redundancy)
-        )
+        return dataclasses.replace(found, plan=msgspec.structs.replace(found.plan, redundancy=request.plan.redundancy))
 
     def finish_evaluation(self, request: FinishRequest) -> Candidate:
         if _is_whole(request):

@@ -33,6 +33,7 @@ from planaria.planner.placement.transfers import transfers
 from planaria.protocol.messages.records import (
     CheckpointSaved,
     CoordinatorRestarted,
+    DeviceLost,
     NodeLost,
     NodeReleased,
     Note,
@@ -62,6 +63,7 @@ from tests.runtime.worker.schedules import (
     restarts,
     schedule,
     switching,
+    with_devices_alone,
 )
 
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.json"))
@@ -217,6 +219,21 @@ def test_stages_on_several_devices_keep_every_promise(batch: range, laboratory: 
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
+
+
+@pytest.mark.parametrize("batch", batches(range(60), size=10, kept=5), ids=str)
+def test_devices_lost_alone_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
+    """The bits are those of one process, whichever devices and nodes are lost."""
+    kinds = (schedule, comings_and_goings, restarts, any_policy, switching)
+    lost = 0
+    for seed in batch:
+        try:
+            plain = on_devices(kinds[seed % 5](seed, str(laboratory.source)), 2 + seed % 3)
+            lost += len(laboratory.run(with_devices_alone(plain)).of(DeviceLost))
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+    assert lost or len(batch) < 5
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)

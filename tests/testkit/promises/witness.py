@@ -12,7 +12,7 @@ from planaria.estimate.conditions import Conditions
 from planaria.estimate.evaluation_time import evaluation_time
 from planaria.estimate.step_time import outline
 from planaria.job.registry import PolicyName
-from planaria.plan.plan import NodeId, Plan
+from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import Finish, WriteManifest
 from planaria.protocol.messages.journal import JournalCommit, JournalEvaluation, JournalPlan
@@ -48,7 +48,6 @@ from tests.testkit.worker.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from planaria.plan.plan import WorkerId
     from planaria.protocol.messages.journal import JournalEntry
     from planaria.protocol.run.replay import JournalState
 

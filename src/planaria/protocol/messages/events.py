@@ -256,6 +256,4 @@ class Finish:
     message: str
 
 
-Command = (
-    Send | JournalEntry | Evict | EvictDevice | Release | WriteManifest | Discard | SetTimer | Publish | Finish
-)
+Command = Send | JournalEntry | Evict | EvictDevice | Release | WriteManifest | Discard | SetTimer | Publish | Finish
