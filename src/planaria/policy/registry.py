@@ -28,6 +28,7 @@ from planaria.planner.stage_devices import (
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
+from planaria.policy.sentences import devices
 
 
 def make_policy(name: PolicyName, planner: Planner) -> Policy:
@@ -73,7 +74,12 @@ class StageDevicesPolicy(Policy):
         return self._by_device(self.places.initial(nodes, generation))
 
     def reconfigure(self, request: ReplanRequest) -> Candidate:
-        return self._by_device(self.places.reconfigure(self._by_place(request)), request.plan, request.holders)
+        found = self._by_device(self.places.reconfigure(self._by_place(request)), request.plan, request.holders)
+        lost = self.planner.lost_devices
+        if not lost:
+            return found
+        without = f"It does without {devices(lost, request.plan.devices_per_node)}."
+        return dataclasses.replace(found, reason=f"{found.reason} {without}")
 
     def precompute(self, request: ReplanRequest, *, at_once: bool = True) -> Iterator[None]:
         return self.places.precompute(self._by_place(request), at_once=at_once)

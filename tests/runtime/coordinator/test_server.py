@@ -56,7 +56,7 @@ class StandInNodes:
     def __init__(self) -> None:
         self._near, self._far = socket.socketpair()
         self._near.setblocking(False)
-        self._lost: list[tuple[NodeId, str]] = []
+        self._lost: list[tuple[WorkerId, str]] = []
         self.started: list[NodeId] = []
         self.killed: list[NodeId] = []
         self.actions: list[Callable[[], None]] = []
@@ -64,7 +64,7 @@ class StandInNodes:
     def fileno(self) -> int:
         return self._near.fileno()
 
-    def lost(self) -> list[tuple[NodeId, str]]:
+    def lost(self) -> list[tuple[WorkerId, str]]:
         with contextlib.suppress(BlockingIOError):
             self._near.recv(64)
         while self.actions:
@@ -76,13 +76,17 @@ class StandInNodes:
         self.started.append(node)
 
     def tell(self, *nodes: int) -> None:
-        self._lost += [(NodeId(node), "process killed by SIGKILL") for node in nodes]
+        workers = (WorkerId(node * DEVICES + device) for node in nodes for device in range(DEVICES))
+        self._lost += [(worker, "process killed by SIGKILL") for worker in workers]
         self._far.send(b"x")
 
     def is_runnable(self, node: NodeId) -> bool:
         return True
 
-    def kill(self, node: NodeId) -> None:
+    def start_worker(self, node: NodeId, worker: WorkerId) -> None:
+        raise AssertionError("no stage has more than one device")
+
+    def kill(self, node: NodeId, worker: WorkerId | None = None) -> None:
         self.killed.append(node)
 
     def all_ended(self) -> bool:

@@ -888,7 +888,9 @@ class Worker:
         except Killed:
             pass
         except MemoryError as error:
-            SimulatedControl(self).send(last_words(self.number, error, self.doing))
+            told = last_words(self.number, error, self.doing)
+            assert told is not None
+            SimulatedControl(self).send(told)
             self.is_over = True
             cluster.ended(self)
         except BaseException as error:
