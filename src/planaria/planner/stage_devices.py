@@ -8,7 +8,8 @@ d is, and so the bits are.
 
 Devices may be lost alone. Then a place has fewer than d, and its microbatches are dealt to those: a route takes of each
 stage the device whose turn it is. The first lane of a pipeline has all of its stages, and each further one those that
-have a device left for it. For the policy the place is there, and its node slower (`device_shares`).
+have a device left for it. A place that has none is carried by the nearest one of its node, whose devices run its stage
+too. For the policy every place is there, and the node slower (`Devices.shares`).
 
 Microbatches of a route that goes on stay with their devices.
 """
@@ -16,7 +17,9 @@ Microbatches of a route that goes on stay with their devices.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import msgspec
@@ -26,119 +29,186 @@ from planaria.plan.plan import Evaluation, NodeId, Pipeline, Plan, Route, Stage,
 Held = Mapping[WorkerId, Collection[int]]
 """For workers, the groups or layers that each holds."""
 
-Lost = frozenset[WorkerId]
-"""Devices that were lost alone: their nodes live, and every place has another device."""
 
-NOBODY: Lost = frozenset()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """The devices of nodes: how stages share them, and which are not there.
+
+    Attributes:
+        per_stage: d: so many neighbouring devices of a node are a place.
+        per_node: on each node.
+        lost: those that were lost alone; their nodes live.
+    """
+
+    per_stage: int
+    per_node: int
+    lost: frozenset[WorkerId] = frozenset()
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether places are devices, all there."""
+        return self.per_stage == 1 and not self.lost
+
+    def place(self, worker: WorkerId) -> WorkerId:
+        """Returns the place of a device."""
+        return WorkerId(worker // self.per_stage)
+
+    def node_places(self, place: WorkerId) -> list[WorkerId]:
+        """Returns the places of a place's node, ascending."""
+        number = self.per_node // self.per_stage
+        first = place - place % number
+        return [WorkerId(other) for other in range(first, first + number)]
+
+    def carried(self) -> list[WorkerId]:
+        """Returns the places that have no device left, ascending."""
+        return [place for place in sorted({self.place(worker) for worker in self.lost}) if not _left(place, self)]
+
+    def node_of(self, place: WorkerId) -> NodeId:
+        return NodeId(place * self.per_stage // self.per_node)
+
+    def shares(self) -> dict[NodeId, float]:
+        """Returns, of each node that lost devices alone, the part of its speed that its busiest place has left."""
+        shares: dict[NodeId, float] = {}
+        for place in sorted({self.place(worker) for worker in self.lost}):
+            places = self.node_places(place)
+            stages = Counter(_carrier(each, self) for each in places)
+            left = [len(_left(each, self)) / self.per_stage / number for each, number in stages.items()]
+            shares[self.node_of(place)] = min(part for part in left if part) if any(left) else 1.0
+        return shares
 
 
-def by_stage(plan: Plan) -> Plan:
-    """Returns the plan with each stage's devices as one place, as a policy made it."""
+def by_stage(plan: Plan, on: Devices | None = None) -> Plan:
+    """Returns the plan with each stage's devices as one place, as a policy made it.
+
+    Args:
+        plan: by device.
+        on: the devices that are there now: then what a place runs for others that have no device, or whose device has
+            come back, is theirs, as the policy means it. None: it is that place's own.
+    """
     devices = plan.devices_per_stage
-    evaluation = plan.evaluation
-    return msgspec.structs.replace(
-        plan,
-        devices_per_node=plan.devices_per_node // devices,
-        devices_per_stage=1,
-        pipelines=_pipelines_of_places(plan.pipelines, devices),
-        routes=_joined(plan.routes, devices),
-        shadows=tuple(dict.fromkeys(_places(plan.shadows, devices))),
-        transfers=tuple(
-            msgspec.structs.replace(move, source=_place(move.source, devices), target=_place(move.target, devices))
-            for move in plan.transfers
-            if _place(move.source, devices) != _place(move.target, devices)
-        ),
-        evaluation=evaluation
-        and Evaluation(num_microbatches=evaluation.num_microbatches, routes=_joined(evaluation.routes, devices)),
-    )
+    if devices > 1:
+        evaluation = plan.evaluation
+        plan = msgspec.structs.replace(
+            plan,
+            devices_per_node=plan.devices_per_node // devices,
+            devices_per_stage=1,
+            pipelines=_pipelines_of_places(plan.pipelines, devices),
+            routes=_joined(plan.routes, devices),
+            shadows=tuple(dict.fromkeys(_places(plan.shadows, devices))),
+            transfers=tuple(
+                msgspec.structs.replace(move, source=_place(move.source, devices), target=_place(move.target, devices))
+                for move in plan.transfers
+                if _place(move.source, devices) != _place(move.target, devices)
+            ),
+            evaluation=evaluation
+            and Evaluation(num_microbatches=evaluation.num_microbatches, routes=_joined(evaluation.routes, devices)),
+        )
+    return plan if on is None else _given_back(plan, on)
 
 
-def by_device(
-    plan: Plan, devices: int, before: Plan | None = None, holders: Held | None = None, lost: Lost = NOBODY
-) -> Plan:
+def by_device(plan: Plan, on: Devices, before: Plan | None = None, holders: Held | None = None) -> Plan:
     """Returns the plan as the devices of its stages carry it out.
 
     Args:
-        plan: its workers are places of `devices` devices each.
-        devices: of a stage.
+        plan: its workers are places.
+        on: the devices that are there.
         before: the plan in force, by device: what is under way stays in its lane.
         holders: the groups that each live device holds: one that lacks what another device of its stage has gets that;
             None: all devices of a stage hold the same, or nothing.
-        lost: devices that the plan does without.
     """
+    if on.are_plain:
+        return plan
     evaluation, last = plan.evaluation, None if before is None else before.evaluation
     whole = msgspec.structs.replace(
         plan,
-        devices_per_node=plan.devices_per_node * devices,
-        devices_per_stage=devices,
-        pipelines=tuple(
-            Pipeline(stages=stages) for pipeline in plan.pipelines for stages in _lanes(pipeline.stages, devices, lost)
-        ),
-        routes=_dealt(plan.routes, devices, () if before is None else before.routes, lost),
+        devices_per_node=on.per_node,
+        devices_per_stage=on.per_stage,
+        pipelines=tuple(Pipeline(stages=stages) for p in plan.pipelines for stages in _lanes(p.stages, on)),
+        routes=_dealt(plan.routes, on, () if before is None else before.routes),
         shadows=tuple(
             msgspec.structs.replace(shadow, worker=worker)
             for shadow in plan.shadows
-            for worker in _devices_of(shadow.worker, devices, lost)
+            for worker in _devices_of(shadow.worker, on)
         ),
         transfers=(),
         evaluation=evaluation
         and Evaluation(
             num_microbatches=evaluation.num_microbatches,
-            routes=_dealt(evaluation.routes, devices, () if last is None else last.routes, lost),
+            routes=_dealt(evaluation.routes, on, () if last is None else last.routes),
         ),
     )
-    return whole.renewed(transfers=_transfers(plan, whole, holders or {}, lost))
+    return whole.renewed(transfers=_transfers(plan, whole, on, holders or {}))
 
 
-def places_held(holders: Held, devices: int, lost: Lost = NOBODY) -> dict[WorkerId, tuple[int, ...]]:
+def places_held(holders: Held, on: Devices) -> dict[WorkerId, tuple[int, ...]]:
     """Returns what each place holds that has all of its devices, the lost ones aside: what any of them has, as another
-    can get it there."""
-    held = _of_places(holders, devices, lost)
+    can get it there; a place without any, what its carrier holds."""
+    held = _of_places(holders, on, on.carried())
     return {place: tuple(sorted(set().union(*each))) for place, each in held.items()}
 
 
-def places_holding(holders: Held, devices: int, lost: Lost = NOBODY) -> dict[WorkerId, tuple[int, ...]]:
+def places_holding(holders: Held, on: Devices) -> dict[WorkerId, tuple[int, ...]]:
     """Returns what all devices of each place hold, of those that are all there, the lost ones aside."""
-    held = _of_places(holders, devices, lost)
+    held = _of_places(holders, on)
     return {place: tuple(sorted(set(each[0]).intersection(*each[1:]))) for place, each in held.items()}
 
 
-def places_of(workers: Iterable[WorkerId], devices: int, lost: Lost = NOBODY) -> tuple[WorkerId, ...]:
+def places_of(workers: Iterable[WorkerId], on: Devices) -> tuple[WorkerId, ...]:
     """Returns the places all of whose devices but the lost ones are among the workers, ascending."""
-    return tuple(_of_places(dict.fromkeys(workers, ()), devices, lost))
+    return tuple(_of_places(dict.fromkeys(workers, ()), on))
 
 
-def has_every_device(plan: Plan, lost: Lost) -> bool:
-    """Returns whether the plan has all devices of its places but the lost ones."""
-    devices = plan.devices_per_stage
-    places = {_place(worker, devices) for worker in plan.workers}
-    return set(plan.workers) == {worker for place in places for worker in _devices_of(place, devices, lost)}
+def has_every_device(plan: Plan, on: Devices) -> bool:
+    """Returns whether the plan is for the devices that are there, and for all of them that its places have."""
+    return set(plan.workers) == {w for place in by_stage(plan, on).workers for w in _devices_of(place, on)}
 
 
-def device_shares(lost: Lost, devices: int, devices_per_node: int) -> dict[NodeId, float]:
-    """Returns, of each node that lost devices alone, which part of its devices the place has that is left fewest."""
-    shares: dict[NodeId, float] = {}
-    for place in sorted({_place(worker, devices) for worker in lost}):
-        node = NodeId(place * devices // devices_per_node)
-        shares[node] = min(shares.get(node, 1.0), len(_devices_of(place, devices, lost)) / devices)
-    return shares
+def is_carried_well(plan: Plan, places: Plan, on: Devices) -> bool:
+    """Returns whether devices can run the stages of places without any beside their own: each is in one pipeline alone,
+    and shadows nothing.
+
+    Args:
+        plan: by device.
+        places: the same plan of places.
+        on: the devices that are there.
+    """
+    if set(on.carried()).isdisjoint(places.workers):
+        return True
+    is_wide = any(pipeline.most_devices > 1 for pipeline in places.pipelines)
+    return not plan.shadows and not is_wide and (plan.is_apart or not places.is_apart)
 
 
-def _of_places(holders: Held, devices: int, lost: Lost) -> dict[WorkerId, list[Collection[int]]]:
+def _of_places(holders: Held, on: Devices, carried: Collection[WorkerId] = ()) -> dict[WorkerId, list[Collection[int]]]:
+    """Returns what each device holds of the places that are all there, and of those that others carry."""
     held: dict[WorkerId, list[Collection[int]]] = {}
-    for worker in sorted(holders):
-        held.setdefault(_place(worker, devices), []).append(holders[worker])
-    return {place: each for place, each in held.items() if len(each) == len(_devices_of(place, devices, lost))}
+    for place in sorted({*map(on.place, holders), *carried}):
+        devices = _devices_of(place, on)
+        if devices and all(worker in holders for worker in devices):
+            held[place] = [holders[worker] for worker in devices]
+    return held
 
 
 def _place(worker: WorkerId, devices: int) -> WorkerId:
     return WorkerId(worker // devices)
 
 
-@lru_cache(maxsize=1 << 12)
-def _devices_of(place: WorkerId, devices: int, lost: Lost) -> tuple[WorkerId, ...]:
+def _left(place: WorkerId, on: Devices) -> tuple[WorkerId, ...]:
     """Returns the devices that a place has left, ascending."""
-    return tuple(WorkerId(w) for w in range(place * devices, (place + 1) * devices) if w not in lost)
+    devices = on.per_stage
+    return tuple(WorkerId(w) for w in range(place * devices, (place + 1) * devices) if w not in on.lost)
+
+
+@lru_cache(maxsize=1 << 12)
+def _carrier(place: WorkerId, on: Devices) -> WorkerId:
+    """Returns the place itself, or the nearest one of its node that has a device, where it has none."""
+    nearest = sorted(on.node_places(place), key=lambda other: (abs(other - place), other))
+    return next((other for other in nearest if _left(other, on)), place)
+
+
+@lru_cache(maxsize=1 << 12)
+def _devices_of(place: WorkerId, on: Devices) -> tuple[WorkerId, ...]:
+    """Returns the devices that run a place's stages, ascending."""
+    return _left(_carrier(place, on), on)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -147,27 +217,32 @@ def _places(stages: tuple[Stage, ...], devices: int) -> tuple[Stage, ...]:
 
 
 @lru_cache(maxsize=1 << 12)
-def _lanes(stages: tuple[Stage, ...], devices: int, lost: Lost) -> tuple[tuple[Stage, ...], ...]:
+def _lanes(stages: tuple[Stage, ...], on: Devices) -> tuple[tuple[Stage, ...], ...]:
     """Returns the same stages on the first device of each place, on the second, and so on, as far as there is one."""
-    most = max((len(_devices_of(stage.worker, devices, lost)) for stage in stages), default=0)
+    devices = [_devices_of(stage.worker, on) for stage in stages]
     return tuple(
         tuple(
-            msgspec.structs.replace(stage, worker=left[lane])
-            for stage in stages
-            if lane < len(left := _devices_of(stage.worker, devices, lost))
+            msgspec.structs.replace(stage, worker=own[lane])
+            for stage, own in zip(stages, devices, strict=True)
+            if lane < len(own)
         )
-        for lane in range(most)
+        for lane in range(max(map(len, devices), default=0))
     )
 
 
 @lru_cache(maxsize=1 << 14)
-def _in_turn(hops: tuple[Stage, ...], devices: int, lost: Lost, turn: int) -> tuple[Stage, ...]:
+def _in_turn(hops: tuple[Stage, ...], on: Devices, turn: int) -> tuple[Stage, ...]:
     """Returns the hops on that device of each place whose turn it is."""
+    devices = [_devices_of(hop.worker, on) for hop in hops]
     return tuple(
-        msgspec.structs.replace(hop, worker=left[turn % len(left)])
-        for hop in hops
-        for left in (_devices_of(hop.worker, devices, lost),)
+        msgspec.structs.replace(hop, worker=own[turn % len(own)]) for hop, own in zip(hops, devices, strict=True)
     )
+
+
+@lru_cache(maxsize=1 << 12)
+def _period(hops: tuple[Stage, ...], on: Devices) -> int:
+    """Returns after how many turns all hops are on the same devices again."""
+    return math.lcm(*(len(_devices_of(hop.worker, on)) for hop in hops))
 
 
 def _pipelines_of_places(pipelines: Sequence[Pipeline], devices: int) -> tuple[Pipeline, ...]:
@@ -185,6 +260,36 @@ def _pipelines_of_places(pipelines: Sequence[Pipeline], devices: int) -> tuple[P
     )
 
 
+def _given_back(plan: Plan, on: Devices) -> Plan:
+    """Returns a plan of places in which those that run several stages run one, and the others are of the places of
+    their node that run none."""
+    taken, moved = set(plan.workers), dict[Stage, Stage]()
+    for pipeline in plan.pipelines:
+        if len(pipeline.owned) == len(pipeline.stages):
+            continue
+        for worker in pipeline.owned:
+            stages = [stage for stage in pipeline.stages if stage.worker == worker]
+            free = (place for place in on.node_places(worker) if place not in taken)
+            nearest = sorted(free, key=lambda place: (_carrier(place, on) != worker, abs(place - worker), place))
+            places = sorted([worker, *nearest[: len(stages) - 1]])
+            taken.update(places)
+            moved.update(
+                (stage, msgspec.structs.replace(stage, worker=place))
+                for stage, place in zip(stages, places, strict=False)
+            )
+    if not moved:
+        return plan
+
+    def given(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        return tuple(moved.get(stage, stage) for stage in stages)
+
+    return msgspec.structs.replace(
+        plan,
+        pipelines=tuple(Pipeline(stages=given(pipeline.stages)) for pipeline in plan.pipelines),
+        routes=tuple(msgspec.structs.replace(route, hops=given(route.hops)) for route in plan.routes),
+    )
+
+
 def _joined(routes: Sequence[Route], devices: int) -> tuple[Route, ...]:
     """Returns routes of lanes with those that differ in their lane alone as one."""
     numbers: dict[Route, list[int]] = {}
@@ -194,7 +299,7 @@ def _joined(routes: Sequence[Route], devices: int) -> tuple[Route, ...]:
     return tuple(msgspec.structs.replace(route, microbatches=tuple(sorted(own))) for route, own in numbers.items())
 
 
-def _dealt(routes: Sequence[Route], devices: int, before: Sequence[Route], lost: Lost) -> tuple[Route, ...]:
+def _dealt(routes: Sequence[Route], on: Devices, before: Sequence[Route]) -> tuple[Route, ...]:
     """Returns each route as one for each set of devices that has microbatches of it."""
     hops_of = {(route.born, m): route.hops for route in before for m in route.microbatches}
     turns: dict[WorkerId, int] = {}
@@ -206,51 +311,45 @@ def _dealt(routes: Sequence[Route], devices: int, before: Sequence[Route], lost:
             hops = hops_of.get((route.born, microbatch))
             if hops is None:
                 turns[first] = turn = turns.get(first, -1) + 1
-                hops = _in_turn(route.hops, devices, lost, turn % _period(route.hops, devices, lost))
-            elif _places(hops, devices) != route.hops:  # others go on in the place of a stage that was lost
-                hops = _in_turn(route.hops, devices, lost, hops[0].worker % devices)
+                hops = _in_turn(route.hops, on, turn % _period(route.hops, on))
+            elif _places(hops, on.per_stage) != route.hops:  # others go on in the place of a stage that was lost
+                hops = _in_turn(route.hops, on, hops[0].worker % on.per_stage)
             shares.setdefault(hops, []).append(microbatch)
         for hops, own in sorted(shares.items(), key=lambda share: [hop.worker for hop in share[0]]):
             dealt.append(msgspec.structs.replace(route, hops=hops, microbatches=tuple(own)))
     return tuple(dealt)
 
 
-@lru_cache(maxsize=1 << 12)
-def _period(hops: tuple[Stage, ...], devices: int, lost: Lost) -> int:
-    """Returns after how many turns all hops are on the same devices again."""
-    return math.lcm(*(len(_devices_of(hop.worker, devices, lost)) for hop in hops))
-
-
-def _transfers(plan: Plan, whole: Plan, holders: Held, lost: Lost) -> tuple[Transfer, ...]:
+def _transfers(plan: Plan, whole: Plan, on: Devices, holders: Held) -> tuple[Transfer, ...]:
     """Returns what each device of the whole plan gets. What comes to its place comes to one of the devices, another for
     each group, and the others get it from that one, so that it passes between nodes once."""
-    devices = whole.devices_per_stage
     coming: dict[tuple[WorkerId, int], list[Transfer]] = {}
     for move in plan.transfers:
-        coming.setdefault((move.target, move.group), []).append(move)
+        given = coming.setdefault((_carrier(move.target, on), move.group), [])
+        if not given or given[0].target == move.target:
+            given.append(move)
     moves: list[Transfer] = []
     for worker, groups in whole.groups_of.items():
-        place = _place(worker, devices)
-        left = _devices_of(place, devices, lost)
+        place, lane = on.place(worker), worker % on.per_stage
+        left = _left(place, on)
         for group in groups:
             if group in holders.get(worker, ()):
                 continue
             first, given = left[group % len(left)], coming.get((place, group), [])
             if given and worker == first:
                 for move in given:
-                    senders = _devices_of(move.source, devices, lost)
-                    source = _sender(senders, worker % devices, group, devices, holders)
+                    source = _sender(_devices_of(move.source, on), lane, group, on, holders)
                     moves.append(msgspec.structs.replace(move, source=source, target=worker))
             elif given:
                 moves.append(Transfer(group=group, source=first, target=worker))
             elif holders:
-                source = _sender(left, worker % devices, group, devices, holders)
+                source = _sender(left, lane, group, on, holders)
                 if group in holders.get(source, ()):
                     moves.append(Transfer(group=group, source=source, target=worker))
     return tuple(moves)
 
 
-def _sender(able: Sequence[WorkerId], lane: int, group: int, devices: int, holders: Held) -> WorkerId:
+def _sender(able: Sequence[WorkerId], lane: int, group: int, on: Devices, holders: Held) -> WorkerId:
     """Returns which of a place's devices sends a group to a lane: its own, if that holds it or nobody is known to."""
-    workers = sorted(able, key=lambda worker: (worker % devices != lane, worker))
+    workers = sorted(able, key=lambda worker: (worker % on.per_stage != lane, worker))
     return next((worker for worker in workers if group in holders.get(worker, ())), workers[0])

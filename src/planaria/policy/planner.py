@@ -29,7 +29,7 @@ from planaria.planner.placement.warm_up import Room
 from planaria.planner.placement.zones import Zones, replicas_by_zone
 from planaria.planner.reconfigure.reconfigure import searched
 from planaria.planner.reconfigure.surviving_plan import Change, SurvivingPlan
-from planaria.planner.stage_devices import device_shares
+from planaria.planner.stage_devices import Devices
 from planaria.planner.templates.templates import fewest_nodes, make_templates
 
 LEAN = ScheduleKind.ONE_F_ONE_B
@@ -152,12 +152,20 @@ class Planner:
         Raises:
             PlanError: the profile has no times of one device.
         """
-        places = self._for_same_nodes(self._once("places", lambda: Planner(*_places(self.profile, self.settings))))
+        places = self
+        if self.settings.devices_per_stage > 1:
+            places = self._for_same_nodes(self._once("places", lambda: Planner(*_places(self.profile, self.settings))))
         if not self.lost_devices:
             return places
-        settings, speeds = self.settings, dict(self.speeds or {})
-        shares = device_shares(self.lost_devices, settings.devices_per_stage, settings.devices_per_node)
-        return places.with_speeds(speeds | {node: speeds.get(node, 1.0) * share for node, share in shares.items()})
+        speeds = dict(self.speeds or {})
+        slower = {node: speeds.get(node, 1.0) * share for node, share in self.devices.shares().items()}
+        return places.with_speeds(speeds | slower)
+
+    @property
+    def devices(self) -> Devices:
+        """The devices of the nodes, without those that were lost."""
+        settings = self.settings
+        return Devices(per_stage=settings.devices_per_stage, per_node=settings.devices_per_node, lost=self.lost_devices)
 
     def _for_same_nodes(self, made: Planner) -> Planner:
         return dataclasses.replace(

@@ -1,6 +1,6 @@
 """Makes the policy of a name. The names are in `planaria.job.registry`.
 
-Where stages are on several devices each, the policy is asked of stages' places, and its plans are given by device.
+Where nodes have several devices, the policy is asked of stages' places, and its plans are given by device.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from planaria.estimate.step_remainder import PlanInterval
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.planner.stage_devices import (
+    Devices,
     Held,
     by_device,
     by_stage,
     has_every_device,
+    is_carried_well,
     places_held,
     places_holding,
     places_of,
@@ -44,14 +46,15 @@ def make_policy(name: PolicyName, planner: Planner) -> Policy:
             "or the objective steptime."
         )
     policy: type[Policy] = name.load()
-    if planner.settings.devices_per_stage == 1:
+    if planner.settings.devices_per_node == 1:
         return policy.of(planner)
     return StageDevicesPolicy(planner, policy.of(planner.of_places()))
 
 
 @dataclass(frozen=True, eq=False)
 class StageDevicesPolicy(Policy):
-    """A policy's plans with each stage on `devices_per_stage` devices of a node (`planaria.planner.stage_devices`).
+    """A policy's plans with each stage on `devices_per_stage` devices of a node, or on those of them that are left
+    (`planaria.planner.stage_devices`).
 
     Attributes:
         planner: of plans by device: its estimates count.
@@ -61,8 +64,8 @@ class StageDevicesPolicy(Policy):
     places: Policy
 
     @property
-    def _devices(self) -> int:
-        return self.planner.settings.devices_per_stage
+    def _on(self) -> Devices:
+        return self.planner.devices
 
     def with_planner(self, planner: Planner) -> Self:
         return dataclasses.replace(self, planner=planner, places=self.places.with_planner(planner.of_places()))
@@ -71,15 +74,36 @@ class StageDevicesPolicy(Policy):
         return dataclasses.replace(self, places=self.places.with_forecast(forecast))
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
-        return self._by_device(self.places.initial(nodes, generation))
+        places = self.places.initial(nodes, generation)
+        found = self._by_device(places)
+        if not self._is_sound(found, places):
+            raise PlanError(f"The other devices of a node cannot run the stages of {self._lost}.")
+        return found
 
     def reconfigure(self, request: ReplanRequest) -> Candidate:
-        found = self._by_device(self.places.reconfigure(self._by_place(request)), request.plan, request.holders)
-        lost = self.planner.lost_devices
-        if not lost:
+        asked, on = self._by_place(request), self._on
+        places = self.places.reconfigure(asked)
+        found = self._by_device(places, request.plan, request.holders)
+        if not self._is_sound(found, places):
+            idle = {*asked.leaving, *map(on.node_of, on.carried())} - set(asked.lost)
+            places = self.places.reconfigure(dataclasses.replace(asked, leaving=tuple(sorted(idle))))
+            found = self._by_device(places, request.plan, request.holders)
+        if not on.lost:
             return found
-        without = f"It does without {devices(lost, request.plan.devices_per_node)}."
-        return dataclasses.replace(found, reason=f"{found.reason} {without}")
+        return dataclasses.replace(found, reason=f"{found.reason} It does without {self._lost}.")
+
+    def _is_sound(self, found: Candidate, places: Candidate) -> bool:
+        """Returns whether devices can hold and run the stages of places without any beside their own."""
+        on = self._on
+        if not on.carried():
+            return True
+        if found.beside is not None and places.beside is not None and not self._is_sound(found.beside, places.beside):
+            return False
+        return is_carried_well(found.plan, places.plan, on) and self.planner.fits(found.plan)
+
+    @property
+    def _lost(self) -> str:
+        return devices(self._on.lost, self._on.per_node)
 
     def precompute(self, request: ReplanRequest, *, at_once: bool = True) -> Iterator[None]:
         return self.places.precompute(self._by_place(request), at_once=at_once)
@@ -101,39 +125,47 @@ class StageDevicesPolicy(Policy):
         return super().finish_evaluation(request)
 
     def warm_up(self, plan: Plan, target: Candidate, generation: int, *, in_parts: bool = False) -> Candidate | None:
-        devices, moves = target.plan.devices_per_stage, target.plan.transfers
-        come = {(move.target, move.group) for move in moves}
-        if not has_every_device(plan, self.planner.lost_devices):
+        on, moves = self._on, target.plan.transfers
+        if on.are_plain:
+            return self.places.warm_up(plan, target, generation, in_parts=in_parts)
+        if not has_every_device(plan, on):
             return None  # one that came back has nothing yet, and gets it at once
-        if any(m.source // devices == m.target // devices and (m.source, m.group) not in come for m in moves):
+        come = {(move.target, move.group) for move in moves}
+        if any(on.place(m.source) == on.place(m.target) and (m.source, m.group) not in come for m in moves):
             return None  # devices of a stage that lack what others of it have get that at once
-        by_place = dataclasses.replace(target, plan=by_stage(target.plan))
-        found = self.places.warm_up(by_stage(plan), by_place, generation, in_parts=in_parts)
-        return None if found is None else self._by_device(found, plan, plan.groups_of)
+        by_place = dataclasses.replace(target, plan=by_stage(target.plan, on))
+        places = self.places.warm_up(by_stage(plan, on), by_place, generation, in_parts=in_parts)
+        found = None if places is None else self._by_device(places, plan, plan.groups_of)
+        return found if found is None or places is None or self._is_sound(found, places) else None
 
     def _by_place(self, request: ReplanRequest) -> ReplanRequest:
-        holders = places_held(request.holders, self._devices, self.planner.lost_devices)
-        return dataclasses.replace(request, plan=by_stage(request.plan), holders=holders)
+        on = self._on
+        holders = request.holders if on.are_plain else places_held(request.holders, on)
+        return dataclasses.replace(request, plan=by_stage(request.plan, on), holders=holders)
 
     def _struck(self, request: FinishRequest) -> FinishRequest:
         """Returns the request by place: what goes on or was halted is, with all of its devices."""
-        devices, lost = self._devices, self.planner.lost_devices
+        on = self._on
+        if on.are_plain:
+            return request
         plan = by_stage(request.plan)
-        if lost:
+        if on.lost:
             plan = msgspec.structs.replace(plan, redundancy=None)  # shadows of uneven stages did not compute
         return dataclasses.replace(
             request,
             plan=plan,
-            live=places_of(request.live, devices, lost),
-            halted=places_of(request.halted, devices, lost),
-            holders=places_holding(request.holders, devices, lost),
+            live=places_of(request.live, on),
+            halted=places_of(request.halted, on),
+            holders=places_holding(request.holders, on),
             so_far=[PlanInterval(plan=by_stage(part.plan), seconds=part.seconds) for part in request.so_far],
         )
 
     def _by_device(self, found: Candidate, before: Plan | None = None, holders: Held | None = None) -> Candidate:
         """Returns a candidate with its plan by device, and what that is thought to take."""
-        planner = self.planner
-        plan = by_device(found.plan, self._devices, before, holders, planner.lost_devices)
+        planner, on = self.planner, self._on
+        if on.are_plain:
+            return found
+        plan = by_device(found.plan, on, before, holders)
         if found.how == "finish step" and before is not None:
             plan = msgspec.structs.replace(plan, redundancy=before.redundancy)
         if found.restores and plan.transfers:
@@ -142,8 +174,8 @@ class StageDevicesPolicy(Policy):
             found,
             plan=plan,
             beside=None if found.beside is None else self._by_device(found.beside, before, holders),
-            transfer_bytes=found.transfer_bytes * self._devices,
-            left_bytes=found.left_bytes * self._devices,
+            transfer_bytes=found.transfer_bytes * on.per_stage,
+            left_bytes=found.left_bytes * on.per_stage,
             transfer_s=planner.transfer_time(plan).time_s if plan.transfers else found.transfer_s,
         )
         if plan.evaluation is not None:

@@ -49,21 +49,21 @@ def test_nodes_come_in_any_order_and_count_once_all_of_their_workers_are_there()
     assert members.is_gathered
 
 
-def test_a_node_goes_on_without_a_device_whose_stage_has_another() -> None:
-    members = Membership(2, 4, 2)
-    for worker in range(8):
+def test_a_node_goes_on_without_a_device_while_it_has_another() -> None:
+    members = Membership(2, 3)
+    for worker in range(6):
         assert not members.goes_on_without(WorkerId(worker)), "its node has not joined"
         members.join(WorkerId(worker), "there")
     assert members.goes_on_without(WorkerId(5))
     members.lose_device(WorkerId(5))
     assert members.nodes == (0, 1)
-    assert members.live_devices(NodeId(1)) == 3
-    assert not members.goes_on_without(WorkerId(4)), "the other device of its stage is lost"
-    assert members.goes_on_without(WorkerId(6))
+    assert members.live_devices(NodeId(1)) == 2
+    members.lose_device(WorkerId(4))
+    assert not members.goes_on_without(WorkerId(3)), "the others are lost"
+    assert members.goes_on_without(WorkerId(0))
     assert WorkerId(5) not in members.workers
     assert members.join(WorkerId(5), "back")
     assert members.nodes == (0, 1)
-    assert not members.lost_devices
-    members.lose_device(WorkerId(5))
-    assert members.lose(NodeId(1)) == (4, 6, 7)
+    assert members.lost_devices == {4}
+    assert members.lose(NodeId(1)) == (3, 5)
     assert not members.lost_devices

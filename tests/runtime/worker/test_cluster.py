@@ -228,7 +228,9 @@ def test_devices_lost_alone_keep_every_promise(batch: range, laboratory: Laborat
     lost = 0
     for seed in batch:
         try:
-            plain = on_devices(kinds[seed % 5](seed, str(laboratory.source)), 2 + seed % 3)
+            plain = kinds[seed % 5](seed, str(laboratory.source))
+            devices = 1 + seed % 2 if plain.job.cluster.devices_per_node > 1 else 2 + seed % 3
+            plain = on_devices(plain, devices)
             lost += len(laboratory.run(with_devices_alone(plain)).of(DeviceLost))
         except BaseException as error:
             error.add_note(f"seed {seed}")

@@ -25,10 +25,9 @@ class Membership:
         labels: of live nodes that have one.
     """
 
-    def __init__(self, num_nodes: int, devices_per_node: int, devices_per_stage: int = 1) -> None:
+    def __init__(self, num_nodes: int, devices_per_node: int) -> None:
         self._num_nodes = num_nodes
         self._devices_per_node = devices_per_node
-        self._devices_per_stage = devices_per_stage
         self.addresses: dict[WorkerId, str] = {}
         self.gone: set[NodeId] = set()
         self.lost_devices: set[WorkerId] = set()
@@ -78,11 +77,10 @@ class Membership:
         return not lacking or lacking == len(self.lost_devices.intersection(self.workers_of(node)))
 
     def goes_on_without(self, worker: WorkerId) -> bool:
-        """Returns whether a worker's node goes on when it alone is lost: where another device of its stage lives."""
-        devices = self._devices_per_stage
-        first = worker - worker % devices
-        mates = (WorkerId(other) for other in range(first, first + devices) if other != worker)
-        return self.node_of(worker) in self.nodes and any(mate in self.addresses for mate in mates)
+        """Returns whether a worker's node goes on when it alone is lost: where another of its devices lives."""
+        node = self.node_of(worker)
+        others = (other for other in self.workers_of(node) if other != worker)
+        return node in self.nodes and any(other in self.addresses for other in others)
 
     @property
     def staying(self) -> frozenset[NodeId]:

@@ -188,8 +188,7 @@ class Run:
         self.plan_selector = PlanSelector(
             policy, shortages or Shortages(), settings.fault_tolerance, switching, settings.evidence
         )
-        per_stage = policy.planner.settings.devices_per_stage
-        self.members = Membership(settings.num_nodes, settings.devices_per_node, per_stage)
+        self.members = Membership(settings.num_nodes, settings.devices_per_node)
         self.plan_validity = PlanValidity()
         self.kept = RetainedReplicas()
         cadence = Cadence(settings.checkpoint_every, settings.checkpoint_every_s)
