@@ -225,7 +225,9 @@ class Reception(ABC, Generic[Connection]):
         if self._admission.is_worker_fenced(worker):
             return
         node = self._admission.node_of(worker)
-        if self._admission.is_empty(node) or not self._machine.goes_on_without(worker):
+        ended = {worker, *self._ended_alone}
+        others = [w for w in self._admission.workers_of(node) if w not in ended and self._admission.connection_of(w)]
+        if not others or not self._machine.goes_on_without(worker):
             self.lose(node, cause)
         else:
             self._ended_alone.setdefault(worker, (self._now(), cause))
