@@ -16,8 +16,7 @@ from click.testing import CliRunner
 from tests.proof import batches
 from tests.testkit import dst
 from tests.testkit.cluster.cluster import Cluster
-from tests.testkit.schedules.faults import Fault, FaultKind
-from tests.testkit.schedules.manners import when
+from tests.testkit.schedules.devices import on_devices, with_devices_alone
 from tests.testkit.schedules.schedule import Schedule, schedule
 from tests.testkit.schedules.search import Failure, error_of, first_line, try_seed
 
@@ -44,7 +43,7 @@ def test_every_promise_is_kept(seeds: range) -> None:
 
 @pytest.mark.parametrize("seeds", batches(range(400), size=40, kept=10), ids=str)
 def test_every_promise_is_kept_with_stages_on_several_devices(seeds: range) -> None:
-    errors = {seed: error_of(on_devices(schedule(seed), 2 + seed % 3)) for seed in seeds}
+    errors = {seed: error_of(_on_devices(schedule(seed), 2 + seed % 3)) for seed in seeds}
     assert not {seed: first_line(error) for seed, error in errors.items() if error is not None}
 
 
@@ -53,36 +52,15 @@ def test_every_promise_is_kept_when_devices_are_lost_alone(seeds: range) -> None
     errors = {}
     for seed in seeds:
         plain = schedule(seed)
-        devices = 1 + seed % 2 if plain.setup.devices_per_node > 1 else 2 + seed % 3
-        errors[seed] = error_of(with_devices_alone(on_devices(plain, devices)))
+        plain = _on_devices(plain, 1 + seed % 2 if plain.setup.devices_per_node > 1 else 2 + seed % 3)
+        faults = with_devices_alone(Random(f"devices {seed}"), plain.setup, plain.faults)
+        errors[seed] = error_of(msgspec.structs.replace(plain, faults=tuple(faults)))
     assert not {seed: first_line(error) for seed, error in errors.items() if error is not None}
 
 
-def with_devices_alone(which: Schedule) -> Schedule:
-    """The same history with some nodes' deaths in a device of theirs alone, and devices that come back."""
-    draw, per_node = Random(f"devices {which.seed}"), which.setup.devices_per_node
-    faults: list[Fault] = []
-    for fault in which.faults:
-        if fault.kind is FaultKind.KILL and fault.nodes and draw.random() < 0.6:
-            alone = msgspec.structs.replace(fault, device=draw.randrange(per_node))
-            faults += [alone, msgspec.structs.replace(fault, device=draw.randrange(per_node))][: draw.choice([1, 1, 2])]
-            if draw.random() < 0.5:
-                delay_s = fault.delay_s + draw.choice([0.1, 0.2, 0.5])
-                faults.append(msgspec.structs.replace(alone, kind=FaultKind.BACK, delay_s=delay_s))
-        else:
-            faults.append(fault)
-    node = draw.randrange(which.setup.num_nodes)
-    beside = when(draw, which.setup, node, kind=FaultKind.KILL, nodes=(node,))
-    faults.append(msgspec.structs.replace(beside, device=draw.randrange(per_node)))
-    return msgspec.structs.replace(which, faults=tuple(faults))
-
-
-def on_devices(which: Schedule, devices: int) -> Schedule:
+def _on_devices(which: Schedule, devices: int) -> Schedule:
     """The same history of nodes with so many times the devices, as many to a stage."""
-    setup = msgspec.structs.replace(
-        which.setup, devices_per_stage=devices, devices_per_node=devices * which.setup.devices_per_node
-    )
-    return msgspec.structs.replace(which, setup=setup)
+    return msgspec.structs.replace(which, setup=on_devices(which.setup, devices))
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)

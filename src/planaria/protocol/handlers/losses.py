@@ -28,10 +28,13 @@ def lost_in_step(run: Run, event: NodeGone) -> list[Command]:
     if event.node in run.members.gone:
         return checkpoints.lose_writers(run, run.members.workers_of(event.node))
     commands = lose(run, event)
-    return commands + _go_on(run) if event.node in run.plan.nodes else commands
+    if event.node not in run.plan.nodes:
+        return commands
+    return commands + _go_on(run)
 
 
 def _go_on(run: Run) -> list[Command]:
+    """Commits the step that a loss struck where nothing of it was lost; else what remains of it is salvaged."""
     if run.phase is Phase.TRAINING and run.attempt.votes.is_enough(run.members.addresses):
         return step.conclude(run)
     return salvage.begin(run)
