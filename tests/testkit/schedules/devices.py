@@ -14,7 +14,8 @@ from tests.testkit.schedules.setup import Setup
 
 def on_devices(setup: Setup, devices: int) -> Setup:
     """Returns the setup with so many times the devices, as many to a stage."""
-    return msgspec.structs.replace(setup, devices_per_stage=devices, devices_per_node=devices * setup.devices_per_node)
+    per_stage, per_node = devices * setup.devices_per_stage, devices * setup.devices_per_node
+    return msgspec.structs.replace(setup, devices_per_stage=per_stage, devices_per_node=per_node)
 
 
 def with_devices_alone(draw: Random, setup: Setup, faults: Sequence[Fault]) -> list[Fault]:
