@@ -85,8 +85,9 @@ class StageDevicesPolicy(Policy):
         places = self.places.reconfigure(asked)
         found = self._by_device(places, request.plan, request.holders)
         if not self._is_sound(found, places):
-            idle = {*asked.leaving, *map(on.node_of, on.carried())} - set(asked.lost)
-            places = self.places.reconfigure(dataclasses.replace(asked, leaving=tuple(sorted(idle))))
+            idle = tuple(sorted({*map(on.node_of, on.carried())} - {*asked.lost, *asked.leaving}))
+            # Whoever is not in the plan sends nothing for it.
+            places = self.places.reconfigure(dataclasses.replace(asked, lost=(*asked.lost, *idle)))
             found = self._by_device(places, request.plan, request.holders)
         if not on.lost:
             return found

@@ -455,7 +455,8 @@ class InvariantChecker:
         # Workers know the last commit: of earlier ones that the journal lost, nobody knows whether they were applied.
         is_told = ended.skipped_steps == skipped or (self._is_cut and ended.skipped_steps < skipped)
         self.require(is_told, f"{ended.skipped_steps} steps skipped, not {skipped}")
-        num_lost = sum(isinstance(record, NodeLost) for record in self.records)
+        struck = [record.node for record in self.records if isinstance(record, NodeLost | DeviceLost)]
+        num_lost = len(set(struck))  # whoever lost a device may have lost a stage with it
         if self._strength.ever_degraded:  # who went with notice took replicas along, which was said
             num_lost += sum(isinstance(record, NodeReleased) for record in self.records)
         if num_lost <= setup.fault_tolerance and not self._may_go_back and not self.tainted:
