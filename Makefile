@@ -23,13 +23,15 @@ SEED ?= 0
 # Of `make dst`.
 SEEDS ?= 1000
 FIRST ?= 0
+# Of `make mutants`.
+NUMBER ?= 300
 
 # Tests start many processes: what they import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-engines test-page proof lint style format docs bench papers chaos dst small-world clean
+.PHONY: help demo test test-engines test-page proof lint style format docs bench papers chaos dst mutants small-world clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,7 +41,7 @@ demo: $(VENV)/.installed ## train the demo job while killing nodes, and compare 
 
 test: style ## linters, types, import rules and tests: a few minutes
 	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
-	$(BIN)/mypy > "$$said" 2>&1 & types=$$!; \
+	($(BIN)/lint-imports && $(BIN)/mypy) > "$$said" 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed=$(SEED); tests=$$?; \
 	wait $$types; types=$$?; cat "$$said"; exit $$((types | tests))
 
@@ -57,7 +59,6 @@ proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, sim
 	$(BIN)/python -m pip install --quiet -e ".[wandb,mlflow]" || echo "their tests are left out"
 	PLANARIA_PROOF=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed=$(SEED) \
 	  -m "proof or hypothesis"
-	$(BIN)/python -m pytest tests/runtime/observers
 	$(MAKE) dst SEEDS=800 FIRST=200000
 	$(MAKE) chaos SECONDS=60
 
@@ -73,13 +74,13 @@ test-engines: $(VENV)/.installed-dev ## real SLURM, Ray and etcd of this machine
 	$(BIN)/python -m pytest -m engines -rs tests/engines
 
 lint: style ## linters, types and import rules
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-# What takes seconds; types take half a minute the first time, so tests run beside them.
+# What takes a second; import rules take several, and types half a minute the first time, so tests run beside them.
 style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports
 
 format: $(VENV)/.installed-dev ## let ruff rewrite the code
 	$(BIN)/ruff check --fix .
@@ -101,6 +102,9 @@ papers: $(VENV)/.installed-dev ## write docs/figures/papers.md: papers' tables b
 
 chaos: $(VENV)/.installed ## random faults for SECONDS (300), or in many short runs until there were FAULTS; bits compared
 	@$(BIN)/python scripts/chaos.py --seed $(SEED) $(if $(FAULTS),--faults $(FAULTS),--seconds $(SECONDS))
+
+mutants: $(VENV)/.installed-dev ## the protocol with NUMBER (300) small changes by machine, one at a time: which of them schedules miss
+	$(BIN)/python -m tests.testkit.mutants.command --number $(NUMBER) --seed $(SEED)
 
 dst: $(VENV)/.installed-dev ## random schedules in virtual time: SEEDS (1000) of the simulator from FIRST (0) on, then with shipped workers
 	$(BIN)/python -m tests.testkit.dst --seeds $(SEEDS) --first-seed $(FIRST)

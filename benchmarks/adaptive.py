@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from fidelity import ENVIRONMENT, EVEN, Case, f_n0, measure_vote_s, profile_of
+from fidelity import EVEN, Case, f_n0, measure_vote_s, profile_of
 from figures import SCRATCH, note, report
-from sides import make_job, planaria_side
+from sides import ENVIRONMENT, make_job, planaria_side
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

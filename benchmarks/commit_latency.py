@@ -11,17 +11,17 @@ import random
 import secrets
 import select
 import shutil
-import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
 
+from agents import _NoLauncher
 from made_up import uniform_profile
 from sides import make_job
 
 from planaria.job.settings import Job
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.plan.plan import Plan, WorkerId
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
@@ -57,28 +57,6 @@ NUM_LAYERS = 8
 _TIMES = struct.Struct("!Idd")
 
 
-class _Forked:
-    """The launcher's side of the server: processes that nobody kills."""
-
-    def __init__(self) -> None:
-        self._never, self._other = socket.socketpair()
-
-    def fileno(self) -> int:
-        return self._never.fileno()
-
-    def lost(self) -> list[tuple[NodeId, str]]:
-        return []
-
-    def start(self, node: NodeId) -> None:
-        return
-
-    def kill(self, node: NodeId) -> None:
-        return
-
-    def all_ended(self) -> bool:
-        return True
-
-
 def in_the_folder(folder: RunFolder) -> Journal:
     return SqliteJournal(folder.journal)
 
@@ -103,7 +81,7 @@ def measure_commit(
             machine = Coordinator(
                 _run_settings(job, folder), TemplatesPolicy.of(Planner(profile, planner_settings(job, profile)))
             )
-            server = Server(machine, "token", journal, _Forked(), (recorder,), lambda command: None)
+            server = Server(machine, "token", journal, _NoLauncher(), (recorder,), lambda command: None)
             listener = listen("127.0.0.1", 0)
             server.start(listener)
             address = f"127.0.0.1:{listener.getsockname()[1]}"

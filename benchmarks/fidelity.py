@@ -13,12 +13,10 @@ the same run.
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import secrets
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +27,7 @@ import msgspec
 from figures import SCRATCH, note, report
 from interleave import QUIET
 from interleave import _machine_s as machine_s
-from sides import make_job, planaria_side
+from sides import make_job, planaria_side, run_to_end
 
 from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import (
@@ -224,12 +222,7 @@ def run(name: str, job: Job, faults: Sequence[str], attempts: int) -> list[Plan]
     for _ in range(attempts):
         side = planaria_side("fidelity", job, faults)
         before, (busy, whole) = _own_s(), machine_s()
-        with side.output.open("wb") as output:
-            done = subprocess.run(
-                side.commands[0][0], stdout=output, stderr=output, timeout=300, env=ENVIRONMENT, check=False
-            )
-        if done.returncode:
-            raise SystemExit(f"{name}: failed, see {side.output}")
+        run_to_end(side, 300)
         busy_after, whole_after = machine_s()
         foreign = max(0.0, busy_after - busy - (_own_s() - before)) / (whole_after - whole)
         plans = list(_plans(side.log))
@@ -247,9 +240,6 @@ def run(name: str, job: Job, faults: Sequence[str], attempts: int) -> list[Plan]
             f"{plan.measured_s * 1e3:.1f} ms, {plan.error:+.1%}{disturbed}"
         )
     return plans
-
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def _plans(events: Path) -> Iterator[Plan]:

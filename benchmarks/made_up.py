@@ -13,6 +13,21 @@ from planaria.plan.costs.model_profile import (
 )
 from planaria.plan.plan import Group
 
+UNTIED_GPT2 = """
+[model]
+type = "gpt2"
+[model.config]
+n_layer = 4
+n_embd = 256
+n_head = 4
+n_positions = 64
+attn_pdrop = 0
+embd_pdrop = 0
+resid_pdrop = 0
+tie_word_embeddings = false # torch's pipelining has no tied parameters
+"""
+"""3.2 million parameters; a job's section."""
+
 
 def uniform_profile(num_layers: int, layer_s: float, *, parameter_bytes: int, output_bytes: int) -> ModelProfile:
     """Layers that are all alike, each a parameter group.

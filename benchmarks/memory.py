@@ -36,8 +36,6 @@ from planaria.runtime.component_settings import job_profile
 from planaria.runtime.measure.memory import own_bytes
 
 MB = 1e6
-GROWTH = (("threads", "count", "<= 0"), ("descriptors", "count", "<= 0"), ("anonymous", "MB", "<= 2"))
-"""What must not grow, its unit, and the goal."""
 GPT2 = 'type = "gpt2"\nconfig = { n_layer = 6, n_embd = 384, n_head = 6, n_positions = 128 }'
 WIDE = 'type = "gpt2"\nconfig = { n_layer = 4, n_embd = 768, n_head = 12, n_positions = 128 }'
 BERT = """type = "bert"

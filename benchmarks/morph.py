@@ -14,14 +14,13 @@ import argparse
 import secrets
 import shutil
 import statistics
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-from fidelity import ENVIRONMENT, EVEN, Case, f_n0, measure_vote_s, profile_of
+from fidelity import EVEN, Case, f_n0, measure_vote_s, profile_of
 from figures import SCRATCH, note, report
-from sides import make_job, planaria_side
+from sides import make_job, planaria_side, run_to_end
 
 from planaria.job.sections.cluster import Device
 from planaria.job.settings import Job
@@ -96,12 +95,7 @@ def read(events: Sequence[tuple[AnyRecord, float]], *, is_oversubscribed: bool) 
 def train(name: str, job: Job, kills: Sequence[tuple[int, int]]) -> Run:
     """Kills are (node, step)."""
     side = planaria_side(name, job, [f"kill:node={node},step={step},at=backward" for node, step in kills])
-    with side.output.open("wb") as output:
-        done = subprocess.run(
-            side.commands[0][0], stdout=output, stderr=output, env=ENVIRONMENT, timeout=MOST_S, check=False
-        )
-    if done.returncode:
-        raise SystemExit(f"failed, see {side.output}")
+    run_to_end(side, MOST_S)
     run = read(list(read_events(side.log)), is_oversubscribed=job.cluster.device is Device.CPU)
     shutil.rmtree(side.log.parent)
     return run

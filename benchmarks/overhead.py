@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from commit_latency import measure_commit
 from figures import note, report
 from interleave import Side, interleave, ratios, step_time_s
+from made_up import UNTIED_GPT2
 from sides import make_job, pipelines_of, planaria_side, torch_side
 
 DDP_JOB = """
@@ -40,19 +41,7 @@ checkpoint_every = 0 # as the baselines
 """
 """10.7 million parameters, 43 MB of gradients; one microbatch of 4 x 64 tokens a pipeline."""
 
-PIPELINE_JOB = """
-[model]
-type = "gpt2"
-[model.config]
-n_layer = 4
-n_embd = 256
-n_head = 4
-n_positions = 64
-attn_pdrop = 0
-embd_pdrop = 0
-resid_pdrop = 0
-tie_word_embeddings = false # torch's pipelining has no tied parameters
-[train]
+PIPELINE_JOB = f"""{UNTIED_GPT2}[train]
 steps = 1_000_000
 global_batch = 32
 microbatch = 4

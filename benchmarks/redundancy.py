@@ -16,15 +16,14 @@ import argparse
 import secrets
 import shutil
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-from fidelity import ENVIRONMENT, f_n0
+from fidelity import f_n0
 from figures import SCRATCH, note, report
-from sides import make_job, planaria_side
+from sides import make_job, planaria_side, run_to_end
 
 from planaria.estimate.step_time import step_time_s
 from planaria.job.registry import PolicyName
@@ -53,7 +52,6 @@ SLOWEST_S = 0.24
 samples in a step of several seconds."""
 MICROBATCHES = 16
 """Of each pipeline."""
-PER_STEP = PIPELINES * MICROBATCHES
 STEPS, WARM_UP = 6, 2
 VICTIM = 4
 """A worker in the middle of the first pipeline."""
@@ -179,12 +177,7 @@ heartbeat_timeout_s = 10
     lost_in = STEPS - 1
     faults = [f"kill:node={VICTIM},step={lost_in},at=vote"] if loses else []
     side = planaria_side(f"redundancy-{model.name}", make_job(text, *f_n0(1, DEPTH)), faults)
-    with side.output.open("wb") as output:
-        done = subprocess.run(
-            side.commands[0][0], stdout=output, stderr=output, timeout=900, env=ENVIRONMENT, check=False
-        )
-    if done.returncode:
-        raise SystemExit(f"failed, see {side.output}")
+    run_to_end(side, 900)
     records = [record for record, _ in read_events(side.log)]
     seconds = {record.step: record.duration_s for record in records if isinstance(record, StepCommitted)}
     usual = statistics.median(seconds[step] for step in seconds if WARM_UP < step < lost_in)

@@ -14,20 +14,19 @@ import random
 import secrets
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from fidelity import ENVIRONMENT, EVEN, Case, f_n0, measure_vote_s, profile_of
+from fidelity import EVEN, Case, f_n0, measure_vote_s, profile_of
 from fidelity import _own_s as own_s
 from figures import SCRATCH, note, report
 from interleave import QUIET
 from interleave import _machine_s as machine_s
 from papers.formulas import failures_s
-from sides import make_job, planaria_side
+from sides import make_job, planaria_side, run_to_end
 
 from planaria.api import plan_for
 from planaria.estimate.step_time import step_time_s
@@ -39,8 +38,8 @@ from planaria.plan.plan import Pipeline, Plan, PlanError, ScheduleKind, Stage, W
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.reroute.plans import rerouted
 from planaria.planner.reroute.routes import Detours, Freedom, Hops, MicrobatchAssignment
-from planaria.policy.detour_search import fastest_detours
-from planaria.policy.interface import Candidate
+from planaria.policy.detour_search import detours_in_pieces
+from planaria.policy.interface import Candidate, result_of
 from planaria.protocol.messages.records import PlanMeasured, PlanTaken
 from planaria.runtime.run_folder.recorder import read_events
 
@@ -96,7 +95,7 @@ def best_of_many(profile: ModelProfile, settings: PlannerSettings, plan: Plan, t
         return step_time_s(made, profile)
 
     best_s = step_time_s(plan, profile)
-    thorough = fastest_detours(profile, settings, pipelines, 1, budget=1_000_000)
+    thorough = result_of(detours_in_pieces(profile, settings, pipelines, 1, budget=1_000_000))
     assert thorough is not None
     best_s = min(best_s, thorough.step_time_s)
     costs = StageCosts(profile)
@@ -173,12 +172,7 @@ policy = "reroute"
 """
     faults = [f"kill:node={node},step={STEPS_BETWEEN * (at + 1)},at=backward" for at, node in enumerate(lost)]
     side = planaria_side(f"reroute-{num_microbatches}", make_job(text, *f_n0(1, STAGES)), faults)
-    with side.output.open("wb") as output:
-        done = subprocess.run(
-            side.commands[0][0], stdout=output, stderr=output, timeout=600, env=ENVIRONMENT, check=False
-        )
-    if done.returncode:
-        raise SystemExit(f"failed, see {side.output}")
+    run_to_end(side, 600)
     placed: set[int] = set()
     for record, _ in read_events(side.log):
         if isinstance(record, PlanTaken) and record.purpose == "reconfigure":
@@ -205,7 +199,7 @@ def rows_of(script: str, num_microbatches: int, vote_s: float, tries: int, *, at
     stage_s = sum(layer.times[0].forward_s + layer.times[0].backward_s for layer in profile.layers) / STAGES
     for at, (proposal, (_, measured_s)) in enumerate(zip(proposals, taken, strict=True)):
         failures = [sum(place == stage for _, place in places[: at + 1]) for stage in range(STAGES)]
-        found = fastest_detours(profile, settings, proposal.plan.pipelines, 1)
+        found = result_of(detours_in_pieces(profile, settings, proposal.plan.pipelines, 1))
         assert found is not None
         yield Row(
             name=script,
@@ -266,7 +260,7 @@ def decision_ms() -> None:
             ]
             left = [tuple(stage for stage in stages if stage.worker not in lost) for stages in grid]
             began = time.process_time()
-            fastest_detours(profile, settings, [Pipeline(stages=s) for s in left if s], 1)
+            result_of(detours_in_pieces(profile, settings, [Pipeline(stages=s) for s in left if s], 1))
             times.append((time.process_time() - began) * 1e3)
         goal = "<= 50" if nodes == NODES and number == NODES else None
         report(f"reroute.decision.{nodes}-nodes.{number}-microbatches", statistics.median(times), "ms", goal=goal)

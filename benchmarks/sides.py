@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from planaria.runtime.run_folder.recorder import read_events
 from planaria.runtime.run_folder.run_folder import RunFolder
 
 BASELINES = Path(__file__).parent / "baselines"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def make_job(text: str, *overrides: str) -> Job:
@@ -40,6 +43,16 @@ def planaria_side(name: str, job: Job, faults: Sequence[str] = ()) -> Side:
         seconds_of=lambda line: float(str(line["duration_s"])) if line["event"] == "step_committed" else None,
         output=SCRATCH / f"{run}.out",
     )
+
+
+def run_to_end(side: Side, timeout_s: float) -> None:
+    """Runs a side of one process until it ends. Raises SystemExit: it failed."""
+    with side.output.open("wb") as output:
+        done = subprocess.run(
+            side.commands[0][0], stdout=output, stderr=output, timeout=timeout_s, env=ENVIRONMENT, check=False
+        )
+    if done.returncode:
+        raise SystemExit(f"{side.name}: failed, see {side.output}")
 
 
 def pipelines_of(side: Side) -> tuple[tuple[tuple[int, int, int], ...], ...]:

@@ -9,20 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hosts import Farm, farm
+from made_up import UNTIED_GPT2
 
-JOB = """
-[model]
-type = "gpt2"
-[model.config]
-n_layer = 4
-n_embd = 256
-n_head = 4
-n_positions = 64
-attn_pdrop = 0
-embd_pdrop = 0
-resid_pdrop = 0
-tie_word_embeddings = false # torch's pipelining has no tied parameters
-[train]
+JOB = f"""{UNTIED_GPT2}[train]
 steps = 1_000_000
 microbatch = 1
 sequence_length = 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ def hangs_up() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def incubator(hangs_up: None) -> Iterator[Incubator]:
-    with closing(Incubator()) as made:
+    """One for all workers of pytest: what it imports is imported once."""
+    with closing(Incubator(shared=os.environ.get("PYTEST_XDIST_TESTRUNUID", ""))) as made:
         yield made
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -39,9 +39,6 @@ from planaria.runtime.launch.training.result import TrainResult
 from planaria.runtime.progress.output import Output
 from planaria.runtime.progress.progress import ProgressDisplay
 from planaria.runtime.run_folder.run_folder import RunFolder, free_name
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "Callback",

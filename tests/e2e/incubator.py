@@ -1,13 +1,14 @@
 """Starts `planaria`, scripts and forkservers: forked, so that nothing is imported twice. All else is what ships.
 
-`python -m tests.e2e.incubator FD` takes orders, each with its descriptors, from the socket FD. Over the first of those
-it tells the pid, and then the exit status. `Incubator` is the other side.
+`python -m tests.e2e.incubator FD` listens at the socket FD and takes orders, each with its descriptors, from whoever
+connects. Over the first of those it tells the pid, and then the exit status. `Incubator` is the other side.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import gc
 import itertools
@@ -116,16 +117,30 @@ class Incubator:
 
     Args:
         prefix: of the command that starts that process.
+        shared: a name; whoever gives the same one has the same process. Empty: it is this one's alone.
     """
 
-    def __init__(self, prefix: Sequence[str] = ()) -> None:
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+    def __init__(self, prefix: Sequence[str] = (), shared: str = "") -> None:
+        self._is_shared = bool(shared)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        address: str | bytes = f"\0planaria-tests-{shared}" if shared else ""  # none: the kernel finds a name
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(address)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                while self._ours.connect_ex(address) == errno.ECONNREFUSED:
+                    time.sleep(0.01)  # whoever has the name is about to listen
+                return
+            listener.listen()
+            self._ours.connect(listener.getsockname())
             self._process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "tests.e2e.incubator", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [*prefix, sys.executable, "-m", "tests.e2e.incubator", str(listener.fileno())],
+                pass_fds=[listener.fileno()],
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+                env={**os.environ, "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
                 start_new_session=True,
             )
 
@@ -195,10 +210,11 @@ class Incubator:
         return news
 
     def close(self) -> None:
-        """Whatever runs still dies with it."""
+        """Whatever runs still dies with the process, which ends with its last connection."""
         self._ours.close()
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None and not self._is_shared:
+            self._process.kill()
+            self._process.wait()
 
 
 # The incubator's side
@@ -323,17 +339,27 @@ def import_everything() -> None:
 
 
 def main(descriptor: int) -> None:
-    forkserver.die_with_parent()
+    """Forks what is ordered, until the last connection is closed: the first one was made before this process began."""
     import_everything()
-    sock = socket.socket(fileno=descriptor)
+    listener = socket.socket(fileno=descriptor)
     selector = selectors.DefaultSelector()
-    selector.register(sock, selectors.EVENT_READ)
+    selector.register(listener, selectors.EVENT_READ)
+    connections: set[socket.socket] = set()
     while True:
         for key, _ in selector.select():
-            if key.fileobj is sock:
+            if key.fileobj is listener:
+                connection, _ = listener.accept()
+                connections.add(connection)
+                selector.register(connection, selectors.EVENT_READ)
+            elif isinstance(sock := key.fileobj, socket.socket):
                 data, descriptors, _, _ = socket.recv_fds(sock, MAX_ORDER_BYTES, MAX_DESCRIPTORS)
                 if not data:
-                    return
+                    selector.unregister(sock)
+                    sock.close()
+                    connections.remove(sock)
+                    if not connections:
+                        return
+                    continue
                 order, (news, *given) = json.loads(data), descriptors
                 if "forkserver" in order:
                     child = functools.partial(run_forkserver, order["forkserver"], *given)
@@ -344,7 +370,8 @@ def main(descriptor: int) -> None:
                 pid = fork(child, given, order["folder"])
                 for passed in given:
                     os.close(passed)
-                os.write(news, str(pid).encode())
+                with contextlib.suppress(OSError):  # whoever ordered it may be gone
+                    os.write(news, str(pid).encode())
                 selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, news))
             else:
                 pid, news = key.data

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from planaria.job.settings import Job
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
-
-Reference = Callable[[Job], Outcome]
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_job
 
 
 def test_each_loss_is_answered_with_the_best_of_its_candidates(text: Path, run: Run, reference: Reference) -> None:

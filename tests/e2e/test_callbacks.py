@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from planaria.job.errors import UserError
-from planaria.job.settings import Job
-from tests.e2e.conftest import Run
+from tests.e2e.conftest import Reference, Run
 from tests.e2e.jobs import Outcome, make_emulated_job
 
 MODULE = """
@@ -46,7 +44,7 @@ def heard(outcome: Outcome) -> list[str]:
 
 
 def test_a_callback_stops_a_run_that_goes_on_later(
-    run: Run, slow_layers: Path, mine: Path, reference: Callable[[Job], Outcome]
+    run: Run, slow_layers: Path, mine: Path, reference: Reference
 ) -> None:
     names = [f"callbacks_of_mine:{name}" for name in ("leave", "broken", "listen", "stop_after_three")]
     job = make_emulated_job(slow_layers, train__steps=8, run__callbacks=names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from planaria.runtime.component_settings import node_settings
 from planaria.runtime.launch.training import run as run_stage
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.worker.settings import WorkerSettings
-from tests.e2e.conftest import Run
+from tests.e2e.conftest import Reference, Run
 from tests.e2e.jobs import Outcome, make_job
 
 
@@ -77,7 +76,7 @@ def test_the_same_data_at_another_place_are_the_same(run: Run, job: Job, corpus:
 
 
 def test_a_node_with_another_file_of_equal_length_is_refused(
-    run: Run, reference: Callable[[Job], Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = np.arange(3000, dtype=np.uint16) % 256
     for folder, given in (("here", ids), ("there", np.roll(ids, 1))):

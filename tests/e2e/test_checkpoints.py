@@ -9,11 +9,8 @@ import pytest
 
 from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, StepCommitted
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
-from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
+from tests.e2e.conftest import Pipelines, Reference, Run
+from tests.e2e.jobs import make_job
 
 
 class BrokenDisk:
@@ -40,14 +37,15 @@ class BrokenDisk:
 def test_a_disk_that_cannot_be_written_stops_nothing_and_is_said(
     tmp_path: Path, text: Path, run: Run, reference: Reference
 ) -> None:
-    job = make_job(text, train__steps=14, run__checkpoint_every=1)
+    job = make_job(text, cluster__nodes=4, train__steps=14, run__checkpoint_every=1)
     outcome = run(job, observers=[BrokenDisk(tmp_path / "run-0" / "checkpoints", 3, 8)])
     outcome.assert_same_bits(reference(job))
     assert any("is given up: " in note["text"] for note in outcome.events("note"))
     assert outcome.events("checkpoint_saved")[-1]["step"] == 14
 
 
-@pytest.mark.parametrize("at", rest_in_proof(["apply", "forward", "vote"]))
+@pytest.mark.proof
+@pytest.mark.parametrize("at", ["forward", "vote"])
 def test_kills_while_every_step_is_saved_change_no_bit(at: str, text: Path, run: Run, reference: Reference) -> None:
     """What is given up is never used, and what is saved is what the reference has."""
     job = make_job(text, run__checkpoint_every=1)
@@ -56,10 +54,11 @@ def test_kills_while_every_step_is_saved_change_no_bit(at: str, text: Path, run:
 
 
 @pytest.mark.proof
-def test_every_replica_of_a_layer_is_lost_soon_after_a_save(text: Path, run: Run, reference: Reference) -> None:
+def test_every_replica_of_a_layer_is_lost_soon_after_a_save(
+    text: Path, run: Run, reference: Reference, first_pipelines: Callable[[Job], Pipelines]
+) -> None:
     job = make_job(text, train__steps=12, run__checkpoint_every=2)
-    first = run(make_job(text, train__steps=1, train__warmup_steps=0)).events("plan_taken")[0]["pipelines"]
-    faults = [f"kill:node={stages[0][0]},step=9,at=backward" for stages in first]
+    faults = [f"kill:node={stages[0][0]},step=9,at=backward" for stages in first_pipelines(job)]
     outcome = run(job, *faults)
     restored = outcome.events("restored")
     assert [event["from_step"] for event in restored] == [8]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planaria.job.errors import UserError
-from planaria.job.settings import Job
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_job
 from tests.e2e.test_optimizers import KILLS
-
-Reference = Callable[[Job], Outcome]
 
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "function": ("function", {}),

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from planaria.job.settings import Job
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_job
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 TWO_REPLICAS = {"cluster__nodes": 5}
 """Five nodes in two pipelines; else three pipelines of seven."""

@@ -8,7 +8,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ import pytest
 from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, Note
 from planaria.ui.cli import live
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_emulated_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_emulated_job
 
 pytest.importorskip("uvicorn", reason="the extra dashboard is not installed")
 
@@ -62,7 +61,7 @@ def with_page(job: Job, port: int) -> Job:
 
 
 def test_a_run_serves_its_page_until_it_ends_whoever_stalls(
-    run: Run, tmp_path: Path, slow_layers: Path, reference: Callable[[Job], Outcome]
+    run: Run, tmp_path: Path, slow_layers: Path, reference: Reference
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])
@@ -81,9 +80,7 @@ def test_a_run_serves_its_page_until_it_ends_whoever_stalls(
         socket.create_connection(("127.0.0.1", port))
 
 
-def test_a_port_that_is_taken_is_one_line_and_nothing_else(
-    run: Run, slow_layers: Path, reference: Callable[[Job], Outcome]
-) -> None:
+def test_a_port_that_is_taken_is_one_line_and_nothing_else(run: Run, slow_layers: Path, reference: Reference) -> None:
     plain = make_emulated_job(slow_layers, train__steps=2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from planaria.api import load_job
-from planaria.job.settings import Job
-from tests.e2e.agents import Agent, Hosts, end_all
+from tests.e2e.agents import Agent, Hosts
 from tests.e2e.commands import DEADLINE_S, wait_until
+from tests.e2e.conftest import Reference
 from tests.e2e.incubator import Incubator
-from tests.e2e.jobs import Outcome
 
 JOB = ("cluster.nodes={ least = 2, most = 4 }", "train.global_batch=12")  # of which each node has as much
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    end_all(tmp_path)
 
 
 class Elastic(Hosts):
@@ -51,7 +43,7 @@ class Elastic(Hosts):
         (found,) = (agent for agent in self.agents if agent.process.poll() != -signal.SIGKILL and agent.node == node)
         return found
 
-    def assert_same_bits(self, reference: Callable[[Job], Outcome]) -> None:
+    def assert_same_bits(self, reference: Reference) -> None:
         """Ends the run, and compares it with one process that trains as many steps."""
         self.command.send_signal(signal.SIGTERM)
         assert self.command.wait(DEADLINE_S) == 128 + signal.SIGTERM, self.said
@@ -64,7 +56,7 @@ class Elastic(Hosts):
 
 
 def test_a_run_grows_from_its_least_to_its_most_and_keeps_to_its_budget(
-    folder: Path, incubator: Incubator, reference: Callable[[Job], Outcome]
+    folder: Path, incubator: Incubator, reference: Reference
 ) -> None:
     price = folder / "price"
     price.write_text("1.0")
@@ -99,9 +91,7 @@ def test_a_run_grows_from_its_least_to_its_most_and_keeps_to_its_budget(
 
 
 @pytest.mark.proof
-def test_a_node_that_brings_nothing_is_given_back(
-    folder: Path, incubator: Incubator, reference: Callable[[Job], Outcome]
-) -> None:
+def test_a_node_that_brings_nothing_is_given_back(folder: Path, incubator: Incubator, reference: Reference) -> None:
     """Of four microbatches, two nodes have two each, and a third one cannot make that less."""
     hosts = Elastic(folder, incubator, "cluster.nodes={ least = 2, most = 3 }", "train.global_batch=4")
     for _ in range(3):

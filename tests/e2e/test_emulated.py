@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -10,13 +9,10 @@ import pytest
 
 from planaria.api import plan
 from planaria.job.errors import UserError
-from planaria.job.settings import Job
 from planaria.runtime.launch.export import export_run
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import LAYER_S, Outcome, make_emulated_job, profile
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import LAYER_S, make_emulated_job, profile
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planaria.job.settings import Job
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_emulated_job, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_emulated_job, make_job
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 EVALUATED = {"eval__every": 2, "eval__share": 0.2, "eval__microbatches": 10}
 
@@ -24,7 +21,7 @@ def evaluated_job(text: Path, model: str = "gpt2", **changes: Any) -> Job:
 
 @pytest.mark.parametrize("model", rest_in_proof(["bert", "gpt2", "llama", "function"]))
 def test_evaluations_have_the_references_bits(model: str, text: Path, run: Run, reference: Reference) -> None:
-    job = evaluated_job(text, model)
+    job = evaluated_job(text, model, cluster__nodes=4)
     outcome = run(job)
     outcome.assert_same_bits(reference(job))
     assert sorted(outcome.evaluated) == [2, 4, 5]
@@ -102,7 +99,7 @@ def test_the_best_checkpoint_stays_beside_the_newest(text: Path, run: Run) -> No
 
 
 def test_a_target_ends_the_run(text: Path, run: Run, reference: Reference) -> None:
-    job = evaluated_job(text, eval__stop_at__metric="loss", eval__stop_at__value=100.0)
+    job = evaluated_job(text, cluster__nodes=4, eval__stop_at__metric="loss", eval__stop_at__value=100.0)
     outcome = run(job)
     outcome.assert_same_bits(reference(job))
     assert outcome.summary["steps"] == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -18,11 +18,9 @@ from planaria.model.huggingface import HuggingFaceModel
 from planaria.model.load import load_huggingface_model
 from planaria.plan.costs.profile_check import decode_profile
 from planaria.runtime.launch.export import export_run
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_job
 from tests.e2e.test_optimizers import KILLS, ruled
-
-Reference = Callable[[Job], Outcome]
 
 FROZEN = ("transformer.w?e.weight", "transformer.h.0.*", "transformer.h.2.mlp.*")
 """Of gpt2: a prefix of layers, part of another one, and a tensor that the first and the last layer share."""

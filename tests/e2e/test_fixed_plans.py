@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from planaria.job.settings import Job
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
-
-Reference = Callable[[Job], Outcome]
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_job
 
 
 def test_a_loss_under_oobleck_s_objective_changes_no_bit(text: Path, run: Run, reference: Reference) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from planaria.job.settings import Job
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_job
 
 
-def test_the_scale_falls_until_gradients_fit_and_bits_stay(
-    text: Path, run: Run, reference: Callable[[Job], Outcome]
-) -> None:
+def test_the_scale_falls_until_gradients_fit_and_bits_stay(text: Path, run: Run, reference: Reference) -> None:
     job = make_job(
         text,
         "function",
+        cluster__nodes=5,
         model__loss="tests.e2e.large_loss:loss",
         train__dtype="float16",
         train__steps=7,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,7 @@ from planaria.protocol.step.schedule import learning_rate
 from planaria.runtime.launch.reference import train_reference
 from planaria.runtime.launch.training.resumption import history_of
 from planaria.runtime.run_folder.run_folder import RunFolder
-from tests.e2e.conftest import Run
+from tests.e2e.conftest import Reference, Run
 from tests.e2e.jobs import Outcome, make_emulated_job, make_job
 
 
@@ -59,7 +58,7 @@ def test_steps_are_not_lowered(run: Run, text: Path) -> None:
 
 
 def test_a_budget_that_is_spent_saves_and_a_higher_one_goes_on(
-    slow_layers: Path, run: Run, reference: Callable[[Job], Outcome]
+    slow_layers: Path, run: Run, reference: Reference
 ) -> None:
     """At a million dollars an hour no step fits the budget; the first one is begun, as nothing is counted yet."""
     job = make_emulated_job(slow_layers, budget__price=1e6, budget__total=0.001)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from planaria.job.settings import Job
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_emulated_job, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_emulated_job, make_job
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 
 @pytest.mark.parametrize("at", rest_in_proof(["forward", "sync", "recv", "vote"]))
 def test_a_node_that_is_stopped_is_lost(at: str, text: Path, run: Run, reference: Reference) -> None:
-    job = make_job(text)
+    job = make_job(text, cluster__nodes=5)
     outcome = run(job, f"hang:node=2,step=3,at={at}")
     outcome.assert_same_bits(reference(job))
     (lost,) = outcome.events("node_lost")
@@ -29,7 +25,7 @@ def test_a_node_that_is_stopped_is_lost(at: str, text: Path, run: Run, reference
 def test_a_main_thread_that_hangs_is_found_though_its_process_answers(
     at: str, text: Path, run: Run, reference: Reference
 ) -> None:
-    job = make_job(text)
+    job = make_job(text, cluster__nodes=5)
     outcome = run(job, f"freeze:node=1,step=4,at={at}")
     outcome.assert_same_bits(reference(job))
     (lost,) = outcome.events("node_lost")

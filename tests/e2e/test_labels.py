@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from planaria.protocol.messages.user import RunState, Wish
 from planaria.runtime.coordinator.client import Contact, NotReached, ask
-from tests.e2e.agents import NUM_NODES, Hosts, end_all, family
+from tests.e2e.agents import NUM_NODES, Hosts, family
 from tests.e2e.commands import wait_until
 from tests.e2e.incubator import Incubator
 from tests.e2e.test_restart_hosts import coordinators
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    end_all(tmp_path)
 
 
 def state_of(hosts: Hosts) -> RunState | None:

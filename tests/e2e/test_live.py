@@ -10,15 +10,12 @@ import msgspec
 import pytest
 
 from planaria.job.errors import UserError
-from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, Recovered, StepCommitted, Waiting
 from planaria.runtime.coordinator.client import Contact
 from planaria.runtime.launch.training.result import RunStatus
 from planaria.ui.cli import live
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_emulated_job, make_job
-
-Reference = Callable[[Job], Outcome]
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_emulated_job, make_job
 
 
 class User:
@@ -115,7 +112,7 @@ def test_a_run_is_stopped_by_its_user_who_alone_can_read_how_it_is_reached(folde
         return mode, live.stop(run_folder)
 
     user = User(folder, StepCommitted, act)
-    outcome = run(make_job(text, train__steps=5000), observers=[user])
+    outcome = run(make_job(text, cluster__nodes=4, train__steps=5000), observers=[user])
     mode, said = user.answer  # type: ignore[misc]
     assert "is finished and saved" in said
     assert mode == 0o600

@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, Restored
-from tests.e2e.conftest import Run
+from tests.e2e.conftest import Reference, Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 
 def assert_went_back(outcome: Outcome, times: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,10 @@ import pytest
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
 from planaria.job.sections.observe import ObserveSection
-from planaria.job.settings import Job
 from planaria.runtime.launch.training.folder import job_folder
 from planaria.runtime.observers import views, webhook
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_emulated_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_emulated_job
 
 STOP = """
 from planaria import records
@@ -46,7 +45,7 @@ def test_a_run_that_is_shown_everywhere_has_the_same_bits(
     run: Run,
     slow_layers: Path,
     tmp_path: Path,
-    reference: Callable[[Job], Outcome],
+    reference: Reference,
     deaf: str,
     free_port: int,
     monkeypatch: pytest.MonkeyPatch,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ from planaria.checkpoint.state import read_group
 from planaria.job.errors import UserError
 from planaria.job.sections.train import ParameterRule
 from planaria.job.settings import Job
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_job
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 KILLS = ("kill:node=1,step=2,at=backward", "kill:node=4,step=3,at=sync")
 JOBS: dict[str, dict[str, Any]] = {
@@ -63,7 +60,7 @@ def test_a_rule_that_holds_for_nothing_is_refused(text: Path, run: Run) -> None:
 
 
 def test_a_schedule_that_is_a_function(text: Path, run: Run, reference: Reference) -> None:
-    job = make_job(text, train__lr_schedule="math:sqrt", train__warmup_steps=0)
+    job = make_job(text, cluster__nodes=5, train__lr_schedule="math:sqrt", train__warmup_steps=0)
     outcome = run(job, KILLS[0])
     outcome.assert_same_bits(reference(job))
     rates = [step["learning_rate"] for step in outcome.metrics]

@@ -21,7 +21,7 @@ from planaria.job.settings import Job
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.from_worker import Hello
 from planaria.protocol.messages.message import PROTOCOL_VERSION, encode
-from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, NodeLost, PlanTaken, StepCommitted
+from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, NodeLost, StepCommitted
 from planaria.runtime.launch.session import train_job
 from planaria.runtime.launch.training.request import TrainRequest
 from planaria.runtime.nodes.local_nodes import LauncherError, LocalNodes
@@ -32,11 +32,9 @@ from planaria.runtime.worker.settings import WorkerSettings
 from planaria.runtime.worker.transport.frames import data_frame
 from planaria.runtime.worker.transport.mailbox import Key, Kind
 from tests.e2e.commands import DEADLINE_S, wait_until
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_emulated_job, make_job
+from tests.e2e.conftest import Pipelines, Reference, Run
+from tests.e2e.jobs import make_emulated_job, make_job
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 
 def listening_ports(pid: int) -> list[int]:
@@ -233,11 +231,11 @@ def test_a_death_while_the_others_are_started_changes_no_bit(
         return pid
 
     monkeypatch.setattr(nodes, "spawn", spawn_and_kill_the_first)
-    job = make_job(text)
+    job = make_job(text, cluster__nodes=5)
     outcome = run(job)
     outcome.assert_same_bits(reference(job))
     assert [event["node"] for event in outcome.events("node_lost")] == [0]
-    assert outcome.summary["live_nodes"] == 6
+    assert outcome.summary["live_nodes"] == 4
 
 
 def test_a_run_whose_nodes_all_die_says_what_is_left(
@@ -251,10 +249,11 @@ def test_a_run_whose_nodes_all_die_says_what_is_left(
 
         return observe
 
-    outcome = run(make_job(text, run__checkpoint_every=0), observers=[kill_all_after(StepCommitted)])
+    job = make_job(text, cluster__nodes=4, run__checkpoint_every=0)
+    outcome = run(job, observers=[kill_all_after(StepCommitted)])
     assert outcome.summary["status"] == "failed"
     assert "no checkpoint" in outcome.summary["message"]
-    job = make_job(text, run__checkpoint_every=2, train__steps=100)
+    job = make_job(text, cluster__nodes=4, run__checkpoint_every=2, train__steps=100)
     with_checkpoint = run(job, observers=[kill_all_after(CheckpointSaved)])
     assert with_checkpoint.summary["status"] == "exhausted"
     saved = with_checkpoint.events("checkpoint_saved")[-1]["step"]
@@ -274,8 +273,9 @@ def test_a_run_ends_with_an_error_when_the_forkserver_dies(text: Path, tmp_path:
 
         folder = RunFolder.create(tmp_path, "run")
         with pytest.raises(LauncherError, match="log"):
-            train_job(TrainRequest(job=make_job(text), folder=folder, observers=(kill_forkserver,)), local)
-        assert len(pids) == 7
+            job = make_job(text, cluster__nodes=4)
+            train_job(TrainRequest(job=job, folder=folder, observers=(kill_forkserver,)), local)
+        assert len(pids) == 4
         assert wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
 
@@ -316,22 +316,18 @@ def test_a_damaged_last_checkpoint_is_told_of_and_the_one_before_is_used(
     assert name in note["text"]
 
 
-def test_a_restore_from_a_damaged_checkpoint_is_not_trained_on(text: Path, run: Run) -> None:
+def test_a_restore_from_a_damaged_checkpoint_is_not_trained_on(
+    text: Path, run: Run, first_pipelines: Callable[[Job], Pipelines]
+) -> None:
     """Better no model than a wrong one."""
     job = make_job(text, cluster__nodes=8, run__checkpoint_every=2)
     names: list[str] = []
-    firsts: list[int] = []
 
     def damage_it(record: AnyRecord, time_s: float) -> None:
         if isinstance(record, CheckpointSaved) and not names:
             names.append(damage(Path(record.folder)))
 
-    def look(record: AnyRecord, time_s: float) -> None:
-        if isinstance(record, PlanTaken) and not firsts:
-            firsts.extend(stages[0][0] for stages in record.pipelines)
-
-    run(job, observers=[look])
-    kills = [f"kill:node={node},step=4,at=backward" for node in firsts]
+    kills = [f"kill:node={stages[0][0]},step=4,at=backward" for stages in first_pipelines(job)]
     outcome = run(job, *kills, observers=[damage_it])
     assert outcome.summary["status"] == "failed"
     assert names[0] in outcome.summary["message"]

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,11 +15,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from planaria.job.parse import load_job
 from planaria.job.sections.run import RunSection
-from planaria.job.settings import Job
 from tests.e2e.agents import Agent, Hosts, end_all, family
 from tests.e2e.commands import DEADLINE_S, Command, summary, wait_until
+from tests.e2e.conftest import Reference
 from tests.e2e.incubator import Incubator
-from tests.e2e.jobs import Outcome
 from tests.s3_server import S3, serving
 
 
@@ -92,7 +91,7 @@ def worker_pid(log: Path) -> int:
 
 @pytest.mark.proof
 def test_nodes_without_the_run_folder_train_to_the_same_bits(
-    far: FarHosts, reference: Callable[[Job], Outcome], incubator: Incubator
+    far: FarHosts, reference: Reference, incubator: Incubator
 ) -> None:
     train = far.train()
     agents = [far.start_far() for _ in range(3)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ from examples import pictures
 
 from planaria.job.sections.data import DataSection
 from planaria.job.sections.model import ModelSection
-from planaria.job.settings import Job
 from planaria.plan.costs.profile_check import decode_profile
-from tests.e2e.conftest import Run
+from tests.e2e.conftest import Reference, Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.e2e.test_optimizers import KILLS
 
@@ -39,7 +37,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", MODELS)
-def test_transformers_of_the_papers(name: str, text: Path, run: Run, reference: Callable[[Job], Outcome]) -> None:
+def test_transformers_of_the_papers(name: str, text: Path, run: Run, reference: Reference) -> None:
     model_type, config, num_layers = MODELS[name]
     job = make_job(text, train__steps=4, train__learning_rate=1e-3)
     job = msgspec.structs.replace(job, model=ModelSection(type=model_type, config=config))
@@ -47,7 +45,7 @@ def test_transformers_of_the_papers(name: str, text: Path, run: Run, reference: 
 
 
 @pytest.mark.proof
-def test_resnet_152(tmp_path: Path, run: Run, reference: Callable[[Job], Outcome]) -> None:
+def test_resnet_152(tmp_path: Path, run: Run, reference: Reference) -> None:
     pictures.write(tmp_path / "pictures", num_train=60, num_validation=0)
     config = {
         "embedding_size": 8,

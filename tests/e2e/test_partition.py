@@ -13,13 +13,11 @@ import msgspec
 import pytest
 
 from planaria.job.parse import load_job
-from planaria.job.settings import Job
 from tests.e2e.commands import wait_until
+from tests.e2e.conftest import Reference
 from tests.e2e.incubator import Incubator
-from tests.e2e.jobs import MODELS, Outcome, profile
+from tests.e2e.jobs import MODELS, profile
 from tests.e2e.network import Command, Farm, Host, NoNamespaces, farm
-
-Reference = Callable[[Job], Outcome]
 
 NUM_HOSTS = 7
 """The coordinator's, and six nodes'."""

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -19,13 +18,11 @@ from typing import Any
 import pytest
 
 from planaria.api import load_job
-from planaria.job.settings import Job
-from tests.e2e.agents import NUM_NODES, Agent, Hosts, end_all, family
+from tests.e2e.agents import NUM_NODES, Agent, Hosts, family
 from tests.e2e.commands import DEADLINE_S, wait_until
+from tests.e2e.conftest import Reference
 from tests.e2e.incubator import Incubator, Started
-from tests.e2e.jobs import Outcome
 
-Reference = Callable[[Job], Outcome]
 NAME = "job-coordinator"
 
 
@@ -86,12 +83,6 @@ class Pods(Hosts):
 
     def wait_for_all(self) -> None:
         assert wait_until(lambda: self.num_live == NUM_NODES), self.said
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    end_all(tmp_path)
 
 
 def test_pods_go_and_come_and_the_coordinator_moves(folder: Path, names: Names, reference: Reference) -> None:

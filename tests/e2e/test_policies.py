@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from planaria.job.errors import UserError
-from planaria.job.settings import Job
 from planaria.protocol.messages.records import Recovered, StepCommitted
 from planaria.runtime.launch.reference import train_reference
 from planaria.runtime.run_folder.recorder import read_drops
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.ui.cli import live
 from planaria.ui.cli.main import cli
-from tests.e2e.conftest import EXAMPLES, Run
+from tests.e2e.conftest import EXAMPLES, Reference, Run
 from tests.e2e.jobs import Outcome, make_emulated_job, make_job
 from tests.e2e.test_live import User
-
-Reference = Callable[[Job], Outcome]
 
 
 @pytest.fixture

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from planaria.job.settings import Job
 from planaria.runtime.launch.training.result import RunStatus
-from tests.e2e.conftest import Run
+from tests.e2e.conftest import Reference, Run
 from tests.e2e.jobs import Outcome, make_emulated_job, make_job
-
-Reference = Callable[[Job], Outcome]
 
 ONE_OF_THEM = """
 import os

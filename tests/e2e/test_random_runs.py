@@ -7,21 +7,19 @@ sockets and signals are real.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from planaria.job.faults import FAULT_POINTS
-from planaria.job.settings import Job
 from planaria.plan.schedule_kind import ScheduleKind
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_job
 from tests.proof import rest_in_proof
 
 
 @pytest.mark.parametrize("seed", rest_in_proof(range(12)))
-def test_a_random_run_keeps_every_promise(seed: int, text: Path, run: Run, reference: Callable[[Job], Outcome]) -> None:
+def test_a_random_run_keeps_every_promise(seed: int, text: Path, run: Run, reference: Reference) -> None:
     draw = random.Random(seed)
     model = draw.choice(["gpt2", "bert", "llama", "function"])
     tolerance, smallest = draw.randint(0, 2), draw.randint(1, 2)

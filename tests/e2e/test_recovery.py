@@ -7,18 +7,15 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, PlanTaken, StepCommitted
 from planaria.runtime.launch.reference import train_reference
 from planaria.runtime.run_folder.run_folder import RunFolder
-from tests.e2e.conftest import Run
+from tests.e2e.conftest import Pipelines, Reference, Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 RECOVERY_FIELDS = {
     "step",
@@ -61,10 +58,12 @@ def test_only_the_broken_pipelines_microbatches_run_again(at: str, text: Path, r
     assert recovery["transfer_bytes"] == plans[-1]["transfer_bytes"]
 
 
-def test_with_all_replicas_lost_the_job_goes_back_to_its_checkpoint(text: Path, run: Run, reference: Reference) -> None:
+def test_with_all_replicas_lost_the_job_goes_back_to_its_checkpoint(
+    text: Path, run: Run, reference: Reference, first_pipelines: Callable[[Job], Pipelines]
+) -> None:
     """All holders of the first layer die at once: back to the checkpoint, and on to the same bits."""
     job = make_job(text, run__checkpoint_every=2)
-    holders = first_stages(run, job)
+    holders = [pipeline[0][0] for pipeline in first_pipelines(job)]
     assert len(holders) == 3, "four of seven nodes are left, enough for two pipelines"
     outcome = run(job, *(f"kill:node={node},step=4,at=backward" for node in holders))
     outcome.assert_same_bits(reference(job))
@@ -72,20 +71,11 @@ def test_with_all_replicas_lost_the_job_goes_back_to_its_checkpoint(text: Path, 
     assert (restored["from_step"], restored["to_step"]) == (3, 2)
 
 
-def first_stages(run: Run, job: Job) -> list[int]:
-    """The nodes that hold layer 0 under the job's first plan."""
-    outcome = run(make_job_with_one_step(job))
-    return [pipeline[0][0] for pipeline in outcome.events("plan_taken")[0]["pipelines"]]
-
-
-def make_job_with_one_step(job: Job) -> Job:
-    train = msgspec.structs.replace(job.train, steps=1, warmup_steps=0)
-    return msgspec.structs.replace(job, train=train)
-
-
-def test_with_all_replicas_lost_and_no_checkpoint_the_run_fails_and_says_so(text: Path, run: Run) -> None:
+def test_with_all_replicas_lost_and_no_checkpoint_the_run_fails_and_says_so(
+    text: Path, run: Run, first_pipelines: Callable[[Job], Pipelines]
+) -> None:
     job = make_job(text, cluster__nodes=4, run__checkpoint_every=0)
-    outcome = run(job, *(f"kill:node={node},step=3,at=backward" for node in first_stages(run, job)))
+    outcome = run(job, *(f"kill:node={pipeline[0][0]},step=3,at=backward" for pipeline in first_pipelines(job)))
     assert outcome.summary["status"] == "failed"
     assert "run.checkpoint_every" in outcome.summary["message"]
 
@@ -107,7 +97,7 @@ class Killer:
 def test_a_kill_from_outside_changes_no_bit(
     text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
 ) -> None:
-    job = make_job(text)
+    job = make_job(text, cluster__nodes=5)
     killer = Killer(lambda record: isinstance(record, StepCommitted) and record.step == 2, worker_pids)
     outcome = run(job, observers=[killer])
     outcome.assert_same_bits(reference(job))
@@ -119,7 +109,7 @@ def test_a_kill_from_outside_changes_no_bit(
 def test_a_kill_before_the_first_step_changes_no_bit(
     text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
 ) -> None:
-    job = make_job(text)
+    job = make_job(text, cluster__nodes=5)
     killer = Killer(lambda record: isinstance(record, PlanTaken), worker_pids)
     run(job, observers=[killer]).assert_same_bits(reference(job))
 
@@ -128,7 +118,7 @@ def test_a_kill_before_the_first_step_changes_no_bit(
 def test_a_kill_while_the_last_checkpoint_is_written_changes_no_bit(
     text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
 ) -> None:
-    job = make_job(text)
+    job = make_job(text, cluster__nodes=5)
     killer = Killer(lambda record: isinstance(record, StepCommitted) and record.step == 5, worker_pids)
     run(job, observers=[killer]).assert_same_bits(reference(job))
 
@@ -136,16 +126,16 @@ def test_a_kill_while_the_last_checkpoint_is_written_changes_no_bit(
 def test_a_kill_before_all_have_joined_changes_no_bit(
     text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
 ) -> None:
-    job = make_job(text)
+    job = make_job(text, cluster__nodes=5)
     killer = Killer(lambda record: type(record).__name__ == "NodeJoined", worker_pids)
     outcome = run(job, observers=[killer])
     outcome.assert_same_bits(reference(job))
-    assert outcome.summary["live_nodes"] == 6
+    assert outcome.summary["live_nodes"] == 4
 
 
 def test_periodic_checkpoints_are_kept_by_count(text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text, run__checkpoint_every=1, run__keep_checkpoints=2)
-    outcome = run(job, "kill:node=4,step=3,at=apply")
+    outcome = run(job, "kill:node=1,step=2,at=apply", "kill:node=4,step=4,at=apply")
     outcome.assert_same_bits(reference(job))
     folders = sorted(path.name for path in (outcome.result.folder / "checkpoints").iterdir())
     assert len(folders) == 2  # one that is due while another is still being written is left out
@@ -181,9 +171,10 @@ def test_steps_that_are_not_finite_are_skipped(text: Path, tmp_path: Path, run: 
         model__config={},
         train__steps=12,
         train__when_not_finite="skip",
+        cluster__nodes=5,
         resilience__min_nodes_per_pipeline=1,
     )
-    outcome = run(job, "kill:node=2,step=3,at=backward", "kill:node=5,step=8,at=sync", import_path=tmp_path)
+    outcome = run(job, "kill:node=2,step=3,at=backward", "kill:node=4,step=8,at=sync", import_path=tmp_path)
     alone = Outcome(train_reference(job, RunFolder.create(tmp_path, "alone"), import_path=tmp_path))
     outcome.assert_same_bits(alone)
     skipped = [event["step"] for event in outcome.events("step_skipped")]
@@ -194,7 +185,8 @@ def test_steps_that_are_not_finite_are_skipped(text: Path, tmp_path: Path, run: 
 
 
 def test_a_loss_that_is_not_a_number_is_never_applied(text: Path, run: Run, reference: Reference) -> None:
-    job = make_job(text, train__learning_rate=1e30, train__warmup_steps=0, train__clip_norm=0.0)
+    steps = {"train__learning_rate": 1e30, "train__warmup_steps": 0, "train__clip_norm": 0.0}
+    job = make_job(text, cluster__nodes=4, **steps)
     outcome = run(job)
     assert outcome.summary["status"] == "failed"
     assert "train.learning_rate" in outcome.summary["message"]

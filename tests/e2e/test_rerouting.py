@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from planaria.job.settings import Job
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_job
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 
 @pytest.mark.parametrize(

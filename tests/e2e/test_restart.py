@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from planaria.job.faults import COORDINATOR_POINTS
-from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, Note, StepCommitted, Waiting
 from planaria.protocol.planning.failure_rate import Watched
 from planaria.runtime.coordinator.settings import CoordinatorSettings
@@ -26,11 +25,10 @@ from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.thresholds import MAX_RESTARTS
 from planaria.ui.cli import live
-from tests.e2e.conftest import Run
+from tests.e2e.conftest import Reference, Run
 from tests.e2e.jobs import Outcome, make_emulated_job, make_job
 from tests.proof import rest_in_proof
 
-Reference = Callable[[Job], Outcome]
 ON_ITS_OWN = [
     point for point in COORDINATOR_POINTS if point not in ("join", "plan", "send", "loss", "report", "evaluated")
 ]
@@ -47,11 +45,12 @@ def assert_complete(outcome: Outcome, reference: Outcome, deaths: int | None = N
     assert deaths is None or len(told) == deaths
 
 
-@pytest.mark.parametrize("at", rest_in_proof(ON_ITS_OWN))
+@pytest.mark.proof
+@pytest.mark.parametrize("at", ON_ITS_OWN)
 def test_a_coordinator_that_dies_at_any_point_changes_no_bit(
     at: str, text: Path, run: Run, reference: Reference
 ) -> None:
-    job = make_job(text, run__checkpoint_every=2)
+    job = make_job(text, cluster__nodes=4, run__checkpoint_every=2)
     first = ["coordinator:step=3,at=vote"] if at == "return" else []
     outcome = run(job, *first, f"coordinator:step=2,at={at}")
     assert_complete(outcome, reference(job), 1 + len(first))
@@ -61,7 +60,7 @@ def test_a_coordinator_that_dies_at_any_point_changes_no_bit(
 @pytest.mark.proof
 @pytest.mark.parametrize("at", rest_in_proof(["join", "send", "plan", "tell", "commit", "end"]))
 def test_a_death_at_the_first_moment_changes_no_bit(at: str, text: Path, run: Run, reference: Reference) -> None:
-    job = make_job(text)
+    job = make_job(text, cluster__nodes=4)
     outcome = run(job, f"coordinator:step=1,at={at}")
     assert_complete(outcome, reference(job), 1)
     assert not outcome.events("node_lost")
@@ -101,7 +100,7 @@ def test_a_node_without_memory_says_so_to_the_next_coordinator(text: Path, run: 
 
 
 def test_several_deaths_in_a_row_change_no_bit(text: Path, run: Run, reference: Reference) -> None:
-    job = make_job(text, run__checkpoint_every=2)
+    job = make_job(text, cluster__nodes=4, run__checkpoint_every=2)
     points = ["join", "plan", "return", "vote", "commit", "return", "tell", "save", "manifest", "end"]
     outcome = run(job, *(f"coordinator:step={1 + at // 3},at={point}" for at, point in enumerate(points)))
     assert_complete(outcome, reference(job))
@@ -192,7 +191,7 @@ def test_a_stop_that_was_promised_is_kept(tmp_path: Path, text: Path, run: Run) 
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
 
-    outcome = run(make_job(text, train__steps=5000), observers=[stop])
+    outcome = run(make_job(text, cluster__nodes=4, train__steps=5000), observers=[stop])
     assert outcome.summary["status"] == "stopped"
     assert outcome.summary["weights_sha256"] is not None
     assert len([event for event in outcome.events("note") if event["text"].startswith("stopping: ")]) == 1
@@ -251,7 +250,7 @@ def cut_back(entries: int) -> Callable[[Path], None]:
 def test_a_journal_that_lags_behind_its_workers_is_made_up_for(
     entries: int, at: str, tmp_path: Path, text: Path, run: Run, reference: Reference
 ) -> None:
-    job = make_job(text)
+    job = make_job(text, cluster__nodes=4)
     damager = Damager(tmp_path / "run-0" / "journal.sqlite", cut_back(entries))
     outcome = run(job, f"coordinator:step=4,at={at}", observers=[damager])
     assert damager.times == 1
@@ -275,7 +274,7 @@ def overwrite(path: Path) -> None:
 def test_a_damaged_journal_is_made_up_for(
     damage: Callable[[Path], None], tmp_path: Path, text: Path, run: Run, reference: Reference
 ) -> None:
-    job = make_job(text)
+    job = make_job(text, cluster__nodes=4)
     damager = Damager(tmp_path / "run-0" / "journal.sqlite", damage)
     outcome = run(job, "coordinator:step=4,at=vote", observers=[damager])
     assert damager.times == 1
@@ -296,7 +295,7 @@ def test_a_coordinator_that_always_dies_ends_the_run(tmp_path: Path, text: Path,
 
     damager = Damager(tmp_path / "run-0" / "journal.sqlite", break_the_journal)
     with pytest.raises(CoordinatorFailed, match=r"(?s)died 6 times.*Directory not empty"):
-        run(make_job(text, train__steps=5000), "coordinator:step=2,at=vote", observers=[damager])
+        run(make_job(text, cluster__nodes=4, train__steps=5000), "coordinator:step=2,at=vote", observers=[damager])
     assert damager.times == MAX_RESTARTS
     assert coordinator_of(tmp_path / "run-0") is None
 
@@ -304,11 +303,11 @@ def test_a_coordinator_that_always_dies_ends_the_run(tmp_path: Path, text: Path,
 def test_a_restart_is_told_and_leaves_nothing_behind(
     text: Path, run: Run, reference: Reference, nodes: LocalNodes
 ) -> None:
-    job = make_job(text)
+    job = make_job(text, cluster__nodes=4, run__checkpoint_every=2)
     outcome = run(job, "coordinator:step=3,at=vote")
     assert_complete(outcome, reference(job), 1)
     (restarted,) = outcome.events("coordinator_restarted")
-    assert (restarted["step"], restarted["returned"], restarted["lag"]) == (3, 7, 0)
+    assert (restarted["step"], restarted["returned"], restarted["lag"]) == (3, 4, 0)
     assert coordinator_of(outcome.result.folder) is None
     assert not nodes.pids()
     assert not outcome.result.folder.joinpath("coordinator.json").exists()

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from signal import Signals
 
-import pytest
-
-from tests.e2e.agents import NUM_NODES, Hosts, end_all
+from tests.e2e.agents import NUM_NODES, Hosts
 from tests.e2e.commands import DEADLINE_S, wait_until
 from tests.e2e.incubator import Incubator
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    end_all(tmp_path)
 
 
 def test_a_run_is_resumed_at_once(folder: Path, incubator: Incubator) -> None:

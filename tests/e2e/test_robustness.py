@@ -25,11 +25,9 @@ from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.worker.settings import WorkerSettings
 from tests.e2e.commands import wait_until
-from tests.e2e.conftest import Run
+from tests.e2e.conftest import Pipelines, Reference, Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 WIRE = """
 from planaria.runtime.worker.transport import sync, transport
@@ -127,7 +125,7 @@ def mine(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Job], Outcome]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """What one process makes of the job, with the same layers from a module that changes nothing else."""
     folder = tmp_path_factory.mktemp("alone")
     (folder / "never_armed.py").write_text(LAYERS)
@@ -166,8 +164,8 @@ def arm(folder: Path, name: str, after: int) -> Callable[[AnyRecord, float], Non
 def test_what_a_layer_raises_ends_the_job_with_one_message(at: str, mine: Path, text: Path, run: Run) -> None:
     """On one node or on several at the same moment; a layer is built anew after the loss of one of its three owners."""
     faults = ["kill:node=5,step=12,at=forward"] if at == "build" else []
-    policy = {"resilience__policy": "templates"} if faults else {}  # the others may go on without building anything
-    job = job_of(mine, text, train__steps=24, **policy)
+    # Under other policies those that are left may go on without building anything.
+    job = job_of(mine, text, train__steps=24, **({} if faults else {"cluster__nodes": 4}))
     outcome = run(job, *faults, observers=[arm(mine, at, after=2)], import_path=mine)
     assert outcome.result.status.value == "failed"
     message = outcome.summary["message"]
@@ -194,7 +192,7 @@ def test_a_model_that_cannot_be_built_is_told_though_its_workers_end_before_anyb
         return pid
 
     monkeypatch.setattr(nodes, "spawn", spawn_and_wait)
-    outcome = run(job_of(mine, text), import_path=mine)
+    outcome = run(job_of(mine, text, cluster__nodes=4), import_path=mine)
     assert outcome.result.status.value == "failed"
     message = outcome.summary["message"]
     assert message.count("KeyError: 'too fragile'\n") == 1, message
@@ -208,7 +206,7 @@ def test_a_model_that_cannot_be_built_is_told_though_its_workers_end_before_anyb
 def test_what_changes_on_its_way_is_not_used_and_its_step_is_begun_anew(
     kind: str, mine: Path, text: Path, run: Run, alone: Reference
 ) -> None:
-    job = job_of(mine, text, train__steps=24)
+    job = job_of(mine, text, cluster__nodes=4, train__steps=24)
     outcome = run(job, observers=[arm(mine, f"flip-{kind}", after=2)], import_path=mine)
     (note,) = outcome.events("note")
     assert "arrived damaged at worker" in note["text"]
@@ -247,7 +245,7 @@ def test_a_node_without_memory_is_a_lost_node(at: str, text: Path, run: Run, ref
 def test_a_layer_that_wants_too_much_on_one_node_costs_that_node(
     what: str, mine: Path, text: Path, run: Run, alone: Reference
 ) -> None:
-    job = job_of(mine, text, train__steps=24)
+    job = job_of(mine, text, cluster__nodes=5, train__steps=24)
     outcome = run(job, observers=[arm(mine, what, after=2)], import_path=mine)
     assert outcome.result.status.value == "completed"
     (lost,) = outcome.events("node_lost")
@@ -274,7 +272,7 @@ def small_cgroup(mine: Path) -> Iterator[Path]:
 
 @pytest.mark.usefixtures("small_cgroup")
 def test_a_node_that_the_kernel_kills_for_lack_of_memory(mine: Path, text: Path, run: Run, alone: Reference) -> None:
-    job = job_of(mine, text, train__steps=24)
+    job = job_of(mine, text, cluster__nodes=5, train__steps=24)
     outcome = run(job, observers=[arm(mine, "kernel-memory", after=2)], import_path=mine)
     (lost,) = outcome.events("node_lost")
     assert lost["cause"].startswith("killed by the kernel for lack of memory (")
@@ -392,7 +390,7 @@ def test_a_kill_at_each_instruction_of_split_backwards_changes_no_bit(
 def test_a_kill_in_each_round_of_sums_changes_no_bit(
     round_: int, mine: Path, text: Path, run: Run, alone: Reference
 ) -> None:
-    job = job_of(mine, text, train__steps=24)
+    job = job_of(mine, text, cluster__nodes=5, train__steps=24)
     outcome = run(job, observers=[arm(mine, f"sync-{round_}", after=2)], import_path=mine)
     assert len(outcome.events("node_lost")) == 1
     outcome.assert_same_bits(alone(job))
@@ -400,7 +398,7 @@ def test_a_kill_in_each_round_of_sums_changes_no_bit(
 
 def test_a_kill_while_the_profile_is_measured_costs_no_node(mine: Path, text: Path, run: Run) -> None:
     (mine / "kill").touch()
-    outcome = run(job_of(mine, text), import_path=mine)
+    outcome = run(job_of(mine, text, cluster__nodes=4), import_path=mine)
     assert not (mine / "kill").exists(), "it was killed"
     assert outcome.summary["status"] == "completed"
     assert not outcome.events("node_lost")
@@ -408,12 +406,11 @@ def test_a_kill_while_the_profile_is_measured_costs_no_node(mine: Path, text: Pa
 
 @pytest.mark.parametrize("at", rest_in_proof(["apply", "sync", "vote"]))
 def test_all_holders_of_a_layer_but_one_die_around_the_commit(
-    at: str, text: Path, run: Run, reference: Reference
+    at: str, text: Path, run: Run, reference: Reference, first_pipelines: Callable[[Job], Pipelines]
 ) -> None:
     """Some have applied the step and some have not."""
-    job = make_job(text, cluster__nodes=8, resilience__fault_tolerance=1, resilience__min_nodes_per_pipeline=2)
-    first = run(make_job(text, cluster__nodes=8, train__steps=1, train__warmup_steps=0)).events("plan_taken")[0]
-    holders = [stages[0][0] for stages in first["pipelines"]]
+    job = make_job(text, cluster__nodes=8)
+    holders = [stages[0][0] for stages in first_pipelines(job)]
     assert len(holders) >= 3
     outcome = run(job, *(f"kill:node={node},step=3,at={at}" for node in holders[1:]))
     outcome.assert_same_bits(reference(job))
@@ -421,11 +418,11 @@ def test_all_holders_of_a_layer_but_one_die_around_the_commit(
 
 
 @pytest.mark.proof
-def test_all_die_but_one_replica_of_each_layer(text: Path, run: Run, reference: Reference) -> None:
-    changes = {"cluster__nodes": 8, "resilience__fault_tolerance": 0}
-    job = make_job(text, **changes)
-    first = run(make_job(text, train__steps=1, train__warmup_steps=0, **changes)).events("plan_taken")[0]
-    kept = {worker for worker, _, _ in first["pipelines"][0]}
+def test_all_die_but_one_replica_of_each_layer(
+    text: Path, run: Run, reference: Reference, first_pipelines: Callable[[Job], Pipelines]
+) -> None:
+    job = make_job(text, cluster__nodes=8, resilience__fault_tolerance=0)
+    kept = {worker for worker, _, _ in first_pipelines(job)[0]}
     dead = sorted(set(range(8)) - kept)
     outcome = run(job, *(f"kill:node={node},step=3,at=backward" for node in dead))
     outcome.assert_same_bits(reference(job))
@@ -451,5 +448,5 @@ def test_a_kill_at_the_very_end(
             with contextlib.suppress(ProcessLookupError):  # it may have ended in time
                 os.kill(worker_pids()[-1], signal.SIGKILL)
 
-    job = make_job(text)
+    job = make_job(text, cluster__nodes=5)
     run(job, observers=[kill]).assert_same_bits(reference(job))

@@ -10,17 +10,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, Note, StepCommitted
 from planaria.runtime.launch.training.result import RunStatus
 from planaria.ui.cli import live
 from tests.e2e.commands import Command, descendants, wait_until
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_job
 from tests.e2e.test_checkpoints import BrokenDisk
 from tests.e2e.test_robustness import Filler, alone, arm, job_of, mine, small_disk  # noqa: F401 (fixtures)
-
-Reference = Callable[[Job], Outcome]
 
 
 def saved_steps(folder: Path) -> list[int]:
@@ -57,7 +54,7 @@ def test_a_layer_that_raises_leaves_the_last_step_saved(
     run: Run,
     alone: Reference,  # noqa: F811
 ) -> None:
-    job = job_of(mine, text, train__steps=20, run__checkpoint_every=0)
+    job = job_of(mine, text, cluster__nodes=4, train__steps=20, run__checkpoint_every=0)
     outcome = run(job, observers=[arm(mine, "forward.all", after=5)], import_path=mine)
     assert outcome.result.status is RunStatus.FAILED
     last = outcome.events("step_committed")[-1]["step"]
@@ -93,7 +90,7 @@ def test_a_disk_that_is_full_at_the_end_is_waited_for(
     def make_room() -> None:
         folder.unlink()
 
-    job = make_job(text, run__checkpoint_every=0)
+    job = make_job(text, cluster__nodes=4, run__checkpoint_every=0)
     unsaved = WhenUnsaved(make_room)
     outcome = run(job, observers=[BrokenDisk(folder, 1, 99), unsaved])
     outcome.assert_same_bits(reference(job))
@@ -106,7 +103,7 @@ def test_a_disk_that_is_full_at_the_end_is_waited_for(
 def test_another_folder_is_taken_for_what_cannot_be_saved(
     tmp_path: Path, text: Path, run: Run, reference: Reference
 ) -> None:
-    job = make_job(text, run__checkpoint_every=0)
+    job = make_job(text, cluster__nodes=4, run__checkpoint_every=0)
     elsewhere = tmp_path / "elsewhere"
     unsaved = WhenUnsaved(lambda: live.save(tmp_path / "run-0", elsewhere))
     outcome = run(job, observers=[BrokenDisk(tmp_path / "run-0" / "checkpoints", 1, 99), unsaved])
@@ -119,7 +116,7 @@ def test_another_folder_is_taken_for_what_cannot_be_saved(
 def test_the_user_may_end_a_run_without_its_state(tmp_path: Path, text: Path, run: Run) -> None:
     folder = tmp_path / "run-0"
     unsaved = WhenUnsaved(lambda: (live.status(folder, as_json=False), live.stop(folder, discard=True)))
-    job = make_job(text, run__checkpoint_every=0)
+    job = make_job(text, cluster__nodes=4, run__checkpoint_every=0)
     outcome = run(job, observers=[BrokenDisk(tmp_path / "run-0" / "checkpoints", 1, 99), unsaved])
     assert outcome.result.status is RunStatus.FAILED
     assert outcome.result.message.startswith("step 5 could not be saved")
@@ -161,7 +158,7 @@ def test_a_disk_without_a_byte_of_room_at_the_end_loses_nothing(
     reference: Reference,
 ) -> None:
     """Journal, events and summary are on it too."""
-    job = make_job(text, run__checkpoint_every=0)
+    job = make_job(text, cluster__nodes=4, run__checkpoint_every=0)
     elsewhere = tmp_path / "elsewhere"
     unsaved = WhenUnsaved(lambda: live.save(small_disk, elsewhere))
     outcome = run(job, observers=[Filler(small_disk, 1, 99), unsaved])

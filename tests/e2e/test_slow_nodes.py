@@ -5,23 +5,19 @@ What a step takes afterwards is measured by `benchmarks/slow_nodes.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import LayerTimes
 from planaria.protocol.messages.records import NodeSpeed
 from planaria.protocol.thresholds import AGREEING_WINDOWS
 from planaria.ui.cli import live
-from tests.e2e.conftest import Run
+from tests.e2e.conftest import Reference, Run
 from tests.e2e.jobs import Outcome, make_emulated_job, make_job, profile
 from tests.e2e.test_live import User
-
-Reference = Callable[[Job], Outcome]
 
 COMPUTE = {"model__config__n_embd": 96, "model__config__n_positions": 64, "train__sequence_length": 64}
 """Layers of some milliseconds: of shorter ones little is computed, and that is not judged."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from planaria.job.sections.train import ParameterRule
 from planaria.job.settings import Job
 from planaria.runtime.launch.export import export_for_torch
 from planaria.runtime.launch.training.folder import job_folder
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_job
 from tests.e2e.test_optimizers import ruled
 
 
@@ -36,35 +35,33 @@ def parameters(folder: Path) -> dict[str, torch.Tensor]:
     return read_parameters(path, manifest)
 
 
-@pytest.mark.parametrize("form", ["run", "torch"])
-def test_a_run_begins_with_anothers_state(
-    form: str, text: Path, run: Run, reference: Callable[[Job], Outcome], tmp_path: Path
-) -> None:
+def test_a_run_begins_with_anothers_state(text: Path, run: Run, reference: Reference, tmp_path: Path) -> None:
+    """Of a run, and of what was exported for torch."""
     same: dict[str, Any] = {"train__lr_schedule": "constant", "train__warmup_steps": 0, "train__global_batch": 6}
-    first = run(make_job(text, train__steps=3, **same))
-    start = first.result.folder
-    if form == "torch":
-        start = tmp_path / "for-torch"
-        export_for_torch(first.result.folder, start)
-    job = make_job(text, train__steps=2, train__start_from=str(start), train__start_optimizer=True, **same)
-    job = resolved(job, tmp_path)
-    assert job.train.start_steps == 3
-    assert form == "torch" or Path(job.train.start_from) == newest(first.result.folder / "checkpoints")[0]
-    outcome = run(job, "kill:node=2,step=1,at=backward")
-    outcome.assert_same_bits(reference(job))
-    opened = start_of(job.train)
-    assert opened is not None
-    before = parameters(first.result.folder)
+    same["cluster__nodes"] = 5
+    first = run(make_job(text, train__steps=3, **same)).result.folder
+    before = parameters(first)
     shapes = {name: tensor.shape for name, tensor in before.items()}
-    found = opened.state(shapes, ("exp_avg", "exp_avg_sq"))
-    assert all(torch.equal(found["parameter"][name], tensor) for name, tensor in before.items())
-    fresh = run(make_job(text, train__steps=2, train__start_from=str(start), **same))
+    for_torch = tmp_path / "for-torch"
+    export_for_torch(first, for_torch)
+    for start in (for_torch, first):
+        job = make_job(text, train__steps=2, train__start_from=str(start), train__start_optimizer=True, **same)
+        job = resolved(job, tmp_path / f"of-{start.name}")
+        assert job.train.start_steps == 3
+        outcome = run(job, "kill:node=2,step=1,at=backward")
+        outcome.assert_same_bits(reference(job))
+        opened = start_of(job.train)
+        assert opened is not None
+        found = opened.state(shapes, ("exp_avg", "exp_avg_sq"))
+        assert all(torch.equal(found["parameter"][name], tensor) for name, tensor in before.items())
+    assert Path(job.train.start_from) == newest(first / "checkpoints")[0]
+    fresh = run(make_job(text, train__steps=2, train__start_from=str(first), **same))
     assert fresh.losses[1] == outcome.losses[1]
     assert fresh.losses[2] != outcome.losses[2], "its optimizer began at nothing"
 
 
 def test_what_a_job_cannot_begin_with_is_named(text: Path, run: Run, tmp_path: Path) -> None:
-    folder = run(make_job(text, train__steps=2)).result.folder
+    folder = run(make_job(text, cluster__nodes=4, train__steps=2)).result.folder
     with pytest.raises(UserError, match=r"train.start_from = '.*nowhere' does not exist"):
         resolved(make_job(text, train__start_from=str(tmp_path / "nowhere")), tmp_path)
     with pytest.raises(UserError, match=r"is no run folder, no checkpoint of one .* goes into model.weights"):
@@ -82,7 +79,7 @@ def test_what_a_job_cannot_begin_with_is_named(text: Path, run: Run, tmp_path: P
 
 
 def test_a_start_that_is_not_whole_is_refused(text: Path, run: Run, tmp_path: Path) -> None:
-    folder = run(make_job(text, train__steps=2)).result.folder
+    folder = run(make_job(text, cluster__nodes=4, train__steps=2)).result.folder
     whole = newest(folder / "checkpoints")[0]
 
     def refused(path: Path) -> str:

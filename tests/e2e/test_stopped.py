@@ -13,15 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, StepCommitted
 from planaria.runtime.coordinator.nodes import process_state
 from tests.e2e.commands import DEADLINE_S, PLANARIA, Command, descendants, summary, wait_until
-from tests.e2e.conftest import Run
+from tests.e2e.conftest import Reference, Run
 from tests.e2e.jobs import Outcome, make_emulated_job, make_job, profile
 from tests.e2e.test_restart import assert_complete
-
-Reference = Callable[[Job], Outcome]
 
 
 def named(run_folder: Path, name: str) -> list[int]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from planaria.job.parse import parse_job
-from planaria.job.settings import Job
 from tests.e2e.commands import DEADLINE_S, Command, summary
-from tests.e2e.jobs import Outcome
+from tests.e2e.conftest import Reference
 from tests.s3_server import serving
 
 SETTINGS = ["train.lr_schedule=constant", "train.warmup_steps=0"]
 """With these, the first steps are the same of however many."""
 
 
-def test_a_run_goes_on_from_a_bucket(command: Command, text: Path, reference: Callable[[Job], Outcome]) -> None:
+def test_a_run_goes_on_from_a_bucket(command: Command, text: Path, reference: Reference) -> None:
     command.write_job(text, steps=6)
     job = parse_job((command.folder / "job.toml").read_text(), overrides=SETTINGS, origin="test")
     with serving() as s3:

@@ -19,11 +19,9 @@ from planaria.job.parse import parse_job
 from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, PlanTaken, StepCommitted
 from planaria.runtime.run_folder.run_folder import RunFolder
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_job
 from tests.proof import rest_in_proof
-
-Reference = Callable[[Job], Outcome]
 
 OWN = """
 import time

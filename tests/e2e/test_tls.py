@@ -13,12 +13,11 @@ import msgspec
 import pytest
 
 from planaria.job.parse import load_job
-from planaria.job.settings import Job
 from planaria.runtime.wire.certificates import make_certificates
 from tests.e2e.agents import NUM_NODES, Hosts, end_all, family
 from tests.e2e.commands import Command, wait_until
+from tests.e2e.conftest import Reference
 from tests.e2e.incubator import Incubator
-from tests.e2e.jobs import Outcome
 
 TLS = 'tls = "tls"'
 
@@ -39,7 +38,7 @@ def hosts(tmp_path: Path, incubator: Incubator) -> Iterator[Callable[[str], Host
     ids=["everything", "all but tensors"],
 )
 def test_a_node_is_killed_under_tls(
-    cluster: str, hosts: Callable[[str], Hosts], reference: Callable[[Job], Outcome], incubator: Incubator
+    cluster: str, hosts: Callable[[str], Hosts], reference: Reference, incubator: Incubator
 ) -> None:
     job = hosts(cluster)
     (job.folder / "tls" / "key.pem").chmod(0o640)

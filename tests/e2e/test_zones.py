@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from planaria.job.settings import Job
 from planaria.protocol.messages.records import AnyRecord, StepCommitted
 from planaria.ui.cli import live
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.conftest import Reference, Run
+from tests.e2e.jobs import make_job
 
 
-def test_half_of_the_nodes_are_lost_with_their_zone(
-    tmp_path: Path, text: Path, run: Run, reference: Callable[[Job], Outcome]
-) -> None:
+def test_half_of_the_nodes_are_lost_with_their_zone(tmp_path: Path, text: Path, run: Run, reference: Reference) -> None:
     said: list[str] = []
 
     def ask(record: AnyRecord, time_s: float) -> None:

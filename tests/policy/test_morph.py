@@ -219,7 +219,7 @@ def test_memory_decides_which_grids_there_are() -> None:
         MorphPolicy.of(Planner(PROFILE, replace(GRID, memory_bytes=1000)))
 
 
-@pytest.mark.parametrize("seed", rest_in_proof(range(20), kept=8))
+@pytest.mark.parametrize("seed", rest_in_proof(range(20), kept=4))
 def test_losses_and_joins_one_after_the_other_leave_valid_grids(seed: int) -> None:
     """Valid symmetric plans, on live nodes, restored exactly when an owner was lost."""
     draw = random.Random(seed)

@@ -17,7 +17,7 @@ from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import lacking, num_replicas, validate
 from planaria.planner.placement.placement import Holders
 from planaria.planner.reroute.plans import carriers, left_over, shares
-from planaria.policy.detour_search import fastest_detours
+from planaria.policy.detour_search import detours_in_pieces
 from planaria.policy.interface import Candidate, ReplanRequest, result_of
 from planaria.policy.planner import Planner
 from planaria.policy.reroute import ReroutePolicy
@@ -260,13 +260,13 @@ def test_a_slow_peer_carries_less() -> None:
     _, plan = started()
     left = left_over(plan, plan.groups_of, [NodeId(5)])
     slow = Conditions(node_speeds={NodeId(1): 0.5})
-    found = fastest_detours(PROFILE, GRID, left, 2, conditions=slow)
+    found = result_of(detours_in_pieces(PROFILE, GRID, left, 2, conditions=slow))
     assert found is not None
     assert found.lower_bound_s <= found.step_time_s == step_time_s(found.plan, PROFILE, slow)
     served = {
         w: sum(len(r.microbatches) for r in found.plan.routes if w in {h.worker for h in r.hops}) for w in (1, 9, 13)
     }
     assert served[WorkerId(1)] < 0.6 * min(served[WorkerId(9)], served[WorkerId(13)])
-    blind = fastest_detours(PROFILE, GRID, left, 2)
+    blind = result_of(detours_in_pieces(PROFILE, GRID, left, 2))
     assert blind is not None
     assert found.step_time_s < 0.8 * step_time_s(blind.plan, PROFILE, slow)

@@ -5,7 +5,8 @@
 - `server`: the simulated server around the real coordinator's machine, and its wire.
 - `worker`: simulated workers around the real workers' machine, with symbols for tensors.
 - `promises`: what must hold after every event.
+- `mutants`: the protocol with one small change, made by machine; `make mutants` tells which nothing notices.
 - `dst`: the command, `make dst`.
 
-The shipped package never imports it. But for the command it does no I/O, knows no torch and reads no clock.
+The shipped package never imports it. But for the commands it does no I/O, knows no torch and reads no clock.
 """

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from planaria.data.reading.sources import DataError
+from planaria.job.errors import in_one_line
 from planaria.job.sections.data import OnBadRow
 
 _SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
@@ -80,7 +81,7 @@ class ImageFolder:
             with _image().open(path) as opened:
                 pixels = self._square(opened.convert("RGB"))
         except OSError as error:
-            raise _cannot_read(path, _line(error)) from error
+            raise _cannot_read(path, in_one_line(error)) from error
         values = (torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 - self._mean) / self._std
         if self._flip and torch.rand(()) < 0.5:
             values = values.flip(-1)
@@ -141,7 +142,7 @@ def _reason(path: str) -> str:
         with _image().open(path) as opened:
             opened.verify()
     except (OSError, SyntaxError, ValueError) as error:
-        return _line(error)
+        return in_one_line(error)
     return ""
 
 
@@ -150,7 +151,3 @@ def _cannot_read(path: str, reason: str) -> DataError:
         f"image {path} cannot be read ({reason}). Make it again, or set data.config.on_bad_row = "
         f'"{OnBadRow.SKIP.value}", which leaves out and counts what is broken at its beginning.'
     )
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

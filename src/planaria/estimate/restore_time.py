@@ -90,9 +90,7 @@ class MorphTime:
         return self.load_s + self.change_s + self.redone_s
 
 
-def morph_time(
-    plan: Plan, storage: Storage, *, lost_steps: float, step_time_s: float, change_s: float, restart_s: float = 0.0
-) -> MorphTime:
+def morph_time(plan: Plan, storage: Storage, *, lost_steps: float, step_time_s: float, change_s: float) -> MorphTime:
     """Returns the predicted cost of a morph to this plan.
 
     Args:
@@ -102,10 +100,9 @@ def morph_time(
             and those for which one is under way.
         step_time_s: of a step under the plan.
         change_s: from the last instruction under one plan to the first under the next, state aside.
-        restart_s: that processes take to start, where they do not live on (Varuna's do not).
     """
     return MorphTime(
         load_s=restore_time(plan, storage).time_s,
-        change_s=change_s + restart_s,
+        change_s=change_s,
         redone_s=lost_steps * step_time_s,
     )

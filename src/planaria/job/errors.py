@@ -21,3 +21,8 @@ class UserCodeError(UserError):
     def __init__(self, text: str, trace: str) -> None:
         super().__init__(text)
         self.trace = trace
+
+
+def in_one_line(error: Exception) -> str:
+    """Returns what an error says, in one line; its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__

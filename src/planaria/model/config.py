@@ -11,6 +11,7 @@ import torch
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
+from planaria.job.errors import in_one_line
 from planaria.job.sections.data import DOCUMENT_POSITIONS, SOURCE_MASK
 from planaria.job.sections.train import TrainSection
 from planaria.model.model import Batch, ModelError
@@ -83,7 +84,7 @@ def make_config(
     try:
         config = made_by(**values)
     except Exception as error:  # transformers has no one class for a bad config
-        raise ModelError(f"[model.config] is not a {model_type} config: {_line(error)}") from error
+        raise ModelError(f"[model.config] is not a {model_type} config: {in_one_line(error)}") from error
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id
     _check_config(config)
@@ -231,7 +232,3 @@ _IMAGE_SIZE = 224
 """Pixels of an image's side, of models that take any."""
 _ANY_LENGTH = 16
 """Tokens of a sequence, where the job does not say how many there are."""
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from planaria.job.errors import in_one_line
 from planaria.job.sections.data import DOCUMENT_POSITIONS, SOURCE_MASK
 from planaria.job.sections.model import LoraSection
 from planaria.model.config import TOKEN_MASK, predicts_next
@@ -316,7 +317,7 @@ class HuggingFaceModel:
             raise
         except Exception as error:  # whatever the model's own forward raises
             remedy = f". Leave {TOKEN_MASK!r} out of the dataset's items" if TOKEN_MASK in self.example else ""
-            raise CannotCut(f"its forward fails with {_line(error).rstrip('.')}{remedy}") from error
+            raise CannotCut(f"its forward fails with {in_one_line(error).rstrip('.')}{remedy}") from error
 
     def _calls(self, training: bool) -> Sequence[Call]:
         if training:
@@ -401,7 +402,9 @@ def _on_meta(model_class: type[PreTrainedModel], config: Any, lora: LoraSection 
         with torch.device("meta"), SkipRandomFill():
             whole = model_class(config)
     except Exception as error:  # whatever the family's own checks raise
-        raise ModelError(f"[model.config]: a {config.model_type} model cannot be built: {_line(error)}") from error
+        raise ModelError(
+            f"[model.config]: a {config.model_type} model cannot be built: {in_one_line(error)}"
+        ) from error
     if lora is not None:
         add_adapters(whole, lora)
     for module in whole.modules():
@@ -413,7 +416,3 @@ def _on_meta(model_class: type[PreTrainedModel], config: Any, lora: LoraSection 
 
 def _warn_of_nothing(*args: object, **kwargs: object) -> None:
     pass
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -12,6 +12,8 @@ from typing import NewType
 
 import msgspec
 
+from planaria.plan.quantities import ranges
+
 NodeId = NewType("NodeId", int)
 """Number of a machine; never given to another machine within a run."""
 
@@ -55,11 +57,10 @@ def renamed_stages(
 
 def runs_of(worker: WorkerId, layers: Collection[int], num_devices: int = 1) -> list[Stage]:
     """Returns the contiguous ranges of a worker's layers, as stages on its devices."""
-    runs: list[Stage] = []
-    for layer in sorted(layers):
-        first = runs.pop().first_layer if runs and runs[-1].end_layer == layer else layer
-        runs.append(Stage(worker=worker, first_layer=first, end_layer=layer + 1, num_devices=num_devices))
-    return runs
+    return [
+        Stage(worker=worker, first_layer=first, end_layer=end, num_devices=num_devices)
+        for first, end in ranges(sorted(layers))
+    ]
 
 
 class Form(msgspec.Struct, frozen=True, cache_hash=True, gc=False):

@@ -1,6 +1,8 @@
-"""Quantities in words, for messages: sizes in bytes and numbers of things."""
+"""Quantities in words, for messages: sizes in bytes and numbers of things; and numbers that follow each other."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
 
 
 def size(size_bytes: int) -> str:
@@ -18,3 +20,16 @@ def count(number: int, noun: str) -> str:
     if noun.endswith("y") and not noun.endswith("ay"):
         return f"{number} {noun[:-1]}ies"
     return f"{number} {noun}es" if noun.endswith("ch") else f"{number} {noun}s"
+
+
+def ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yields numbers from 0 on, in their order, as ranges [first, end) of those that follow each other."""
+    first = end = -1
+    for number in numbers:
+        if number != end:
+            if end > first:
+                yield first, end
+            first = number
+        end = number + 1
+    if end > first:
+        yield first, end

@@ -20,7 +20,7 @@ from planaria.plan.settings import PlannerSettings
 from planaria.plan.thresholds import DETOUR_BUDGET, DETOUR_HEADS, DETOUR_SPARES, STEPS_EQUAL
 from planaria.planner.reroute.plans import rerouted
 from planaria.planner.reroute.routes import Detours, Freedom, MicrobatchAssignment
-from planaria.policy.interface import Pieces, result_of
+from planaria.policy.interface import Pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,22 +43,6 @@ class Rerouted:
         return self.step_time_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else 0.0
 
 
-def fastest_detours(
-    profile: ModelProfile,
-    settings: PlannerSettings,
-    pipelines: Sequence[Pipeline],
-    generation: int,
-    *,
-    conditions: Conditions = AS_PROFILED,
-    budget: int = DETOUR_BUDGET,
-) -> Rerouted | None:
-    """Returns the plan with the shortest step on these stages, which own every layer; None where none fits the memory.
-
-    Backwards are split where the memory allows for it, but for a plan at full strength: that keeps the job's schedule.
-    """
-    return result_of(detours_in_pieces(profile, settings, pipelines, generation, conditions=conditions, budget=budget))
-
-
 def detours_in_pieces(
     profile: ModelProfile,
     settings: PlannerSettings,
@@ -68,7 +52,11 @@ def detours_in_pieces(
     conditions: Conditions = AS_PROFILED,
     budget: int = DETOUR_BUDGET,
 ) -> Pieces[Rerouted | None]:
-    """Finds `fastest_detours`, with a pause before each simulated step."""
+    """Finds the plan with the shortest step on these stages, which own every layer; None where none fits the memory.
+
+    Backwards are split where the memory allows for it, but for a plan at full strength: that keeps the job's schedule.
+    It pauses before each simulated step.
+    """
     return _Search(profile, settings, pipelines, generation, conditions, budget).run()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 
 from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
-from planaria.plan.quantities import count, size
+from planaria.plan.quantities import count, ranges, size
 from planaria.plan.thresholds import WORTH_MOVING
 from planaria.plan.validate import lacking
 from planaria.planner.placement.transfers import moved
@@ -241,13 +241,7 @@ def _detours(plan: Plan, gap_share: float) -> Sequence[str]:
 
 def _replicas(short: dict[int, int], fault_tolerance: int) -> str:
     layers = sorted(short)
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and runs[-1][1] == layer - 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    where = join([f"{low}" if low == high else f"{low}-{high}" for low, high in runs])
+    where = join([f"{low}" if low + 1 == end else f"{low}-{end - 1}" for low, end in ranges(layers)])
     fewest = min(short.values())
     return (
         f"layer{'s' if len(layers) > 1 else ''} {where} {'have' if len(layers) > 1 else 'has'} "

@@ -102,27 +102,6 @@ class JobPart(Section, frozen=True):
     mean_time_between_failures_s: float = 10_800.0
 
 
-class PricesPart(Section, frozen=True):
-    """[prices], in dollars for a node and an hour; see `planaria.simulate.results.Prices`."""
-
-    spot: float = Prices().spot
-    on_demand: float = Prices().on_demand
-    zones: dict[str, float] = msgspec.field(default_factory=dict)
-
-
-class TimingsPart(Section, frozen=True):
-    """[timings], see `planaria.simulate.timings.Timings`, which says where the defaults come from."""
-
-    detection_s: float = Timings().detection_s
-    decision_s: float = Timings().decision_s
-    unprepared_s: float = Timings().unprepared_s
-    change_s: float = Timings().change_s
-    start_s: float = Timings().start_s
-    restart_s: float = Timings().restart_s
-    storage_bytes_per_s: float = Timings().storage_bytes_per_s
-    checkpoint_copy_bytes_per_s: float = Timings().checkpoint_copy_bytes_per_s
-
-
 class SweepPart(Section, frozen=True):
     """[sweep]: every combination is simulated by `planaria simulate --sweep`. A field that is left out stays as it is.
 
@@ -148,8 +127,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cluster: ClusterPart
     job: JobPart
     failures: FailuresPart = FailuresPart()
-    prices: PricesPart = PricesPart()
-    timings: TimingsPart = TimingsPart()
+    prices: Prices = Prices()
+    timings: Timings = Timings()
     sweep: SweepPart = SweepPart()
 
 
@@ -324,8 +303,8 @@ def experiment(scenario: Scenario, profile: ModelProfile, *, wants_timeline: boo
         samples=job.samples or None,
         checkpoint_every=job.checkpoint_every,
         mean_time_between_failures_s=job.mean_time_between_failures_s,
-        prices=msgspec.convert(msgspec.to_builtins(scenario.prices), Prices),
-        timings=msgspec.convert(msgspec.to_builtins(scenario.timings), Timings),
+        prices=scenario.prices,
+        timings=scenario.timings,
         wants_timeline=wants_timeline,
     )
 

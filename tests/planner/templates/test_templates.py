@@ -264,7 +264,7 @@ def _fits_with_shadows(profile: ModelProfile, wanted: PlannerSettings, stages: S
         following = stages[(place + 1) % len(stages)]
         kept = wanted.schedule.in_flight(len(stages) - 1 - place, wanted.num_microbatches)
         own = costs.memory_bytes(stage.first_layer, stage.end_layer, kept, stage.num_devices)
-        shadow = costs.state_bytes(following.first_layer, following.end_layer, stage.num_devices)
+        shadow = -(-costs.state_bytes(following.first_layer, following.end_layer) // stage.num_devices)
         if own + shadow > wanted.memory_bytes:
             return False
     return True

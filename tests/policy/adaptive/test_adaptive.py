@@ -154,7 +154,7 @@ def test_peril_of_bulks_is_as_often_as_when_they_are_drawn(zones: tuple[str, ...
 # The choice, against a computation of its own
 
 
-@pytest.mark.parametrize("seed", rest_in_proof(range(25), kept=10))
+@pytest.mark.parametrize("seed", rest_in_proof(range(25), kept=5))
 def test_the_best_of_what_the_others_propose(seed: int) -> None:
     """No policy alone, and no combination in time, is worth more; the estimates are those of the chosen plan."""
     draw = random.Random(seed)
@@ -262,7 +262,7 @@ def prepared(policy: AdaptivePolicy, plan: Plan, *lost: int) -> AdaptivePolicy:
     return policy
 
 
-@pytest.mark.parametrize("seed", rest_in_proof(range(12), kept=6))
+@pytest.mark.parametrize("seed", rest_in_proof(range(12), kept=3))
 def test_the_answer_in_advance_is_the_answer_at_the_loss(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the forecast is by then; and nothing is simulated any more."""
     draw = random.Random(seed)

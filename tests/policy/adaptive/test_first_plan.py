@@ -28,7 +28,7 @@ ROUTED = 1.01
 made with them."""
 
 
-@pytest.mark.parametrize("seed", rest_in_proof(range(8), kept=4))
+@pytest.mark.parametrize("seed", rest_in_proof(range(8), kept=2))
 def test_no_other_first_plan_is_faster(seed: int) -> None:
     draw = random.Random(seed)
     link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=draw.choice([1e9, 1e10]))

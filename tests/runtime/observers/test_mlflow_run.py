@@ -14,6 +14,8 @@ from planaria.runtime.observers.view_thread import Views
 from planaria.runtime.run_folder.run_folder import RunFolder
 from tests.runtime.run_folder.happenings import JOB, committed, short_run
 
+pytestmark = pytest.mark.proof  # which installs what this needs
+
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:

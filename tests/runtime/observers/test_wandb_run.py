@@ -23,6 +23,9 @@ _HEADER_BYTES = 7
 _BLOCK_BYTES = 32 * 1024
 
 
+pytestmark = pytest.mark.proof  # which installs what this needs
+
+
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """It reads the environment once a process, or after this."""

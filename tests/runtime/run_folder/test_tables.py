@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from planaria.policy.candidate_record import CandidateRecord
-from planaria.runtime.run_folder.tables import MOST_ROWS, candidate_table, plan_table, ranges
+from planaria.runtime.run_folder.tables import MOST_ROWS, candidate_table, listed, plan_table
 
 
 def test_numbers_that_follow_each_other_are_told_by_their_ends() -> None:
-    assert ranges([0, 1, 4, 5, 6, 9]) == "0, 1, 4-6, 9"
-    assert ranges([2, 1, 0]) == "2, 1, 0"
-    assert ranges([]) == ""
+    assert listed([0, 1, 4, 5, 6, 9]) == "0, 1, 4-6, 9"
+    assert listed([2, 1, 0]) == "2, 1, 0"
+    assert listed([]) == ""
 
 
 def test_devices_of_a_node_are_told_apart_from_nodes() -> None:

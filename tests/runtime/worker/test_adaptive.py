@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,17 +21,10 @@ from planaria.protocol.messages.records import Note, PlanMeasured, PlanTaken, Ru
 from planaria.protocol.run.settings import RunSettings
 from tests.proof import rest_in_proof
 from tests.runtime.worker.cluster import Kill, Weather
-from tests.runtime.worker.dst import laboratory as new_laboratory
 from tests.runtime.worker.schedules import INSTRUCTIONS, Schedule, any_policy, comings_and_goings, job_of
 from tests.runtime.worker.test_cluster import Laboratory
 
 SEEDS = range(40)
-
-
-@pytest.fixture(scope="module")
-def laboratory() -> Iterator[Laboratory]:
-    with new_laboratory() as place:
-        yield place
 
 
 def adaptively(schedule: Schedule) -> Schedule:
@@ -60,15 +53,13 @@ def test_random_schedules_with_random_choices_keep_every_promise(
         return [options[at] for at in order], tuple(told[at] for at in order), horizon
 
     monkeypatch.setattr(AdaptivePolicy, "_ranked", fickle)
-    taken: Counter[str] = Counter()
-    for seed in SEEDS:
+
+    def drawn(seed: int, source: str) -> Schedule:
         draw.seed(seed)
-        make = any_policy if seed % 2 else comings_and_goings
-        try:
-            outcome = laboratory.run(adaptively(make(seed, str(laboratory.source))))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+        return adaptively((any_policy if seed % 2 else comings_and_goings)(seed, source))
+
+    taken: Counter[str] = Counter()
+    for outcome in laboratory.run_all(SEEDS, drawn):
         for plan in outcome.of(PlanTaken):
             if plan.candidates:
                 taken[f"{plan.purpose}: {kind_of(plan.candidates[0].name)}"] += 1

@@ -9,15 +9,13 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from planaria.data.tokens.preparation import prepare_tokens
 from planaria.data.tokens.token_set import TokenSet
@@ -138,15 +136,16 @@ class Laboratory:
                 assert resumed.weights == self.reference(schedule.job, before | resumed.drops).weights
         return outcome
 
-
-@pytest.fixture(scope="module")
-def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield Laboratory(tmp_path_factory.mktemp("laboratory"))
-    torch.set_num_threads(threads)
+    def run_all(self, seeds: Iterable[int], make: Callable[[int, str], Schedule]) -> list[Outcome]:
+        """Runs the schedule of each seed; an error tells its seed."""
+        outcomes = []
+        for seed in seeds:
+            try:
+                outcomes.append(self.run(make(seed, str(self.source))))
+            except BaseException as error:
+                error.add_note(f"seed {seed}")
+                raise
+        return outcomes
 
 
 @pytest.fixture(autouse=True)
@@ -156,69 +155,35 @@ def no_garbage() -> Iterator[None]:
     gc.collect()
 
 
-@pytest.fixture
-def try_seed(laboratory: Laboratory) -> Callable[[int], Outcome]:
-    return lambda seed: laboratory.run(schedule(seed, str(laboratory.source)))
-
-
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
-def test_random_schedules_keep_every_promise(batch: range, try_seed: Callable[[int], Outcome]) -> None:
-    for seed in batch:
-        try:
-            try_seed(seed)
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+def test_random_schedules_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
+    laboratory.run_all(batch, schedule)
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 def test_comings_and_goings_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
-    for seed in batch:
-        try:
-            laboratory.run(comings_and_goings(seed, str(laboratory.source)))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+    laboratory.run_all(batch, comings_and_goings)
 
 
 @pytest.mark.parametrize("batch", batches(range(3000, 3060), size=10, kept=3), ids=str)
 def test_restarts_of_the_coordinator_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
     """It dies at any command, among deaths, comings and goings: the reference's bits, and no step twice."""
-    returned = 0
-    for seed in batch:
-        try:
-            outcome = laboratory.run(restarts(seed, str(laboratory.source)))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-        returned += len(outcome.of(CoordinatorRestarted))
-    assert returned >= len(batch) // 2
+    outcomes = laboratory.run_all(batch, restarts)
+    assert sum(len(outcome.of(CoordinatorRestarted)) for outcome in outcomes) >= len(batch) // 2
 
 
 @pytest.mark.parametrize("batch", batches(range(3000, 3040), size=10, kept=3), ids=str)
 def test_a_journal_that_lags_behind_its_workers_is_made_up_for(batch: range, laboratory: Laboratory) -> None:
     """What any worker was told is made up for; what nobody was told is decided anew, in the same way."""
-    lag = 0
-    for seed in batch:
-        try:
-            outcome = laboratory.run(power_losses(seed, str(laboratory.source)))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-        lag += sum(record.lag for record in outcome.of(CoordinatorRestarted))
-    assert lag >= 1
+    outcomes = laboratory.run_all(batch, power_losses)
+    assert sum(record.lag for outcome in outcomes for record in outcome.of(CoordinatorRestarted)) >= 1
 
 
 @pytest.mark.parametrize("batch", batches(range(5000, 5060), size=10, kept=4), ids=str)
 def test_stages_on_several_devices_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
     """Under all policies, with deaths at any instruction, comings, goings and restarts: the reference's bits."""
     kinds = (schedule, comings_and_goings, restarts, any_policy, switching)
-    for seed in batch:
-        try:
-            laboratory.run(on_devices(kinds[seed % 5](seed, str(laboratory.source)), 2 + seed % 2))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+    laboratory.run_all(batch, lambda seed, source: on_devices(kinds[seed % 5](seed, source), 2 + seed % 2))
 
 
 @pytest.mark.parametrize("batch", batches(range(60), size=10, kept=5), ids=str)
@@ -246,16 +211,9 @@ def test_schedules_that_once_failed_keep_every_promise(path: Path, laboratory: L
 @pytest.mark.parametrize("batch", batches(range(45), size=15, kept=4), ids=str)
 def test_with_all_replicas_of_a_layer_lost_the_job_goes_back(batch: range, laboratory: Laboratory) -> None:
     """Back to the checkpoint, or to the start, and on to the same bits; or an end that says why not."""
-    restored = 0
-    for seed in batch:
-        which = all_holders_die(seed, str(laboratory.source), laboratory.holders)
-        try:
-            outcome = laboratory.run(which)
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-        restored += bool(outcome.of(Restored)) and outcome.finish.status is RunStatus.COMPLETED
-    assert restored >= len(batch) // 3
+    outcomes = laboratory.run_all(batch, lambda seed, source: all_holders_die(seed, source, laboratory.holders))
+    completed = [outcome for outcome in outcomes if outcome.finish.status is RunStatus.COMPLETED]
+    assert sum(bool(outcome.of(Restored)) for outcome in completed) >= len(batch) // 3
 
 
 def in_parts(plan: Plan, holders: Holders) -> tuple[Transfer, ...]:
@@ -339,16 +297,11 @@ def _half(op: Op, whole: Instruction, counted: tuple[int, ...]) -> Instruction:
 
 @pytest.mark.parametrize("batch", batches(range(5000, 5030), size=5, kept=2), ids=str)
 def test_backwards_in_two_passes_keep_every_promise(
-    batch: range, try_seed: Callable[[int], Outcome], monkeypatch: pytest.MonkeyPatch
+    batch: range, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under any deaths, and where one plan cuts a backward in two and the next one does not."""
     monkeypatch.setattr(step_work, "program", _split)
-    for seed in batch:
-        try:
-            try_seed(seed)
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+    laboratory.run_all(batch, schedule)
 
 
 def test_one_seed_is_one_history(laboratory: Laboratory) -> None:
@@ -368,9 +321,9 @@ def test_layers_that_get_no_gradient_in_some_steps(seed: int, laboratory: Labora
 @pytest.mark.parametrize("batch", batches(range(7000, 7024), size=12, kept=3), ids=str)
 def test_steps_that_are_not_finite_are_skipped(batch: range, laboratory: Laboratory) -> None:
     """Under any deaths, comings and goings: the reference's bits, and its skipped steps."""
-    skipped = applied = 0
-    for seed in batch:
-        usual = comings_and_goings(seed, str(laboratory.source))
+
+    def with_bad_layers(seed: int, source: str) -> Schedule:
+        usual = comings_and_goings(seed, source)
         config = {**usual.job.model.config, "depth": max(1, usual.job.model.config["depth"])}
         bad = 0.7 / (config["depth"] * usual.job.train.num_microbatches)
         job = msgspec.structs.replace(
@@ -378,15 +331,11 @@ def test_steps_that_are_not_finite_are_skipped(batch: range, laboratory: Laborat
             model=msgspec.structs.replace(usual.job.model, config={**config, "bad": bad}),
             train=msgspec.structs.replace(usual.job.train, when_not_finite=WhenNotFinite.SKIP),
         )
-        try:
-            outcome = laboratory.run(replace(usual, job=job))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-        skipped += len(outcome.of(StepSkipped))
-        applied += len(outcome.of(StepCommitted))
-    assert skipped >= len(batch)
-    assert applied >= len(batch)
+        return replace(usual, job=job)
+
+    outcomes = laboratory.run_all(batch, with_bad_layers)
+    for kind in (StepSkipped, StepCommitted):
+        assert sum(len(outcome.of(kind)) for outcome in outcomes) >= len(batch)
 
 
 def test_a_step_that_is_not_finite_stops_the_run(laboratory: Laboratory) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import msgspec
@@ -19,16 +18,9 @@ from planaria.protocol.messages.records import (
     Waiting,
 )
 from tests.runtime.worker.cluster import Crash, Kill, Outcome, Visit, Weather
-from tests.runtime.worker.dst import laboratory as new_laboratory
 from tests.runtime.worker.schedules import Schedule, job_of
 from tests.runtime.worker.test_adaptive import favouring
 from tests.runtime.worker.test_cluster import Laboratory
-
-
-@pytest.fixture(scope="module")
-def laboratory() -> Iterator[Laboratory]:
-    with new_laboratory() as place:
-        yield place
 
 
 def grid(laboratory: Laboratory, policy: str, kills: tuple[Kill, ...], **others: object) -> Schedule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -13,17 +13,10 @@ from planaria.protocol.messages.records import PlanTaken, RunEnded, RunStatus, S
 from planaria.protocol.step.schedule import learning_rate
 from tests.proof import rest_in_proof
 from tests.runtime.worker.cluster import Crash, Kill, Visit, Weather
-from tests.runtime.worker.dst import laboratory as new_laboratory
 from tests.runtime.worker.schedules import INSTRUCTIONS, Schedule, comings_and_goings, job_of, restarts, schedule
 from tests.runtime.worker.test_cluster import Laboratory
 
 SEEDS = range(45)
-
-
-@pytest.fixture(scope="module")
-def laboratory() -> Iterator[Laboratory]:
-    with new_laboratory() as place:
-        yield place
 
 
 def dropping(which: Schedule) -> Schedule:
@@ -33,16 +26,10 @@ def dropping(which: Schedule) -> Schedule:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("make", [schedule, comings_and_goings, restarts])
-def test_random_schedules_keep_every_promise(make: object, laboratory: Laboratory) -> None:
-    num_dropping = 0
-    for seed in SEEDS[:: 1 if make is schedule else 2]:
-        try:
-            outcome = laboratory.run(dropping(make(seed, str(laboratory.source))))  # type: ignore[operator]
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-        num_dropping += bool(outcome.drops)
-    assert num_dropping >= 3
+def test_random_schedules_keep_every_promise(make: Callable[[int, str], Schedule], laboratory: Laboratory) -> None:
+    seeds = SEEDS[:: 1 if make is schedule else 2]
+    outcomes = laboratory.run_all(seeds, lambda seed, source: dropping(make(seed, source)))
+    assert sum(bool(outcome.drops) for outcome in outcomes) >= 3
 
 
 def grid(

@@ -5,7 +5,7 @@ A schedule that finds a mutation keeps every promise without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -216,14 +216,6 @@ MUTATIONS: Mapping[Callable[[Patch], None], str] = {
     whoever_stopped_before_the_restart_is_taken_to_go_on: "restarts",
 }
 """And the kind of schedules that should find it."""
-
-
-@pytest.fixture(scope="module")
-def laboratory() -> Iterator[Laboratory]:
-    threads = torch.get_num_threads()
-    with dst.laboratory() as place:
-        yield place
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)

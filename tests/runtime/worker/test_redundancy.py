@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,27 +10,17 @@ from planaria.plan.plan import Redundancy
 from planaria.protocol.messages.records import PlanTaken, Recovered, RunStatus
 from tests.proof import batches, rest_in_proof
 from tests.runtime.worker.cluster import Kill, Outcome, Visit, Weather
-from tests.runtime.worker.dst import laboratory as new_laboratory
 from tests.runtime.worker.schedules import INSTRUCTIONS, Schedule, comings_and_goings, job_of, schedule, shadowed
 from tests.runtime.worker.test_cluster import Laboratory
 
 
-@pytest.fixture(scope="module")
-def laboratory() -> Iterator[Laboratory]:
-    with new_laboratory() as place:
-        yield place
-
-
 @pytest.mark.parametrize("seeds", batches(range(20), size=10, kept=3), ids=str)
 def test_random_schedules_keep_every_promise(seeds: range, laboratory: Laboratory) -> None:
-    for seed in seeds:
+    def drawn(seed: int, source: str) -> Schedule:
         draw = random.Random(f"redundancy {seed}")
-        plain = draw.choice([schedule, comings_and_goings])(seed, str(laboratory.source))
-        try:
-            laboratory.run(shadowed(draw, plain))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+        return shadowed(draw, draw.choice([schedule, comings_and_goings])(seed, source))
+
+    laboratory.run_all(seeds, drawn)
 
 
 def grid(

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from planaria.protocol.messages.records import Note, PlanTaken, Restored, RunStatus
 from tests.proof import batches, rest_in_proof
 from tests.runtime.worker.cluster import Kill, Visit, Weather
-from tests.runtime.worker.dst import laboratory as new_laboratory
 from tests.runtime.worker.schedules import INSTRUCTIONS, Schedule, any_policy, job_of
 from tests.runtime.worker.test_cluster import Laboratory
 
 
-@pytest.fixture(scope="module")
-def laboratory() -> Iterator[Laboratory]:
-    with new_laboratory() as place:
-        yield place
-
-
 @pytest.mark.parametrize("seeds", batches(range(60), size=20, kept=6), ids=str)
 def test_random_schedules_keep_every_promise(seeds: range, laboratory: Laboratory) -> None:
-    for seed in seeds:
-        try:
-            laboratory.run(any_policy(seed, str(laboratory.source)))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+    laboratory.run_all(seeds, any_policy)
 
 
 def grid(

@@ -9,19 +9,14 @@ import pytest
 from planaria.protocol.messages.records import NodeLost, Note, PlanTaken, RunStatus
 from tests.runtime.worker.cluster import Kill, Weather
 from tests.runtime.worker.schedules import Schedule, job_of, shortages
-from tests.runtime.worker.test_cluster import Laboratory, laboratory, no_garbage  # noqa: F401 (fixtures)
+from tests.runtime.worker.test_cluster import Laboratory, no_garbage  # noqa: F401 (a fixture)
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("batch", [range(at, at + 30) for at in range(9000, 9060, 30)], ids=str)
-def test_random_shortages_keep_every_promise(batch: range, laboratory: Laboratory) -> None:  # noqa: F811
+def test_random_shortages_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
     seen: Counter[str] = Counter()
-    for seed in batch:
-        try:
-            outcome = laboratory.run(shortages(seed, str(laboratory.source)))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+    for outcome in laboratory.run_all(batch, shortages):
         seen[outcome.finish.status.value] += 1
         seen["refused"] += "is known to fit" in outcome.finish.message
         for at, record in enumerate(outcome.records):
@@ -37,7 +32,7 @@ def test_random_shortages_keep_every_promise(batch: range, laboratory: Laborator
     assert seen["reconfigure"] >= 1, "a step that nobody could finish was begun anew"
 
 
-def test_a_first_step_that_does_not_fit_ends_the_job_before_others_run_out(laboratory: Laboratory) -> None:  # noqa: F811
+def test_a_first_step_that_does_not_fit_ends_the_job_before_others_run_out(laboratory: Laboratory) -> None:
     """Every plan without the node puts as much on the others."""
     job = job_of(nodes=3, depth=2, steps=3, source=str(laboratory.source))
     short = (Kill(node=0, at="forward", step=1),)

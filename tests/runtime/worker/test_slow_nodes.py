@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
-from collections.abc import Iterator
 
 import msgspec
 import pytest
-import torch
 
 from planaria.protocol.messages.records import NodeLost, NodeReleased, NodeSpeed, PlanTaken, Recovered, StepCommitted
 from planaria.protocol.planning import straggler_detection, straggler_policy
@@ -21,16 +18,6 @@ from tests.runtime.worker.test_cluster import Laboratory
 
 STEADY = Weather(compute_s=1e-5, network_s=1e-5, control_s=1e-5, detect_s=1e-4)
 SLOW_STEP, FAST_STEP = 4, 12
-
-
-@pytest.fixture(scope="module")
-def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield Laboratory(tmp_path_factory.mktemp("slow nodes"))
-    torch.set_num_threads(threads)
 
 
 def slow_schedule(

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from planaria.protocol.messages.records import Note, PlanTaken, PolicySwitched, Recovered, RunStatus, Waiting
 from tests.runtime.worker.cluster import Crash, Kill, Outcome, Switch, Visit, Weather
-from tests.runtime.worker.dst import laboratory as new_laboratory
 from tests.runtime.worker.schedules import Schedule, job_of, switching
 from tests.runtime.worker.test_cluster import Laboratory
 
 SEEDS = range(24)
 
 
-@pytest.fixture(scope="module")
-def laboratory() -> Iterator[Laboratory]:
-    with new_laboratory() as place:
-        yield place
-
-
 @pytest.mark.proof
 def test_random_schedules_keep_every_promise(laboratory: Laboratory) -> None:
-    switches = 0
-    for seed in SEEDS:
-        try:
-            switches += len(laboratory.run(switching(seed, str(laboratory.source))).of(PolicySwitched))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-    assert switches >= 8
+    assert sum(len(outcome.of(PolicySwitched)) for outcome in laboratory.run_all(SEEDS, switching)) >= 8
 
 
 def grid(

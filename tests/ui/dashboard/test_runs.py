@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,9 +18,16 @@ from planaria.runtime.run_folder.recorder import Recorder, told_but_steps
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.ui.dashboard.runs import RunReader, Runs
 from planaria.ui.dashboard.series import MOST_POINTS
-from planaria.ui.dashboard.view import view_of
+from planaria.ui.dashboard.view import RunView
 from tests.runtime.run_folder.happenings import JOB
 from tests.ui.dashboard.made_up import committed, happenings, made_up_run
+
+
+def view_of(records: Iterable[tuple[AnyRecord, float]]) -> RunView:
+    view = RunView(JOB)
+    for record, time_s in records:
+        view.add(record, time_s)
+    return view
 
 
 def skipped(step: int) -> StepSkipped:
@@ -66,7 +73,7 @@ def test_a_look_tells_only_what_is_new_and_waits_for_the_end_of_a_line(tmp_path:
 
 
 def test_many_steps_are_few_points_and_no_extreme_is_lost() -> None:
-    view = view_of(JOB, ((committed(step, 1, 8), step) for step in range(1, 10_001)))
+    view = view_of((committed(step, 1, 8), step) for step in range(1, 10_001))
     rows = view.series.rows()
     assert MOST_POINTS / 2 <= len(rows) <= MOST_POINTS
     assert rows[-1][0] == 10_000
@@ -108,7 +115,7 @@ def test_of_a_long_run_few_points_are_sent_and_they_are_what_its_records_say(
         long_run.events.write_bytes(b"".join([*lines[:50], b'{"time":1.0,"event":"of_the_future"}\n', *lines[50:]]))
     blocks = list(step_blocks.passages(long_run.events, long_run.step_blocks))
     assert (len(blocks) > 100) == (index == "used")
-    one_by_one = view_of(JOB, known_records(long_run))
+    one_by_one = view_of(known_records(long_run))
     found = RunReader(long_run).whole()
     rows = found["series"]["rows"]
     assert 300 <= len(rows) <= MOST_POINTS

@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl
 
 from planaria.data.reading.sources import DataError, Kind, SourceFile
 from planaria.data.reading.stream import Stream, laid_down
+from planaria.job.errors import in_one_line
 
 _NAME = re.compile(r"hf://(?!datasets/|spaces/|buckets/)(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:\?(?P<options>.*))?")
 _OPTIONS = ("split", "config", "revision", "rows", "stream")
@@ -96,8 +97,9 @@ def _told_where_missing(name: str, named: str) -> Iterator[None]:
         raise
     except Exception as error:  # the library, and what is under it, have many errors
         raise DataError(
-            f"{named} cannot be had from the hub ({_line(error)}). Check name, split, config and network; or fetch it "
-            f"where there is one (hf download {name} --repo-type dataset --local-dir FOLDER), and give its files."
+            f"{named} cannot be had from the hub ({in_one_line(error)}). Check name, split, config and network; or "
+            f"fetch it where there is one (hf download {name} --repo-type dataset --local-dir FOLDER), and give its "
+            "files."
         ) from error
 
 
@@ -130,7 +132,3 @@ def _library() -> Any:
     datasets.logging.set_verbosity_error()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would tell of each time that it tries again
     return datasets
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

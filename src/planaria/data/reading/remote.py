@@ -19,14 +19,10 @@ from typing import Any
 import msgspec
 
 from planaria.data.reading.sources import DataError
+from planaria.job.errors import in_one_line
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _FETCHED, _NOTE, _NEW = "fetched", "fetched.json", ".new"
-
-
-def is_url(source: str) -> bool:
-    """Whether a source lies elsewhere."""
-    return _URL.match(source) is not None
 
 
 def fetched(url: str, cache: Path, named: str, tell: Callable[[str], None]) -> str:
@@ -55,8 +51,8 @@ def fetched(url: str, cache: Path, named: str, tell: Callable[[str], None]) -> s
                 tell(f"{url} cannot be looked at now: its files of before are read")
                 return _where(place, list(before))
             raise DataError(
-                f"{named} cannot be looked at ({_line(error)}). Check the URL and the network, or copy the files here "
-                "and give their path."
+                f"{named} cannot be looked at ({in_one_line(error)}). Check the URL and the network, or copy the files "
+                "here and give their path."
             ) from error
         if not now:
             raise DataError(f"{named}: the URL names no files. Correct it.")
@@ -109,8 +105,8 @@ def _fetch(system: Any, name: str, path: Path, named: str) -> None:
     except Exception as error:  # each file system has errors of its own
         temporary.unlink(missing_ok=True)
         raise DataError(
-            f"{named}: {name} cannot be fetched to {path.parent} ({_line(error)}). Try again, or copy it here and give "
-            "its path."
+            f"{named}: {name} cannot be fetched to {path.parent} ({in_one_line(error)}). Try again, or copy it here "
+            "and give its path."
         ) from error
 
 
@@ -131,7 +127,3 @@ def _local(name: str) -> str:
     """Returns where a file of this name lies below the folder of its URL."""
     path = PurePosixPath(_URL.sub("", name.partition("?")[0]))
     return str(PurePosixPath(*(part for part in path.parts if part not in ("/", "..", "."))))
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ import numpy as np
 
 from planaria.data.reading.chats import RowFormat, row_format
 from planaria.data.reading.hub import hub_files, is_hub_name
-from planaria.data.reading.remote import fetched, is_url
+from planaria.data.reading.remote import fetched
 from planaria.data.reading.sources import DataError, Kind, SourceFile, find_files
 from planaria.data.reading.text import check_file
 from planaria.data.tokens.encoding import NEW, Encoding, Progress, Tell, remove
@@ -38,6 +38,7 @@ from planaria.data.tokens.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from planaria.job.history import KEYED
 from planaria.job.registry import DataSource
 from planaria.job.sections.data import DataSection, Packing
+from planaria.job.values import is_url
 
 TOKENIZER = "tokenizer.json"
 """Copy of the job's tokenizer, if it has one, so that a run's export needs nothing outside of its folder."""
@@ -55,15 +56,10 @@ _COPIED_TOKENS = 1 << 22
 DATA_CACHE_BYTES = 32 << 20
 """A source of so many bytes takes seconds to encode."""
 
-Check = Callable[[TokensAbout], None]
-"""Raises what speaks against tokens, before they replace others."""
-
 
 def prepare_tokens(
     section: DataSection,
     folder: Path,
-    check: Check = lambda about: None,
-    order: str = KEYED,
     *,
     cache: Path | None = None,
     tell: Tell = lambda text: None,
@@ -74,8 +70,6 @@ def prepare_tokens(
     Args:
         section: the job's [data].
         folder: made if absent.
-        check: asked before other tokens in the folder are replaced.
-        order: in which samples come.
         cache: folder in which the tokens of large sources are kept for other runs, and finished if this is interrupted.
         tell: is told how far it is.
         field: of the job, that names the source.
@@ -83,13 +77,7 @@ def prepare_tokens(
     Raises:
         DataError: the source or the tokenizer cannot be read, or there is nothing in it.
     """
-    staged = stage_tokens(section, folder, order, cache=cache, tell=tell, field=field)
-    try:
-        check(staged.about)
-    except BaseException:
-        staged.discard()
-        raise
-    return staged.take()
+    return stage_tokens(section, folder, cache=cache, tell=tell, field=field).take()
 
 
 def stage_tokens(

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from planaria.job.errors import UserError
+from planaria.job.errors import UserError, in_one_line
 from planaria.job.values import is_hub_weights
 
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
@@ -39,7 +39,7 @@ def local_weights(weights: str) -> Path:
     try:
         here = Path(snapshot_download(name, revision=revision, allow_patterns=_WANTED))
     except Exception as error:  # the library, and what is under it, have many errors
-        raise _not_had(weights, name, " ".join(str(error).split()) or type(error).__name__) from error
+        raise _not_had(weights, name, in_one_line(error)) from error
     if not _is_whole(here):  # without a network the library returns what was fetched before
         raise _not_had(weights, name, f"there are not all of its safetensors in {here}")
     return here

@@ -94,13 +94,13 @@ class StageCosts:
         """
         return self.compute_s(first, end) + self.link_s(first) + self.link_s(end)
 
-    def state_bytes(self, first: int, end: int, num_devices: int = 1) -> int:
-        """Returns the bytes per device of the state, frozen parameters and copies of weights of a stage [first, end).
+    def state_bytes(self, first: int, end: int) -> int:
+        """Returns the bytes of the state, frozen parameters and copies of weights of a stage [first, end).
 
         A tied group counts once.
         """
         tied = sum(size for layers, size in self._tied if any(first <= layer < end for layer in layers))
-        return -(-(self._own[end] - self._own[first] + tied) // num_devices)
+        return self._own[end] - self._own[first] + tied
 
     def kept_bytes(self, first: int) -> tuple[int, ...]:
         """Returns, for each end above `first`, the bytes that stage [first, end) keeps until a microbatch's backward.

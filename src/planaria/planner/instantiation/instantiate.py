@@ -293,9 +293,7 @@ def plan_of(
     )
 
 
-def plan_of_templates(
-    profile: ModelProfile, templates: Sequence[Template], settings: PlannerSettings, generation: int = 1
-) -> Plan:
+def plan_of_templates(profile: ModelProfile, templates: Sequence[Template], settings: PlannerSettings) -> Plan:
     """Returns the plan of a pipeline of each of these templates, on nodes 0, 1, ... as fast as the profile says.
 
     Raises:
@@ -308,7 +306,7 @@ def plan_of_templates(
         for template, first in zip(templates, firsts, strict=False)
     ]
     times = step_times_of(templates, settings.num_microbatches)
-    return plan_of(pipelines, shares_of(times, settings), profile, settings, generation)
+    return plan_of(pipelines, shares_of(times, settings), profile, settings, generation=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

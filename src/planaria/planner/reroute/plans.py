@@ -13,6 +13,7 @@ import msgspec
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.plan import NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId, runs_of
+from planaria.plan.quantities import ranges
 from planaria.planner.placement.senders import Holders
 from planaria.planner.reroute.routes import Hops, MicrobatchAssignment
 
@@ -234,10 +235,7 @@ def _shapes(pipelines: Sequence[Pipeline], devices_per_node: int) -> list[tuple[
 
 def _gaps(missing: Sequence[int], costs: StageCosts, devices_per_node: int) -> Iterator[tuple[Part, ...]]:
     """Yields each gap as one node's parts, in as many stages as the node has devices, cut where they are evenest."""
-    runs: list[tuple[int, int]] = []
-    for layer in missing:
-        runs.append((runs.pop()[0] if runs and runs[-1][1] == layer else layer, layer + 1))
-    for first, end in runs:
+    for first, end in ranges(missing):
         parts = min(devices_per_node, end - first)
         if parts < devices_per_node and devices_per_node > 1:
             continue  # a device would have nothing

@@ -22,7 +22,7 @@ twice that, and a tag). Among equal ways the first is kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -264,22 +264,20 @@ class DpTables:
         plane, parent = self.relaxed(self._space.ahead, charge=0.0 if hidden else 1.0, cap_s=cap_s)
         if plane[-1, -1] == np.inf:
             return None
-        stages = []
-        used, end = self._shape[0] - 1, self._shape[1] - 1
-        while used:
-            start, place = divmod(int(parent[used, end]) // 2, MAX_COUNTS)
-            stages.append((end, int(self._space.counts[place])))
-            used, end = used - stages[-1][1], start
-        return tuple(reversed(stages))
+        return tuple(reversed([(end, devices) for _, end, devices in self._stages_on_the_way(parent)]))
 
     def _walk_back(self, parent: Ints) -> Split:
-        stages = []
+        layers = self._space.num_layers
+        return tuple((layers - start, devices) for start, _, devices in self._stages_on_the_way(parent))
+
+    def _stages_on_the_way(self, parent: Ints) -> Iterator[tuple[int, int, int]]:
+        """Yields start, end and devices of the stages that lead to the last state, the last one first."""
         used, end = self._shape[0] - 1, self._shape[1] - 1
         while used:
             start, place = divmod(int(parent[used, end]) // 2, MAX_COUNTS)
-            stages.append((self._space.num_layers - start, int(self._space.counts[place])))
-            used, end = used - stages[-1][1], start
-        return tuple(stages)
+            devices = int(self._space.counts[place])
+            yield start, end, devices
+            used, end = used - devices, start
 
     def ways(self, costs: PrefixCosts, cap_s: float) -> Floats:
         """Returns the shortest paths to each state, of any number of stages that take at most `cap_s`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planaria.profile.presets.shapes import LayerShape, ModelShape, Operation, cross_entropy, elementwise, product
@@ -104,6 +104,15 @@ def _dense(batch: int, sizes: tuple[int, ...]) -> Iterator[LayerShape]:
         )
 
 
+def _convolution(number: int, operations: Sequence[Operation], before: _Image, after: _Image) -> LayerShape:
+    return LayerShape(
+        name=f"convolution.{number}",
+        operations=tuple(operations),
+        input_values=before.values,
+        output_values=after.values,
+    )
+
+
 def _vgg19(batch: int, _: int) -> tuple[LayerShape, ...]:
     image = _Image(batch=batch, channels=3, side=224)
     layers: list[LayerShape] = []
@@ -115,14 +124,7 @@ def _vgg19(batch: int, _: int) -> tuple[LayerShape, ...]:
             if number == count - 1:
                 image, pooling = image.pooled(2, 2)
                 operations.append(pooling)
-            layers.append(
-                LayerShape(
-                    name=f"convolution.{len(layers)}",
-                    operations=tuple(operations),
-                    input_values=before.values,
-                    output_values=image.values,
-                )
-            )
+            layers.append(_convolution(len(layers), operations, before, image))
     return (*layers, *_dense(batch, (512 * 7 * 7, 4096, 4096)))
 
 
@@ -143,14 +145,7 @@ def _alexnet(batch: int, _: int) -> tuple[LayerShape, ...]:
         if pools:
             image, pooling = image.pooled(3, 2)
             operations.append(pooling)
-        layers.append(
-            LayerShape(
-                name=f"convolution.{len(layers)}",
-                operations=tuple(operations),
-                input_values=before.values,
-                output_values=image.values,
-            )
-        )
+        layers.append(_convolution(len(layers), operations, before, image))
     return (*layers, *_dense(batch, (256 * 6 * 6, 4096, 4096)))
 
 

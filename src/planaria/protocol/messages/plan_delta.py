@@ -7,12 +7,13 @@ it knows no socket, and the protocol's machines never see an update.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from planaria.plan.plan import Evaluation, Pipeline, Plan, Route, Stage, Transfer, WorkerId
+from planaria.plan.quantities import ranges
 from planaria.protocol.messages.message import Message, decoded, encode
 from planaria.protocol.messages.to_worker import Challenge, PlanMessage, StateSource, ToWorker
 
@@ -190,7 +191,7 @@ def _route_updates(
         if route in route_at
         else RouteUpdate(
             stages_at[route.hops] if route.hops in stages_at else _cuts(route.hops),
-            tuple(_ranges(route.microbatches)),
+            tuple(ranges(route.microbatches)),
             route.born,
             None if route.counted == every_layer else route.counted,
             route.reached,
@@ -271,23 +272,10 @@ def _stages(cuts: Sequence[Cut]) -> tuple[Stage, ...]:
     )
 
 
-def _ranges(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields ascending numbers as ranges [first, end)."""
-    first = end = -1
-    for number in numbers:
-        if number != end:
-            if end > first:
-                yield first, end
-            first = number
-        end = number + 1
-    if end > first:
-        yield first, end
-
-
-def _numbers(ranges: Sequence[tuple[int, int]], limit: int) -> tuple[int, ...]:
-    if any(not 0 <= first < end <= limit for first, end in ranges):
-        raise UpdateError(f"an update has microbatches {ranges!r:.100} of {limit}")
-    return tuple(number for first, end in ranges for number in range(first, end))
+def _numbers(given: Sequence[tuple[int, int]], limit: int) -> tuple[int, ...]:
+    if any(not 0 <= first < end <= limit for first, end in given):
+        raise UpdateError(f"an update has microbatches {given!r:.100} of {limit}")
+    return tuple(number for first, end in given for number in range(first, end))
 
 
 def _at(items: Sequence[Item], at: int) -> Item:

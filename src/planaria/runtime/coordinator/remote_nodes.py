@@ -26,6 +26,7 @@ from planaria.protocol.messages.records import Note
 from planaria.runtime.component_settings import is_emulated
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.client import write_private
+from planaria.runtime.machine.boot import boot_id
 from planaria.runtime.run_folder.recorder import write_atomically
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.wire.tls import Security
@@ -81,14 +82,6 @@ def imported(job: Job) -> str:
         return str(json.loads((Path(job.model.weights) / "config.json").read_text())["model_type"])
     except (OSError, ValueError, KeyError, TypeError):
         return AUTO_MODEL  # whoever loads the model says what is wrong
-
-
-def boot_id() -> str:
-    """Returns the boot id of the running kernel; "" where it has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def agents_of(

@@ -40,7 +40,8 @@ from planaria.protocol.messages.agent import (
 )
 from planaria.protocol.messages.message import PROTOCOL_VERSION
 from planaria.runtime.component_settings import node_settings
-from planaria.runtime.coordinator.remote_nodes import boot_id, imported
+from planaria.runtime.coordinator.remote_nodes import imported
+from planaria.runtime.machine.boot import boot_id
 from planaria.runtime.machine.interrupts import Interrupted, interrupts
 from planaria.runtime.nodes.agent_settings import AgentSettings
 from planaria.runtime.nodes.coordinator_link import CoordinatorLink

@@ -221,7 +221,7 @@ class Recorder:
             "status": ended.status.value,
             "name": self._job.run.name or self.folder.path.name,
             "steps": ended.steps,
-            "final_loss": _finite(self._last_step.loss) if self._last_step else None,
+            "final_loss": finite(self._last_step.loss) if self._last_step else None,
             "evaluation": self._evaluation_summary(),
             "weights_sha256": self._weights_sha256,
             "skipped_microbatches": self._skipped,
@@ -312,8 +312,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 def _metrics_line(step: StepCommitted | StepSkipped) -> bytes:
     line: dict[str, object] = {
         "step": step.step,
-        "loss": _finite(step.loss),
-        "grad_norm": _finite(step.grad_norm),
+        "loss": finite(step.loss),
+        "grad_norm": finite(step.grad_norm),
         "learning_rate": step.learning_rate,
         "tokens_per_s": round(step.tokens_per_s, 3),
         "step_s": round(step.duration_s, 6),
@@ -346,7 +346,7 @@ def _evaluation_line(record: Evaluated) -> bytes:
     return json.dumps({**line, "eval_s": round(record.duration_s, 6)}).encode() + b"\n"
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
     """Replaces NaN and infinity, which JSON does not have, by null."""
     return value if value is not None and math.isfinite(value) else None
 

@@ -6,7 +6,7 @@ import itertools
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
-from planaria.plan.quantities import size
+from planaria.plan.quantities import ranges, size
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.protocol.messages.records import PlanTaken
 from planaria.protocol.messages.user import LinkFigures
@@ -53,7 +53,7 @@ def plan_table(
     for first, *more in alike.values():
         nodes = [worker // devices_per_node for number in (first, *more) for worker, _, _ in pipelines[number]]
         each = f"{microbatches[first]} each" if more else str(microbatches[first])
-        rows.append((ranges((first, *more)), each, ranges(dict.fromkeys(nodes)), cuts[first]))
+        rows.append((listed((first, *more)), each, listed(dict.fromkeys(nodes)), cuts[first]))
     return text_table(("pipeline", "microbatches", "nodes", "layers"), rows, left=(2, 3), width=width)
 
 
@@ -75,21 +75,20 @@ def candidate_table(candidates: Sequence[CandidateRecord], width: int = WIDTH) -
     return text_table(headings, rows, left=(0,), width=width)
 
 
-def link_table(links: Sequence[LinkFigures], width: int = WIDTH) -> list[str]:
+def link_table(links: Sequence[LinkFigures]) -> list[str]:
     """Returns measured links as a table: by class, then the pairs that are far off."""
     rows = [
         (link_class(link.name), str(link.pairs), f"{1e3 * link.latency_s:.2f} ms", bit_rate(link.bytes_per_s))
         for link in links
     ]
-    return text_table(("links", "pairs", "latency", "bandwidth"), rows, left=(0,), width=width)
+    return text_table(("links", "pairs", "latency", "bandwidth"), rows, left=(0,))
 
 
-def ranges(numbers: Iterable[int]) -> str:
+def listed(numbers: Iterable[int]) -> str:
     """Formats numbers in their order, three or more that follow each other by their ends: "0, 1, 4-7"."""
     parts: list[str] = []
-    for _, run in itertools.groupby(enumerate(numbers), key=lambda one: one[1] - one[0]):
-        found = [number for _, number in run]
-        parts += [f"{found[0]}-{found[-1]}"] if len(found) > 2 else map(str, found)
+    for first, end in ranges(numbers):
+        parts += [f"{first}-{end - 1}"] if end - first > 2 else map(str, range(first, end))
     return ", ".join(parts)
 
 

@@ -22,12 +22,12 @@ def watch_over(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
 
 
-def bound_silence(sock: socket.socket, seconds: float = LOST_AFTER_S) -> None:
+def bound_silence(sock: socket.socket) -> None:
     """Has the connection given up when nothing that was sent is acknowledged for so long.
 
     Not for control connections: there both ends have better means to judge.
     """
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(LOST_AFTER_S * 1000))
 
 
 _TCP_INFO: Final = struct.Struct("=120xQQ32xQQ")

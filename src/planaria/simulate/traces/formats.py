@@ -244,14 +244,14 @@ def _read_events(text: str, lines: Lines, seed: int) -> _Read:
     rows = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if '"horizon_steps"' in rows[0][1]:
         raise TraceError(f"trace {lines.name} counts steps, so it has no times. planaria drill and compare play it.")
-    header = _decoded(rows[0], _Header, lines)
+    header = decoded(rows[0], _Header, lines)
     if header.planaria_trace != VERSION:
         raise lines.refuse(rows[0][0], f"version {header.planaria_trace} of the format; this Planaria reads {VERSION}.")
     if not 0 < header.horizon_s <= LONGEST_S:
         raise lines.refuse(rows[0][0], f"horizon_s = {header.horizon_s:g} is not a number of seconds above 0.")
     events: list[Numbered] = []
     for row in rows[1:]:
-        event = _decoded(row, TraceEvent, lines)
+        event = decoded(row, TraceEvent, lines)
         for field, value in (("at_s", event.at_s), ("notice_s", event.notice_s)):
             if not (math.isfinite(value) and value >= 0):
                 raise lines.refuse(row[0], f"{field} = {value:g} is not a number of seconds from 0 on.")
@@ -265,7 +265,8 @@ def _read_events(text: str, lines: Lines, seed: int) -> _Read:
 _Decoded = TypeVar("_Decoded")
 
 
-def _decoded(row: tuple[int, str], kind: type[_Decoded], lines: Lines) -> _Decoded:
+def decoded(row: tuple[int, str], kind: type[_Decoded], lines: Lines) -> _Decoded:
+    """Returns what a line says in JSON. Raises TraceError."""
     try:
         return msgspec.json.decode(row[1].encode(), type=kind)
     except msgspec.DecodeError as error:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 
-from planaria.simulate.traces.formats import BYTE_ORDER_MARK, VERSION, TraceFormat, read_trace, write_trace
+from planaria.simulate.traces.formats import BYTE_ORDER_MARK, VERSION, TraceFormat, decoded, read_trace, write_trace
 from planaria.simulate.traces.repairs import Lines, Numbered, in_order
 from planaria.simulate.traces.scripts import Clock, Script
 from planaria.simulate.traces.trace import Change, Trace, TraceError, TraceEvent
@@ -59,7 +58,7 @@ def read_script(text: str, name: str, *, seed: int = 0) -> ReadScript:
         return ReadScript(script=Script(trace=read.trace), repairs=read.repairs)
     lines = Lines(name, what="script")
     first = rows[0][0]
-    header = _decoded(rows[0], _Header, lines)
+    header = decoded(rows[0], _Header, lines)
     if header.planaria_trace != VERSION:
         raise lines.refuse(first, f"version {header.planaria_trace} of the format; this Planaria reads {VERSION}.")
     if not (math.isfinite(header.horizon_steps) and header.horizon_steps > 0):
@@ -85,18 +84,8 @@ def write_script(script: Script) -> str:
     return "".join(msgspec.json.encode(line).decode() + "\n" for line in (header, *events))
 
 
-_Decoded = TypeVar("_Decoded", bound=msgspec.Struct)
-
-
-def _decoded(row: tuple[int, str], kind: type[_Decoded], lines: Lines) -> _Decoded:
-    try:
-        return msgspec.json.decode(row[1].encode(), type=kind)
-    except msgspec.DecodeError as error:
-        raise lines.refuse(row[0], f"{error}.") from None
-
-
 def _event(row: tuple[int, str], lines: Lines) -> TraceEvent:
-    event = _decoded(row, _Event, lines)
+    event = decoded(row, _Event, lines)
     for field, value in (("at_step", event.at_step), ("notice_steps", event.notice_steps)):
         if not (math.isfinite(value) and value >= 0):
             raise lines.refuse(row[0], f"{field} = {value:g} is not a number of steps from 0 on.")

@@ -1,8 +1,8 @@
 """The page of a run in a browser: views over the run folder's records that decide nothing.
 
-- `tail`: a file's new whole lines; `series`: any number of steps in a bounded number of points.
+- `series`: any number of steps in a bounded number of points.
 - `accounts`: decisions with their regret, costs, evaluations; `nodes`: their lives.
-- `view`: records folded into what the page shows; `runs`: the views of the runs in a folder, kept up to date.
+- `view`: records folded into what the page shows; `runs`: the views of a folder's runs, kept up to date.
 - `recorded_steps`: what workers have written of steps; `schedule`: a step as planned and as it ran.
 - `access`: who may see and do what; `commands`: what the page asks of a live run.
 - `server`: the pages and their streams (Starlette is an extra). `planaria.ui.report` has the same in one file.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +28,7 @@ from planaria.protocol.messages.records import (
     Waiting,
 )
 from planaria.protocol.step.time_accounting import TimeAccount
+from planaria.runtime.run_folder.recorder import finite
 from planaria.runtime.run_folder.sentences import recovery_sentence, sentence
 from planaria.runtime.run_folder.step_blocks import StepBlock
 from planaria.runtime.run_folder.step_lines import StepLine
@@ -231,9 +231,9 @@ class RunView:
         return {
             "step": 0 if step is None else step.step,
             "steps": self._job.train.steps,
-            "loss": None if step is None else _finite(step.loss),
+            "loss": None if step is None else finite(step.loss),
             "learning_rate": None if step is None else step.learning_rate,
-            "grad_norm": None if step is None else _finite(step.grad_norm),
+            "grad_norm": None if step is None else finite(step.grad_norm),
             "tokens_per_s": None if step is None else step.tokens_per_s,
             "step_s": None if step is None else step.duration_s,
             "expected_step_s": expected or None,
@@ -279,15 +279,3 @@ def _answer(plan: PlanTaken) -> dict[str, Any]:
     """Returns the plan that answers a loss, and what was weighed for it."""
     candidates = msgspec.to_builtins(plan.candidates[:MOST_CANDIDATES])
     return {"after": _worms(plan), "generation": plan.generation, "candidates": candidates, "why": plan.reason}
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def view_of(job: Job, records: Iterable[tuple[AnyRecord, float]]) -> RunView:
-    """Returns the view of a run that has these records."""
-    view = RunView(job)
-    for record, time_s in records:
-        view.add(record, time_s)
-    return view

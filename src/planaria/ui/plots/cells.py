@@ -9,6 +9,7 @@ from typing import Protocol
 
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
+from planaria.plan.quantities import ranges
 
 
 class CellTimeline(Protocol):
@@ -85,13 +86,7 @@ def cells(spans: Sequence[tuple[Instruction, float, float]]) -> tuple[Cell, ...]
 def label(plan: Plan, worker: WorkerId) -> str:
     """Returns a row's name: the worker, its node where that is another number, and its layers."""
     owned = plan.layers_of.get(worker, ())
-    runs: list[list[int]] = []
-    for layer in owned:
-        if runs and runs[-1][1] == layer - 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    layers = ",".join(f"{first}-{last}" if first != last else str(first) for first, last in runs)
+    layers = ",".join(str(first) if first + 1 == end else f"{first}-{end - 1}" for first, end in ranges(owned))
     node = plan.node_of(worker)
     where = f"node {node}" if plan.devices_per_node == 1 else f"node {node} device {worker % plan.devices_per_node}"
     return f"{where} layers {layers}" if len(owned) != 1 else f"{where} layer {layers}"

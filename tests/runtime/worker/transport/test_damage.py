@@ -12,26 +12,22 @@ from planaria.runtime.worker.transport.mailbox import Kind
 from tests.proof import batches, rest_in_proof
 from tests.runtime.worker.cluster import Kill, Weather
 from tests.runtime.worker.schedules import Schedule, comings_and_goings, job_of
-from tests.runtime.worker.test_cluster import Laboratory, laboratory, no_garbage  # noqa: F401 (fixtures)
+from tests.runtime.worker.test_cluster import Laboratory, no_garbage  # noqa: F401 (a fixture)
 
 
 @pytest.mark.parametrize("batch", batches(range(11000, 11012), size=6, kept=2), ids=str)
-def test_random_damage_keeps_every_promise(batch: range, laboratory: Laboratory) -> None:  # noqa: F811
+def test_random_damage_keeps_every_promise(batch: range, laboratory: Laboratory) -> None:
     """Under any deaths, joins and notices: the reference's bits."""
-    told = 0
-    for seed in batch:
-        usual = comings_and_goings(seed, str(laboratory.source))
-        schedule = replace(usual, weather=replace(usual.weather, damage=0.003))
-        try:
-            outcome = laboratory.run(schedule)
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
-        told += sum("arrived damaged" in note.text for note in outcome.of(Note))
-    assert told >= 1
+
+    def damaged(seed: int, source: str) -> Schedule:
+        usual = comings_and_goings(seed, source)
+        return replace(usual, weather=replace(usual.weather, damage=0.003))
+
+    outcomes = laboratory.run_all(batch, damaged)
+    assert any("arrived damaged" in note.text for outcome in outcomes for note in outcome.of(Note))
 
 
-def test_state_that_is_damaged_is_sent_again_and_costs_no_node(laboratory: Laboratory) -> None:  # noqa: F811
+def test_state_that_is_damaged_is_sent_again_and_costs_no_node(laboratory: Laboratory) -> None:
     """By another holder, where there is one."""
     job = job_of(nodes=7, depth=4, steps=4, smallest=2, source=str(laboratory.source))
     others = same = 0
@@ -54,7 +50,7 @@ def test_state_that_is_damaged_is_sent_again_and_costs_no_node(laboratory: Labor
 @pytest.mark.parametrize("kind", rest_in_proof([Kind.ACTIVATION, Kind.GRADIENT, Kind.SUM]))
 def test_messages_that_are_not_kept_are_computed_again_with_their_step(
     kind: Kind,
-    laboratory: Laboratory,  # noqa: F811
+    laboratory: Laboratory,
 ) -> None:
     job = job_of(nodes=7, depth=4, steps=6, smallest=2, source=str(laboratory.source))
     begun_anew = 0

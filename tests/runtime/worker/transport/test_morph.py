@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -22,7 +22,6 @@ from planaria.protocol.messages.to_worker import PlanMessage, StateSource
 from planaria.runtime.worker.transport.state_transfer import StateTransfer
 from tests.proof import rest_in_proof
 from tests.runtime.worker.cluster import Crash, Kill, Visit, Weather
-from tests.runtime.worker.dst import laboratory as new_laboratory
 from tests.runtime.worker.schedules import (
     INSTRUCTIONS,
     Schedule,
@@ -40,22 +39,11 @@ MAKERS: tuple[Callable[[int, str], Schedule], ...] = (schedule, comings_and_goin
 SEEDS = range(12)
 
 
-@pytest.fixture(scope="module")
-def laboratory() -> Iterator[Laboratory]:
-    with new_laboratory() as place:
-        yield place
-
-
 @pytest.mark.proof
 @pytest.mark.parametrize("make", MAKERS)
 def test_random_schedules_keep_every_promise(make: Callable[[int, str], Schedule], laboratory: Laboratory) -> None:
     """The laboratory holds every run against one process training alone, to the bit."""
-    for seed in SEEDS:
-        try:
-            laboratory.run(under(PolicyName.MORPH, make(seed, str(laboratory.source))))
-        except BaseException as error:
-            error.add_note(f"seed {seed}")
-            raise
+    laboratory.run_all(SEEDS, lambda seed, source: under(PolicyName.MORPH, make(seed, source)))
 
 
 def grid(

@@ -75,8 +75,8 @@ class DeviceClock(Protocol):
         ...
 
 
-class OwnPace:
-    """The clock of a real device: things take as long as they take.
+class OwnPace(DeviceClock):
+    """The clock of a real device: things take as long as they take, and nothing needs to be noted.
 
     Args:
         stopwatch: the device's stopwatch.
@@ -95,34 +95,3 @@ class OwnPace:
         end = self._stopwatch() + took_s * (self.slowness - 1.0)
         while (left := end - self._stopwatch()) > 0:
             time.sleep(min(left, NAP_S) if naps else 0.0)
-
-    def adopt(self, plan: Plan) -> None:
-        pass
-
-    def read(self, size_bytes: int) -> None:
-        pass
-
-    def finish_reading(self) -> None:
-        pass
-
-    def begin_step(self) -> None:
-        pass
-
-    def compute(
-        self,
-        instruction: Instruction,
-        *,
-        forwards: Collection[int] = (),
-        inputs: Collection[int] = (),
-        weights: Collection[int] = (),
-    ) -> None:
-        pass
-
-    def add_up(self, piece: Piece[Any]) -> None:
-        pass
-
-    def drain(self) -> None:
-        pass
-
-    def apply(self, groups: Collection[int]) -> None:
-        pass

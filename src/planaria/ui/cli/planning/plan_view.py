@@ -19,7 +19,7 @@ from planaria.plan.program.programs import program
 from planaria.plan.quantities import count, size
 from planaria.planner.reroute.plans import shares
 from planaria.runtime.run_folder.sentences import duration, layer_range
-from planaria.runtime.run_folder.tables import candidate_table, plan_table, ranges
+from planaria.runtime.run_folder.tables import candidate_table, listed, plan_table
 from planaria.ui.plots.cells import CellKind
 from planaria.ui.plots.schedule_picture import svg, terminal
 
@@ -257,7 +257,7 @@ def _templates(report: PlanReport) -> Table:
             " | ".join(_node_stages(template, node, several) for node in range(template.num_nodes)),
             duration(template.step_time_s),
             f"{100 * template.gap:.1f}%" if template.lower_bound_s else "",
-            f"pipeline{'s' if len(used) > 1 else ''} {ranges(used)}" if used else "",
+            f"pipeline{'s' if len(used) > 1 else ''} {listed(used)}" if used else "",
             style="" if used else "dim",
         )
     return table

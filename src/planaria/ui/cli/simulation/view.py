@@ -19,9 +19,9 @@ from planaria.policy.sentences import join
 from planaria.profile.of_scenario import load_scenario, traces_of
 from planaria.runtime.launch.rehearsal.simulations import simulate_pieces
 from planaria.simulate.results import Outcome, RunResult, summarise
-from planaria.simulate.scenario import Scenario, TimingsPart, check_policies
+from planaria.simulate.scenario import Scenario, check_policies
 from planaria.simulate.sweep import Piece, Point, pieces, points
-from planaria.simulate.timings import calibrated
+from planaria.simulate.timings import Timings, calibrated
 from planaria.ui.cli.options import tell_repairs
 from planaria.ui.plots.picture_file import check_picture
 from planaria.ui.plots.simulation_plot import plot_runs
@@ -127,7 +127,7 @@ def _scenario(path: Path, wanted: SimulationOptions) -> Scenario:
         )
     if wanted.calibrated is not None:
         timings, told = calibrated(_events(wanted.calibrated), msgspec.structs.asdict(scenario.timings))
-        scenario = msgspec.structs.replace(scenario, timings=TimingsPart(**timings))
+        scenario = msgspec.structs.replace(scenario, timings=Timings(**timings))
         for sentence in told:
             click.echo(f"planaria: {wanted.calibrated}: {sentence}", err=True)
     return scenario

@@ -1,0 +1,98 @@
+"""Tests of what is changed by machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.testkit.mutants.sites import install, sites_of
+
+TOY = '''
+class Counter:
+    """Counts 3 things."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def add(self, limit: int) -> list[str]:
+        """Adds 1."""
+        assert limit > 0
+        if self.number < limit and not self.is_full():
+            self.number += 1
+        return [str(self.number), *self.told()]
+
+    def is_full(self) -> bool:
+        return self.number == 2
+
+    def told(self) -> tuple[str, ...]:
+        return ("full",) if self.is_full() else ()
+'''
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Iterator[ModuleType]:
+    path = tmp_path / "toy_of_mutants.py"
+    path.write_text(TOY)
+    spec = importlib.util.spec_from_file_location("toy_of_mutants", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules["toy_of_mutants"] = module
+    yield module
+    del sys.modules["toy_of_mutants"]
+
+
+def changes(toy: ModuleType) -> list[str]:
+    return [f"{site.function[0]}: {site.what}" for site in sites_of(Path(str(toy.__file__)))]
+
+
+def test_sites_are_all_that_can_be_changed_but_for_assertions_docstrings_and_annotations(toy: ModuleType) -> None:
+    assert changes(toy) == [
+        "Counter.__init__: left out",
+        "Counter.__init__: 0 becomes 1",
+        "Counter.add: and becomes or",
+        "Counter.add: Lt becomes LtE",
+        "Counter.add: not left out",
+        "Counter.add: left out",
+        "Counter.add: 1 becomes 2",
+        "Counter.add: str(self.number) left out",
+        "Counter.add: *self.told() left out",
+        "Counter.is_full: Eq becomes NotEq",
+        "Counter.is_full: 2 becomes 3",
+        "Counter.told: condition turned round",
+    ]
+
+
+def outcome(toy: ModuleType) -> tuple[list[str], ...] | None:
+    """Returns what a counter tells; None where it cannot count."""
+    counter = toy.Counter()
+    try:
+        return tuple(counter.add(limit) for limit in (2, 1, 5, 5))
+    except AttributeError:
+        return None
+
+
+def test_a_change_takes_the_place_of_a_loaded_function_wherever_it_is_known(toy: ModuleType) -> None:
+    before, add = outcome(toy), toy.Counter.add
+    site = sites_of(Path(str(toy.__file__)))[5]
+    assert install(site)
+    assert toy.Counter.add is add
+    assert before == (["1"], ["1"], ["2", "full"], ["2", "full"])
+    assert outcome(toy) == (["0"], ["0"], ["0"], ["0"])
+
+
+def test_each_change_of_what_is_used_makes_a_difference(toy: ModuleType) -> None:
+    before, same = outcome(toy), []
+    for site in sites_of(Path(str(toy.__file__))):
+        plain = {name: function.__code__ for name, function in vars(toy.Counter).items() if callable(function)}
+        assert install(site)
+        if outcome(toy) == before:
+            same.append(f"{site.function[0]}: {site.what}")
+        for name, code in plain.items():
+            getattr(toy.Counter, name).__code__ = code
+    assert same == []
