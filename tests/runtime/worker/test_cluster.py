@@ -186,7 +186,7 @@ def test_stages_on_several_devices_keep_every_promise(batch: range, laboratory: 
     laboratory.run_all(batch, lambda seed, source: on_devices(kinds[seed % 5](seed, source), 2 + seed % 2))
 
 
-@pytest.mark.parametrize("batch", batches(range(60), size=10, kept=5), ids=str)
+@pytest.mark.parametrize("batch", batches(range(40), size=10, kept=3), ids=str)
 def test_devices_lost_alone_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
     """The bits are those of one process, whichever devices and nodes are lost."""
     kinds = (schedule, comings_and_goings, restarts, any_policy, switching)
