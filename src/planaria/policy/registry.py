@@ -112,8 +112,16 @@ class StageDevicesPolicy(Policy):
     def finishes(self, request: ReplanRequest) -> bool:
         return self.places.finishes(self._by_place(request))
 
+    def _is_whole(self, request: FinishRequest) -> bool:
+        """Returns whether each of the plan's stages has all of its devices, which all live, or none does."""
+        live, on = set(request.live), self._on
+        mates = request.plan.stage_mates
+        return not on.lost and all(
+            len(own) == on.per_stage and (live.issuperset(own) or live.isdisjoint(own)) for own in mates
+        )
+
     def finish_step(self, request: FinishRequest) -> Candidate:
-        if _is_whole(request):
+        if self._is_whole(request):
             return self._by_device(self.places.finish_step(self._struck(request)), request.plan)
         # Nobody goes on in the place of a device alone: what its stage's devices hold would differ.
         plan = msgspec.structs.replace(request.plan, redundancy=None)
@@ -121,7 +129,7 @@ class StageDevicesPolicy(Policy):
         return dataclasses.replace(found, plan=msgspec.structs.replace(found.plan, redundancy=request.plan.redundancy))
 
     def finish_evaluation(self, request: FinishRequest) -> Candidate:
-        if _is_whole(request):
+        if self._is_whole(request):
             return self._by_device(self.places.finish_evaluation(self._struck(request)), request.plan)
         return super().finish_evaluation(request)
 
@@ -149,12 +157,9 @@ class StageDevicesPolicy(Policy):
         on = self._on
         if on.are_plain:
             return request
-        plan = by_stage(request.plan)
-        if on.lost:
-            plan = msgspec.structs.replace(plan, redundancy=None)  # shadows of uneven stages did not compute
         return dataclasses.replace(
             request,
-            plan=plan,
+            plan=by_stage(request.plan),
             live=places_of(request.live, on),
             halted=places_of(request.halted, on),
             holders=places_holding(request.holders, on),
@@ -167,8 +172,6 @@ class StageDevicesPolicy(Policy):
         if on.are_plain:
             return found
         plan = by_device(found.plan, on, before, holders)
-        if found.how == "finish step" and before is not None:
-            plan = msgspec.structs.replace(plan, redundancy=before.redundancy)
         if found.restores and plan.transfers:
             plan = plan.renewed(transfers=())
         changed = dataclasses.replace(
@@ -189,9 +192,3 @@ class StageDevicesPolicy(Policy):
             longest_s=step.longest_instruction_s,
             compute_s=planner.as_profiled(plan, step.compute_s),
         )
-
-
-def _is_whole(request: FinishRequest) -> bool:
-    """Returns whether of each of the plan's stages all devices live, or none."""
-    live, plan = set(request.live), request.plan
-    return all(live.issuperset(mates) or live.isdisjoint(mates) for mates in plan.stage_mates)
