@@ -57,6 +57,7 @@ class PlanValidity:
             newcomers=tuple(sorted(self.newcomers)),
             is_warming=self._is_warming,
             left_bytes=self.left_bytes,
+            lacks_device=self._lacks_device,
         )
 
     @classmethod
@@ -67,6 +68,7 @@ class PlanValidity:
         standing._needed = frozenset(stand.needed)
         standing.warm(is_warming=stand.is_warming, left_bytes=stand.left_bytes)
         standing.newcomers = set(newcomers)
+        standing._lacks_device = stand.lacks_device
         return standing
 
     @classmethod
