@@ -56,7 +56,9 @@ class Shortages:
     @property
     def learnt(self) -> KnownShortages:
         """Known shortages, for the next coordinator."""
-        return KnownShortages(bound_bytes=self.bound_bytes, nodes=tuple(self._short.values()))
+        return KnownShortages(
+            bound_bytes=self.bound_bytes, nodes=(*self._short.values(), *self._short_devices.values())
+        )
 
     def recall(self, learnt: KnownShortages, carried: Iterable[Plan]) -> None:
         """Takes over what the last coordinator knew, and the plans under which steps were committed, in order."""
