@@ -409,7 +409,8 @@ class InvariantChecker:
         held = {
             group
             for worker in self._workers.values()
-            if worker.node in nodes and not worker.is_over and worker.machine.generation >= self._lineage
+            if worker.node in nodes and worker.number not in machine.state.lost_devices
+            if not worker.is_over and worker.machine.generation >= self._lineage
             for group in worker.holdings.held_at(self.committed)
         }
         self.require(
