@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from planaria.job.errors import UserError
-from planaria.protocol.messages.records import AnyRecord, StepCommitted, Waiting
+from planaria.protocol.messages.records import AnyRecord, Recovered, StepCommitted, Waiting
 from planaria.runtime.coordinator.client import Contact
 from planaria.runtime.launch.training.result import RunStatus
 from planaria.ui.cli import live
@@ -82,6 +82,28 @@ def test_a_node_is_drained(folder: Path, slow_layers: Path, run: Run, reference:
     assert [event["node"] for event in outcome.events("node_released")] == [1]
     assert not outcome.events("node_lost")
     outcome.assert_same_bits(reference(job))
+
+
+def test_a_device_that_was_lost_alone_is_started_again(
+    folder: Path, slow_layers: Path, run: Run, reference: Reference
+) -> None:
+    devices = {"cluster__devices_per_node": 2, "cluster__devices_per_stage": 2}
+    job = make_emulated_job(slow_layers, cluster__nodes=4, train__steps=12, **devices)
+
+    def act(run_folder: Path) -> str:
+        with pytest.raises(UserError, match="device 0 of node 1 is there"):
+            live.add_device(run_folder, "1:0")
+        assert "lost: device 1 of node 1" in live.status(run_folder, as_json=False)
+        return live.add_device(run_folder, "1:1")
+
+    user = User(folder, Recovered, act)
+    outcome = run(job, "kill:node=1,step=2,at=backward,device=1", observers=[user])
+    assert user.answer == "device 1 of node 1 started"
+    outcome.assert_same_bits(reference(job))
+    assert [(event["node"], event["device"]) for event in outcome.events("device_joined")] == [(1, 1)]
+    assert not outcome.events("node_lost")
+    at_work = [{worker for p in event["pipelines"] for worker, _, _ in p} for event in outcome.events("plan_taken")]
+    assert [3 in workers for workers in (at_work[0], at_work[1], at_work[-1])] == [True, False, True]
 
 
 def test_a_run_is_stopped_by_its_user_who_alone_can_read_how_it_is_reached(folder: Path, text: Path, run: Run) -> None:

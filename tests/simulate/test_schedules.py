@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 from tests.proof import batches
 from tests.testkit import dst
 from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.schedules.devices import on_devices, with_devices_alone
 from tests.testkit.schedules.schedule import Schedule, schedule
 from tests.testkit.schedules.search import Failure, error_of, first_line, try_seed
 
@@ -41,7 +43,7 @@ def test_every_promise_is_kept(seeds: range) -> None:
 
 @pytest.mark.parametrize("seeds", batches(range(400), size=40, kept=10), ids=str)
 def test_every_promise_is_kept_with_stages_on_several_devices(seeds: range) -> None:
-    errors = {seed: error_of(on_devices(schedule(seed), 2 + seed % 3)) for seed in seeds}
+    errors = {seed: error_of(_on_devices(schedule(seed), 2 + seed % 3)) for seed in seeds}
     assert not {seed: first_line(error) for seed, error in errors.items() if error is not None}
 
 
@@ -49,19 +51,28 @@ def test_every_promise_is_kept_with_stages_on_several_devices(seeds: range) -> N
 def test_every_promise_is_kept_where_the_number_of_a_stages_devices_changes(
     seeds: range, changing_devices: list[tuple[int, int]]
 ) -> None:
-    errors = {seed: error_of(on_devices(schedule(seed), 2 + seed % 3, 0)) for seed in seeds}
+    errors = {seed: error_of(_on_devices(schedule(seed), 2 + seed % 3, 0)) for seed in seeds}
     assert not {seed: first_line(error) for seed, error in errors.items() if error is not None}
     assert changing_devices
 
 
-def on_devices(which: Schedule, devices: int, of_stage: int | None = None) -> Schedule:
+@pytest.mark.parametrize("seeds", batches(range(300), size=40, kept=6), ids=str)
+def test_every_promise_is_kept_when_devices_are_lost_alone(seeds: range) -> None:
+    errors = {}
+    for seed in seeds:
+        plain = schedule(seed)
+        plain = _on_devices(plain, 1 + seed % 2 if plain.setup.devices_per_node > 1 else 2 + seed % 3)
+        faults = with_devices_alone(Random(f"devices {seed}"), plain.setup, plain.faults)
+        errors[seed] = error_of(msgspec.structs.replace(plain, faults=tuple(faults)))
+    assert not {seed: first_line(error) for seed, error in errors.items() if error is not None}
+
+
+def _on_devices(which: Schedule, devices: int, of_stage: int | None = None) -> Schedule:
     """The same history of nodes with so many times the devices, so many to a stage; None: as many; 0: any."""
-    setup = msgspec.structs.replace(
-        which.setup,
-        devices_per_stage=devices if of_stage is None else of_stage,
-        devices_per_node=devices * which.setup.devices_per_node,
+    setup = on_devices(which.setup, devices)
+    return msgspec.structs.replace(
+        which, setup=setup if of_stage is None else msgspec.structs.replace(setup, devices_per_stage=of_stage)
     )
-    return msgspec.structs.replace(which, setup=setup)
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)

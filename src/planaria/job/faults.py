@@ -43,7 +43,7 @@ _EXAMPLE = "Write for instance kill:node=2,step=20,at=backward."
 class FaultKind(enum.StrEnum):
     """What happens to the node.
 
-    `kill`: SIGKILL of every process, or of that of one `device` alone, which takes the node with it. `hang`: SIGSTOP of
+    `kill`: SIGKILL of every process, or of that of one `device`, without which the node goes on. `hang`: SIGSTOP of
     every process, as on a machine that froze. `freeze`: its main threads go no further, while its processes still
     answer. `notice`: it is told that it will be killed in `grace` seconds, as a spot instance is, and then it is.
     `memory`: it gets no more memory. `slow`: it computes `factor` times longer, from the step on, to the step `until`

@@ -191,7 +191,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         evaluation: what the plan's workers do instead of the step; None: they do the step. Another plan follows for the
             step itself, which has the same placement and routes if nothing comes between.
         devices_per_stage: d: each stage is on d neighbouring devices of a node. Workers d n to d n + d - 1 own the same
-            layers, hold the same, and are lost together; each runs some of the stage's microbatches.
+            layers and hold the same; each runs some of the stage's microbatches. Those of them that were lost alone are
+            not in the plan.
     """
 
     generation: int

@@ -111,8 +111,7 @@ def _check_stage_mates(plan: Plan) -> None:
     )
     for mates in plan.stage_mates:
         first = mates[0]
-        for worker in range(first - first % devices, first - first % devices + devices):
-            mate = WorkerId(worker)
+        for mate in mates[1:]:
             _require(
                 own.get(mate) == own.get(first) and held.get(mate) == held.get(first),
                 f"worker {mate} does not hold what worker {first} does, with which it shares its stages",

@@ -6,104 +6,209 @@ microbatches of a route are dealt to the devices in turn: a microbatch stays wit
 so that a pipeline of stages on d devices is d pipelines, its lanes. The unit of computation is the microbatch, whatever
 d is, and so the bits are.
 
-Microbatches of a route that goes on stay in their lanes. All devices of a stage are on one node and lost together, so
-what one of them has of a step counts as the stage's.
+Devices may be lost alone. Then a place has fewer than d, and its microbatches are dealt to those: a route takes of each
+stage the device whose turn it is. The first lane of a pipeline has all of its stages, and each further one those that
+have a device left for it. A place that has none is carried by the nearest one of its node, whose devices run its stage
+too. For the policy every place is there, and the node slower (`Devices.shares`).
+
+Microbatches of a route that goes on stay with their devices.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import msgspec
 
-from planaria.plan.plan import Evaluation, Pipeline, Plan, Route, Stage, Transfer, WorkerId
+from planaria.plan.plan import Evaluation, NodeId, Pipeline, Plan, Route, Stage, Transfer, WorkerId
 
 Held = Mapping[WorkerId, Collection[int]]
 """For workers, the groups or layers that each holds."""
 
 
-def by_stage(plan: Plan) -> Plan:
-    """Returns the plan with each stage's devices as one place, as a policy made it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """The devices of nodes: how stages share them, and which are not there.
+
+    Attributes:
+        per_stage: d: so many neighbouring devices of a node are a place.
+        per_node: on each node.
+        lost: those that were lost alone; their nodes live.
+    """
+
+    per_stage: int
+    per_node: int
+    lost: frozenset[WorkerId] = frozenset()
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether places are devices, all there."""
+        return self.per_stage == 1 and not self.lost
+
+    def place(self, worker: WorkerId) -> WorkerId:
+        """Returns the place of a device."""
+        return WorkerId(worker // self.per_stage)
+
+    def node_places(self, place: WorkerId) -> list[WorkerId]:
+        """Returns the places of a place's node, ascending."""
+        number = self.per_node // self.per_stage
+        first = place - place % number
+        return [WorkerId(other) for other in range(first, first + number)]
+
+    def carried(self) -> list[WorkerId]:
+        """Returns the places that have no device left, ascending."""
+        return [place for place in sorted({self.place(worker) for worker in self.lost}) if not _left(place, self)]
+
+    def node_of(self, place: WorkerId) -> NodeId:
+        return NodeId(place * self.per_stage // self.per_node)
+
+    def shares(self) -> dict[NodeId, float]:
+        """Returns, of each node that lost devices alone, the part of its speed that its busiest place has left."""
+        shares: dict[NodeId, float] = {}
+        for place in sorted({self.place(worker) for worker in self.lost}):
+            places = self.node_places(place)
+            stages = Counter(_carrier(each, self) for each in places)
+            left = [len(_left(each, self)) / self.per_stage / number for each, number in stages.items()]
+            shares[self.node_of(place)] = min(part for part in left if part) if any(left) else 1.0
+        return shares
+
+
+def by_stage(plan: Plan, on: Devices | None = None) -> Plan:
+    """Returns the plan with each stage's devices as one place, as a policy made it.
+
+    Args:
+        plan: by device.
+        on: the devices that are there now: then what a place runs for others that have no device, or whose device has
+            come back, is theirs, as the policy means it. None: it is that place's own.
+    """
     devices = plan.devices_per_stage
-    evaluation = plan.evaluation
-    return msgspec.structs.replace(
-        plan,
-        devices_per_node=plan.devices_per_node // devices,
-        devices_per_stage=1,
-        pipelines=tuple(
-            Pipeline(stages=_places(pipeline.stages, devices))
-            for pipeline in plan.pipelines
-            if pipeline.stages[0].worker % devices == 0
-        ),
-        routes=_joined(plan.routes, devices),
-        shadows=_places(tuple(shadow for shadow in plan.shadows if shadow.worker % devices == 0), devices),
-        transfers=tuple(
-            msgspec.structs.replace(move, source=_place(move.source, devices), target=_place(move.target, devices))
-            for move in plan.transfers
-            if _place(move.source, devices) != _place(move.target, devices)
-        ),
-        evaluation=evaluation
-        and Evaluation(num_microbatches=evaluation.num_microbatches, routes=_joined(evaluation.routes, devices)),
-    )
+    if devices > 1:
+        evaluation = plan.evaluation
+        plan = msgspec.structs.replace(
+            plan,
+            devices_per_node=plan.devices_per_node // devices,
+            devices_per_stage=1,
+            pipelines=_pipelines_of_places(plan.pipelines, devices),
+            routes=_joined(plan.routes, devices),
+            shadows=tuple(dict.fromkeys(_places(plan.shadows, devices))),
+            transfers=tuple(
+                msgspec.structs.replace(move, source=_place(move.source, devices), target=_place(move.target, devices))
+                for move in plan.transfers
+                if _place(move.source, devices) != _place(move.target, devices)
+            ),
+            evaluation=evaluation
+            and Evaluation(num_microbatches=evaluation.num_microbatches, routes=_joined(evaluation.routes, devices)),
+        )
+    return plan if on is None else _given_back(plan, on)
 
 
-def by_device(plan: Plan, devices: int, before: Plan | None = None, holders: Held | None = None) -> Plan:
+def by_device(plan: Plan, on: Devices, before: Plan | None = None, holders: Held | None = None) -> Plan:
     """Returns the plan as the devices of its stages carry it out.
 
     Args:
-        plan: its workers are places of `devices` devices each.
-        devices: of a stage.
+        plan: its workers are places.
+        on: the devices that are there.
         before: the plan in force, by device: what is under way stays in its lane.
         holders: the groups that each live device holds: one that lacks what another device of its stage has gets that;
             None: all devices of a stage hold the same, or nothing.
     """
+    if on.are_plain:
+        return plan
     evaluation, last = plan.evaluation, None if before is None else before.evaluation
     whole = msgspec.structs.replace(
         plan,
-        devices_per_node=plan.devices_per_node * devices,
-        devices_per_stage=devices,
-        pipelines=tuple(
-            Pipeline(stages=stages) for pipeline in plan.pipelines for stages in _lanes(pipeline.stages, devices)
+        devices_per_node=on.per_node,
+        devices_per_stage=on.per_stage,
+        pipelines=tuple(Pipeline(stages=stages) for p in plan.pipelines for stages in _lanes(p.stages, on)),
+        routes=_dealt(plan.routes, on, () if before is None else before.routes),
+        shadows=tuple(
+            msgspec.structs.replace(shadow, worker=worker)
+            for shadow in plan.shadows
+            for worker in _devices_of(shadow.worker, on)
         ),
-        routes=_dealt(plan.routes, devices, () if before is None else before.routes),
-        shadows=tuple(stage for stages in zip(*_lanes(plan.shadows, devices), strict=True) for stage in stages),
         transfers=(),
         evaluation=evaluation
         and Evaluation(
             num_microbatches=evaluation.num_microbatches,
-            routes=_dealt(evaluation.routes, devices, () if last is None else last.routes),
+            routes=_dealt(evaluation.routes, on, () if last is None else last.routes),
         ),
     )
-    return whole.renewed(transfers=_transfers(plan, whole, holders or {}))
+    return whole.renewed(transfers=_transfers(plan, whole, on, holders or {}))
 
 
-def places_held(holders: Held, devices: int) -> dict[WorkerId, tuple[int, ...]]:
-    """Returns what each place holds that has all of its devices: what any of them has, as another can get it there."""
-    held = _of_places(holders, devices)
+def places_held(holders: Held, on: Devices) -> dict[WorkerId, tuple[int, ...]]:
+    """Returns what each place holds that has all of its devices, the lost ones aside: what any of them has, as another
+    can get it there; a place without any, what its carrier holds."""
+    held = _of_places(holders, on, on.carried())
     return {place: tuple(sorted(set().union(*each))) for place, each in held.items()}
 
 
-def places_holding(holders: Held, devices: int) -> dict[WorkerId, tuple[int, ...]]:
-    """Returns what all devices of each place hold, of those that are all there."""
-    held = _of_places(holders, devices)
+def places_holding(holders: Held, on: Devices) -> dict[WorkerId, tuple[int, ...]]:
+    """Returns what all devices of each place hold, of those that are all there, the lost ones aside."""
+    held = _of_places(holders, on)
     return {place: tuple(sorted(set(each[0]).intersection(*each[1:]))) for place, each in held.items()}
 
 
-def places_of(workers: Iterable[WorkerId], devices: int) -> tuple[WorkerId, ...]:
-    """Returns the places all of whose devices are among the workers, ascending."""
-    return tuple(_of_places(dict.fromkeys(workers, ()), devices))
+def places_of(workers: Iterable[WorkerId], on: Devices) -> tuple[WorkerId, ...]:
+    """Returns the places all of whose devices but the lost ones are among the workers, ascending."""
+    return tuple(_of_places(dict.fromkeys(workers, ()), on))
 
 
-def _of_places(holders: Held, devices: int) -> dict[WorkerId, list[Collection[int]]]:
+def has_every_device(plan: Plan, on: Devices) -> bool:
+    """Returns whether the plan is for the devices that are there, and for all of them that its places have."""
+    return set(plan.workers) == {w for place in by_stage(plan, on).workers for w in _devices_of(place, on)}
+
+
+def is_carried_well(plan: Plan, places: Plan, on: Devices) -> bool:
+    """Returns whether devices can run the stages of places without any beside their own: each is in one pipeline alone,
+    and shadows nothing.
+
+    Args:
+        plan: by device.
+        places: the same plan of places.
+        on: the devices that are there.
+    """
+    if set(on.carried()).isdisjoint(places.workers):
+        return True
+    is_wide = any(pipeline.most_devices > 1 for pipeline in places.pipelines)
+    return not plan.shadows and not is_wide and (plan.is_apart or not places.is_apart)
+
+
+def _of_places(holders: Held, on: Devices, carried: Collection[WorkerId] = ()) -> dict[WorkerId, list[Collection[int]]]:
+    """Returns what each device holds of the places that are all there, and of those that others carry."""
     held: dict[WorkerId, list[Collection[int]]] = {}
-    for worker in sorted(holders):
-        held.setdefault(_place(worker, devices), []).append(holders[worker])
-    return {place: each for place, each in held.items() if len(each) == devices}
+    for place in sorted({*map(on.place, holders), *carried}):
+        devices = _devices_of(place, on)
+        if devices and all(worker in holders for worker in devices):
+            held[place] = [holders[worker] for worker in devices]
+    return held
 
 
 def _place(worker: WorkerId, devices: int) -> WorkerId:
     return WorkerId(worker // devices)
+
+
+def _left(place: WorkerId, on: Devices) -> tuple[WorkerId, ...]:
+    """Returns the devices that a place has left, ascending."""
+    devices = on.per_stage
+    return tuple(WorkerId(w) for w in range(place * devices, (place + 1) * devices) if w not in on.lost)
+
+
+@lru_cache(maxsize=1 << 12)
+def _carrier(place: WorkerId, on: Devices) -> WorkerId:
+    """Returns the place itself, or the nearest one of its node that has a device, where it has none."""
+    nearest = sorted(on.node_places(place), key=lambda other: (abs(other - place), other))
+    return next((other for other in nearest if _left(other, on)), place)
+
+
+@lru_cache(maxsize=1 << 12)
+def _devices_of(place: WorkerId, on: Devices) -> tuple[WorkerId, ...]:
+    """Returns the devices that run a place's stages, ascending."""
+    return _left(_carrier(place, on), on)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -112,11 +217,76 @@ def _places(stages: tuple[Stage, ...], devices: int) -> tuple[Stage, ...]:
 
 
 @lru_cache(maxsize=1 << 12)
-def _lanes(stages: tuple[Stage, ...], devices: int) -> tuple[tuple[Stage, ...], ...]:
-    """Returns the same stages on the first device of each place, on the second, and so on."""
+def _lanes(stages: tuple[Stage, ...], on: Devices) -> tuple[tuple[Stage, ...], ...]:
+    """Returns the same stages on the first device of each place, on the second, and so on, as far as there is one."""
+    devices = [_devices_of(stage.worker, on) for stage in stages]
     return tuple(
-        tuple(msgspec.structs.replace(stage, worker=WorkerId(stage.worker * devices + device)) for stage in stages)
-        for device in range(devices)
+        tuple(
+            msgspec.structs.replace(stage, worker=own[lane])
+            for stage, own in zip(stages, devices, strict=True)
+            if lane < len(own)
+        )
+        for lane in range(max(map(len, devices), default=0))
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _in_turn(hops: tuple[Stage, ...], on: Devices, turn: int) -> tuple[Stage, ...]:
+    """Returns the hops on that device of each place whose turn it is."""
+    devices = [_devices_of(hop.worker, on) for hop in hops]
+    return tuple(
+        msgspec.structs.replace(hop, worker=own[turn % len(own)]) for hop, own in zip(hops, devices, strict=True)
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def _period(hops: tuple[Stage, ...], on: Devices) -> int:
+    """Returns after how many turns all hops are on the same devices again."""
+    return math.lcm(*(len(_devices_of(hop.worker, on)) for hop in hops))
+
+
+def _pipelines_of_places(pipelines: Sequence[Pipeline], devices: int) -> tuple[Pipeline, ...]:
+    """Returns pipelines of places, of lanes: those that have a place in common are one."""
+    joined: dict[int, dict[Stage, None]] = {}
+    where: dict[WorkerId, int] = {}
+    for number, pipeline in enumerate(pipelines):
+        stages = dict.fromkeys(_places(pipeline.stages, devices))
+        for known in sorted({where[stage.worker] for stage in stages if stage.worker in where}):
+            stages = joined.pop(known) | stages
+        joined[number] = stages
+        where.update((stage.worker, number) for stage in stages)
+    return tuple(
+        Pipeline(stages=tuple(sorted(stages, key=lambda stage: stage.first_layer))) for stages in joined.values()
+    )
+
+
+def _given_back(plan: Plan, on: Devices) -> Plan:
+    """Returns a plan of places in which those that run several stages run one, and the others are of the places of
+    their node that run none."""
+    taken, moved = set(plan.workers), dict[Stage, Stage]()
+    for pipeline in plan.pipelines:
+        if len(pipeline.owned) == len(pipeline.stages):
+            continue
+        for worker in pipeline.owned:
+            stages = [stage for stage in pipeline.stages if stage.worker == worker]
+            free = (place for place in on.node_places(worker) if place not in taken)
+            nearest = sorted(free, key=lambda place: (_carrier(place, on) != worker, abs(place - worker), place))
+            places = sorted([worker, *nearest[: len(stages) - 1]])
+            taken.update(places)
+            moved.update(
+                (stage, msgspec.structs.replace(stage, worker=place))
+                for stage, place in zip(stages, places, strict=False)
+            )
+    if not moved:
+        return plan
+
+    def given(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        return tuple(moved.get(stage, stage) for stage in stages)
+
+    return msgspec.structs.replace(
+        plan,
+        pipelines=tuple(Pipeline(stages=given(pipeline.stages)) for pipeline in plan.pipelines),
+        routes=tuple(msgspec.structs.replace(route, hops=given(route.hops)) for route in plan.routes),
     )
 
 
@@ -129,55 +299,57 @@ def _joined(routes: Sequence[Route], devices: int) -> tuple[Route, ...]:
     return tuple(msgspec.structs.replace(route, microbatches=tuple(sorted(own))) for route, own in numbers.items())
 
 
-def _dealt(routes: Sequence[Route], devices: int, before: Sequence[Route]) -> tuple[Route, ...]:
-    """Returns each route as one for each lane that has microbatches of it."""
-    lane_of = {(route.born, m): route.hops[0].worker % devices for route in before for m in route.microbatches}
+def _dealt(routes: Sequence[Route], on: Devices, before: Sequence[Route]) -> tuple[Route, ...]:
+    """Returns each route as one for each set of devices that has microbatches of it."""
+    hops_of = {(route.born, m): route.hops for route in before for m in route.microbatches}
     turns: dict[WorkerId, int] = {}
     dealt: list[Route] = []
     for route in routes:
         first = route.hops[0].worker
-        lanes: list[list[int]] = [[] for _ in range(devices)]
+        shares: dict[tuple[Stage, ...], list[int]] = {}
         for microbatch in route.microbatches:
-            lane = lane_of.get((route.born, microbatch))
-            if lane is None:
+            hops = hops_of.get((route.born, microbatch))
+            if hops is None:
                 turns[first] = turn = turns.get(first, -1) + 1
-                lane = turn % devices
-            lanes[lane].append(microbatch)
-        for hops, own in zip(_lanes(route.hops, devices), lanes, strict=True):
-            if own:
-                dealt.append(msgspec.structs.replace(route, hops=hops, microbatches=tuple(own)))
+                hops = _in_turn(route.hops, on, turn % _period(route.hops, on))
+            elif _places(hops, on.per_stage) != route.hops:  # others go on in the place of a stage that was lost
+                hops = _in_turn(route.hops, on, hops[0].worker % on.per_stage)
+            shares.setdefault(hops, []).append(microbatch)
+        for hops, own in sorted(shares.items(), key=lambda share: [hop.worker for hop in share[0]]):
+            dealt.append(msgspec.structs.replace(route, hops=hops, microbatches=tuple(own)))
     return tuple(dealt)
 
 
-def _transfers(plan: Plan, whole: Plan, holders: Held) -> tuple[Transfer, ...]:
+def _transfers(plan: Plan, whole: Plan, on: Devices, holders: Held) -> tuple[Transfer, ...]:
     """Returns what each device of the whole plan gets. What comes to its place comes to one of the devices, another for
     each group, and the others get it from that one, so that it passes between nodes once."""
-    devices = whole.devices_per_stage
     coming: dict[tuple[WorkerId, int], list[Transfer]] = {}
     for move in plan.transfers:
-        coming.setdefault((move.target, move.group), []).append(move)
+        given = coming.setdefault((_carrier(move.target, on), move.group), [])
+        if not given or given[0].target == move.target:
+            given.append(move)
     moves: list[Transfer] = []
     for worker, groups in whole.groups_of.items():
-        place, lane = divmod(worker, devices)
+        place, lane = on.place(worker), worker % on.per_stage
+        left = _left(place, on)
         for group in groups:
             if group in holders.get(worker, ()):
                 continue
-            first, given = group % devices, coming.get((WorkerId(place), group), [])
-            if given and lane == first:
+            first, given = left[group % len(left)], coming.get((place, group), [])
+            if given and worker == first:
                 for move in given:
-                    source = _sender(move.source, first, group, devices, holders)
+                    source = _sender(_devices_of(move.source, on), lane, group, on, holders)
                     moves.append(msgspec.structs.replace(move, source=source, target=worker))
             elif given:
-                moves.append(Transfer(group=group, source=WorkerId(place * devices + first), target=worker))
+                moves.append(Transfer(group=group, source=first, target=worker))
             elif holders:
-                source = _sender(WorkerId(place), lane, group, devices, holders)
+                source = _sender(left, lane, group, on, holders)
                 if group in holders.get(source, ()):
                     moves.append(Transfer(group=group, source=source, target=worker))
     return tuple(moves)
 
 
-def _sender(place: WorkerId, lane: int, group: int, devices: int, holders: Held) -> WorkerId:
-    """Returns the place's device that sends a group to a lane: its own, if that holds it or nobody is known to."""
-    lanes = sorted(range(devices), key=lambda other: (other != lane, other))
-    workers = [WorkerId(place * devices + other) for other in lanes]
+def _sender(able: Sequence[WorkerId], lane: int, group: int, on: Devices, holders: Held) -> WorkerId:
+    """Returns which of a place's devices sends a group to a lane: its own, if that holds it or nobody is known to."""
+    workers = sorted(able, key=lambda worker: (worker % on.per_stage != lane, worker))
     return next((worker for worker in workers if group in holders.get(worker, ())), workers[0])

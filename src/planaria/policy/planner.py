@@ -29,6 +29,7 @@ from planaria.planner.placement.warm_up import Room
 from planaria.planner.placement.zones import Zones, replicas_by_zone
 from planaria.planner.reconfigure.reconfigure import searched
 from planaria.planner.reconfigure.surviving_plan import Change, SurvivingPlan
+from planaria.planner.stage_devices import Devices
 from planaria.planner.templates.templates import fewest_nodes, make_templates
 
 LEAN = ScheduleKind.ONE_F_ONE_B
@@ -65,6 +66,7 @@ class Planner:
         speeds: of nodes; None: all are as profiled.
         zones: of nodes, as far as they are known.
         stretch: everything takes so many times longer than the profile says.
+        lost_devices: of nodes that live: their other devices go on without them.
         hosts: of nodes, where links between hosts were measured.
         far_pairs: of hosts, whose links are far off their class.
         conditions: of estimates, which follow from these.
@@ -75,6 +77,7 @@ class Planner:
     speeds: NodeSpeeds | None = field(default=None, kw_only=True)
     zones: Zones = field(default_factory=dict, kw_only=True)
     stretch: float = field(default=1.0, kw_only=True)
+    lost_devices: frozenset[WorkerId] = field(default=frozenset(), kw_only=True)
     hosts: Mapping[NodeId, str] = field(default_factory=dict, kw_only=True)
     far_pairs: Mapping[HostPair, LinkCost] = field(default_factory=dict, kw_only=True)
     conditions: Conditions = field(init=False)
@@ -104,9 +107,10 @@ class Planner:
 
     def is_like(self, other: Planner) -> bool:
         """Returns whether nodes and links are as the other planner knows them, zones aside."""
-        return (self.speeds, self.stretch, self.profile, self.hosts, self.far_pairs) == (
+        return (self.speeds, self.stretch, self.lost_devices, self.profile, self.hosts, self.far_pairs) == (
             other.speeds,
             other.stretch,
+            other.lost_devices,
             other.profile,
             other.hosts,
             other.far_pairs,
@@ -119,6 +123,10 @@ class Planner:
     def with_zones(self, zones: Zones) -> Planner:
         """Returns the planner for nodes in these zones, over which a plan's replicas are spread as far as can be."""
         return dataclasses.replace(self, zones=dict(zones))
+
+    def with_lost_devices(self, lost: frozenset[WorkerId]) -> Planner:
+        """Returns the planner for nodes that lost these devices alone."""
+        return dataclasses.replace(self, lost_devices=lost)
 
     def with_links(
         self, profile: ModelProfile, hosts: Mapping[NodeId, str], far_pairs: Mapping[HostPair, LinkCost]
@@ -144,12 +152,25 @@ class Planner:
 
     def of_places(self) -> Planner:
         """Returns the planner of stages' places, made once, for the same nodes: one of d devices computes a microbatch
-        in a d-th of the time, as d are under way at a time.
+        in a d-th of the time, as d are under way at a time. A node with fewer devices is slower.
 
         Raises:
             PlanError: the profile has no times of one device.
         """
-        return self._for_same_nodes(self._once("places", lambda: Planner(*_places(self.profile, self.settings))))
+        places = self
+        if self.settings.devices_per_stage > 1:
+            places = self._for_same_nodes(self._once("places", lambda: Planner(*_places(self.profile, self.settings))))
+        if not self.lost_devices:
+            return places
+        speeds = dict(self.speeds or {})
+        slower = {node: speeds.get(node, 1.0) * share for node, share in self.devices.shares().items()}
+        return places.with_speeds(speeds | slower)
+
+    @property
+    def devices(self) -> Devices:
+        """The devices of the nodes, without those that were lost."""
+        settings = self.settings
+        return Devices(per_stage=settings.devices_per_stage, per_node=settings.devices_per_node, lost=self.lost_devices)
 
     def _for_same_nodes(self, made: Planner) -> Planner:
         return dataclasses.replace(

@@ -1,7 +1,7 @@
 """Makes the policy of a name. The names are in `planaria.job.registry`.
 
-Where stages are on several devices each, the policy is asked of stages' places, and its plans are given by device.
-Where their number is left open, there is a policy for each, and one is taken.
+Where nodes have several devices, the policy is asked of stages' places, and its plans are given by device. Where the
+number of a stage's devices is left open, there is a policy for each, and one is taken.
 """
 
 from __future__ import annotations
@@ -12,14 +12,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
+import msgspec
+
 from planaria.estimate.evaluation_time import evaluation_time
 from planaria.estimate.step_remainder import PlanInterval
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, Plan, PlanError
-from planaria.planner.stage_devices import Held, by_device, by_stage, places_held, places_holding, places_of
+from planaria.planner.stage_devices import (
+    Devices,
+    Held,
+    by_device,
+    by_stage,
+    has_every_device,
+    is_carried_well,
+    places_held,
+    places_holding,
+    places_of,
+)
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
+from planaria.policy.sentences import devices
 
 
 def make_policy(name: PolicyName, planner: Planner) -> Policy:
@@ -50,14 +63,15 @@ def make_policy(name: PolicyName, planner: Planner) -> Policy:
 
 def _placing(made: Callable[[Planner], Policy], planner: Planner) -> Policy:
     """Returns the policy that is so made, with each stage on as many devices as the planner's settings say."""
-    if planner.settings.devices_per_stage == 1:
+    if planner.settings.devices_per_node == 1:
         return made(planner)
     return StageDevicesPolicy(planner, made(planner.of_places()))
 
 
 @dataclass(frozen=True, eq=False)
 class StageDevicesPolicy(Policy):
-    """A policy's plans with each stage on `devices_per_stage` devices of a node (`planaria.planner.stage_devices`).
+    """A policy's plans with each stage on `devices_per_stage` devices of a node, or on those of them that are left
+    (`planaria.planner.stage_devices`).
 
     Attributes:
         planner: of plans by device: its estimates count.
@@ -67,8 +81,8 @@ class StageDevicesPolicy(Policy):
     places: Policy
 
     @property
-    def _devices(self) -> int:
-        return self.planner.settings.devices_per_stage
+    def _on(self) -> Devices:
+        return self.planner.devices
 
     def with_planner(self, planner: Planner) -> Self:
         of_places = planner.of_places().variant(schedule=self.places.planner.settings.schedule)
@@ -78,10 +92,37 @@ class StageDevicesPolicy(Policy):
         return dataclasses.replace(self, places=self.places.with_forecast(forecast))
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
-        return self._by_device(self.places.initial(nodes, generation))
+        places = self.places.initial(nodes, generation)
+        found = self._by_device(places)
+        if not self._is_sound(found, places):
+            raise PlanError(f"The other devices of a node cannot run the stages of {self._lost}.")
+        return found
 
     def reconfigure(self, request: ReplanRequest) -> Candidate:
-        return self._by_device(self.places.reconfigure(self._by_place(request)), request.plan, request.holders)
+        asked, on = self._by_place(request), self._on
+        places = self.places.reconfigure(asked)
+        found = self._by_device(places, request.plan, request.holders)
+        if not self._is_sound(found, places):
+            idle = tuple(sorted({*map(on.node_of, on.carried())} - {*asked.lost, *asked.leaving}))
+            # Whoever is not in the plan sends nothing for it.
+            places = self.places.reconfigure(dataclasses.replace(asked, lost=(*asked.lost, *idle)))
+            found = self._by_device(places, request.plan, request.holders)
+        if not on.lost:
+            return found
+        return dataclasses.replace(found, reason=f"{found.reason} It does without {self._lost}.")
+
+    def _is_sound(self, found: Candidate, places: Candidate) -> bool:
+        """Returns whether devices can hold and run the stages of places without any beside their own."""
+        on = self._on
+        if not on.carried():
+            return True
+        if found.beside is not None and places.beside is not None and not self._is_sound(found.beside, places.beside):
+            return False
+        return is_carried_well(found.plan, places.plan, on) and self.planner.fits(found.plan)
+
+    @property
+    def _lost(self) -> str:
+        return devices(self._on.lost, self._on.per_node)
 
     def precompute(self, request: ReplanRequest, *, at_once: bool = True) -> Iterator[None]:
         return self.places.precompute(self._by_place(request), at_once=at_once)
@@ -89,49 +130,74 @@ class StageDevicesPolicy(Policy):
     def finishes(self, request: ReplanRequest) -> bool:
         return self.places.finishes(self._by_place(request))
 
+    def _is_whole(self, request: FinishRequest) -> bool:
+        """Returns whether each of the plan's stages has all of its devices, which all live, or none does."""
+        live, on = set(request.live), self._on
+        mates = request.plan.stage_mates
+        return not on.lost and all(
+            len(own) == on.per_stage and (live.issuperset(own) or live.isdisjoint(own)) for own in mates
+        )
+
     def finish_step(self, request: FinishRequest) -> Candidate:
-        return self._by_device(self.places.finish_step(self._struck(request)), request.plan)
+        if self._is_whole(request):
+            return self._by_device(self.places.finish_step(self._struck(request)), request.plan)
+        # Nobody goes on in the place of a device alone: what its stage's devices hold would differ.
+        plan = msgspec.structs.replace(request.plan, redundancy=None)
+        found = super().finish_step(dataclasses.replace(request, plan=plan))
+        return dataclasses.replace(found, plan=msgspec.structs.replace(found.plan, redundancy=request.plan.redundancy))
 
     def finish_evaluation(self, request: FinishRequest) -> Candidate:
-        return self._by_device(self.places.finish_evaluation(self._struck(request)), request.plan)
+        if self._is_whole(request):
+            return self._by_device(self.places.finish_evaluation(self._struck(request)), request.plan)
+        return super().finish_evaluation(request)
 
     def warm_up(self, plan: Plan, target: Candidate, generation: int, *, in_parts: bool = False) -> Candidate | None:
-        devices, moves = target.plan.devices_per_stage, target.plan.transfers
+        on, moves = self._on, target.plan.transfers
+        if on.are_plain:
+            return self.places.warm_up(plan, target, generation, in_parts=in_parts)
+        if not has_every_device(plan, on):
+            return None  # one that came back has nothing yet, and gets it at once
         come = {(move.target, move.group) for move in moves}
-        if any(m.source // devices == m.target // devices and (m.source, m.group) not in come for m in moves):
+        if any(on.place(m.source) == on.place(m.target) and (m.source, m.group) not in come for m in moves):
             return None  # devices of a stage that lack what others of it have get that at once
-        by_place = dataclasses.replace(target, plan=by_stage(target.plan))
-        found = self.places.warm_up(by_stage(plan), by_place, generation, in_parts=in_parts)
-        return None if found is None else self._by_device(found, plan, plan.groups_of)
+        by_place = dataclasses.replace(target, plan=by_stage(target.plan, on))
+        places = self.places.warm_up(by_stage(plan, on), by_place, generation, in_parts=in_parts)
+        found = None if places is None else self._by_device(places, plan, plan.groups_of)
+        return found if found is None or places is None or self._is_sound(found, places) else None
 
     def _by_place(self, request: ReplanRequest) -> ReplanRequest:
-        holders = places_held(request.holders, self._devices)
-        return dataclasses.replace(request, plan=by_stage(request.plan), holders=holders)
+        on = self._on
+        holders = request.holders if on.are_plain else places_held(request.holders, on)
+        return dataclasses.replace(request, plan=by_stage(request.plan, on), holders=holders)
 
     def _struck(self, request: FinishRequest) -> FinishRequest:
         """Returns the request by place: what goes on or was halted is, with all of its devices."""
-        devices = self._devices
+        on = self._on
+        if on.are_plain:
+            return request
         return dataclasses.replace(
             request,
             plan=by_stage(request.plan),
-            live=places_of(request.live, devices),
-            halted=places_of(request.halted, devices),
-            holders=places_holding(request.holders, devices),
+            live=places_of(request.live, on),
+            halted=places_of(request.halted, on),
+            holders=places_holding(request.holders, on),
             so_far=[PlanInterval(plan=by_stage(part.plan), seconds=part.seconds) for part in request.so_far],
         )
 
     def _by_device(self, found: Candidate, before: Plan | None = None, holders: Held | None = None) -> Candidate:
         """Returns a candidate with its plan by device, and what that is thought to take."""
-        planner = self.planner
-        plan = by_device(found.plan, self._devices, before, holders)
+        planner, on = self.planner, self._on
+        if on.are_plain:
+            return found
+        plan = by_device(found.plan, on, before, holders)
         if found.restores and plan.transfers:
             plan = plan.renewed(transfers=())
         changed = dataclasses.replace(
             found,
             plan=plan,
             beside=None if found.beside is None else self._by_device(found.beside, before, holders),
-            transfer_bytes=found.transfer_bytes * self._devices,
-            left_bytes=found.left_bytes * self._devices,
+            transfer_bytes=found.transfer_bytes * on.per_stage,
+            left_bytes=found.left_bytes * on.per_stage,
             transfer_s=planner.transfer_time(plan).time_s if plan.transfers else found.transfer_s,
         )
         if plan.evaluation is not None:

@@ -89,7 +89,20 @@ def _nodes(plan: Plan, pipeline: Pipeline) -> list[NodeId]:
 
 
 def _lost(plan: Plan, live: Collection[WorkerId]) -> list[NodeId]:
-    return sorted({plan.node_of(worker) for worker in set(plan.workers) - set(live)})
+    """Returns the plan's nodes of which no worker lives."""
+    left = {plan.node_of(worker) for worker in live}
+    return sorted({plan.node_of(worker) for worker in set(plan.workers) - set(live)} - left)
+
+
+def _lost_alone(plan: Plan, live: Collection[WorkerId]) -> list[WorkerId]:
+    """Returns the plan's workers that do not live, though others of their node do."""
+    left = {plan.node_of(worker) for worker in live}
+    return sorted(worker for worker in set(plan.workers) - set(live) if plan.node_of(worker) in left)
+
+
+def devices(workers: Collection[WorkerId], per_node: int) -> str:
+    """Names devices by their nodes: "device 1 of node 2"."""
+    return join([f"device {worker % per_node} of node {worker // per_node}" for worker in sorted(workers)])
 
 
 def losses(plan: Plan, lost: Collection[NodeId]) -> str:
@@ -112,7 +125,10 @@ def finished(plan: Plan, new: Plan, live: Collection[WorkerId], *, crosses: bool
     added = [route for route in new.routes if route.born == new.generation]
     again = {microbatch for route in added for microbatch in route.microbatches}
     carriers = {hop.worker for route in added for hop in route.hops}
-    happened = losses(plan, _lost(plan, live)) or "The live nodes changed"
+    alone = devices(_lost_alone(plan, live), plan.devices_per_node)
+    happened = losses(plan, _lost(plan, live)) or ("" if alone else "The live nodes changed")
+    if alone:
+        happened = f"{happened}, {alone} is gone" if happened else f"{capital(alone)} is gone"
     if again:
         run = "runs" if len(again) == 1 else "run"
         what = (

@@ -109,6 +109,14 @@ class Coordinator:
         """What is known of nodes that ran out of memory."""
         return self._run.shortages
 
+    def goes_on_without(self, worker: WorkerId) -> bool:
+        """Returns whether a worker's node goes on when it alone is lost: then `DeviceGone` is told of it."""
+        return self._run.members.goes_on_without(worker)
+
+    def device_refusal(self, node: int, device: int) -> str | None:
+        """Returns why a device of a node is not started again now; None if it may be."""
+        return joins.device_refusal(self._run, NodeId(node), device)
+
     def no_room(self, started: Mapping[NodeId, str], zones: Sequence[str]) -> str | None:
         """Returns why nodes in these zones are not started now; None if they may be. See `handlers.joins`."""
         return joins.no_room(self._run, started, zones)
@@ -134,6 +142,7 @@ class Coordinator:
             nodes=run.members.nodes,
             wanted=joins.wanted(run),
             leaving=tuple(sorted(run.members.leaving)),
+            lost_devices=tuple(sorted(run.members.lost_devices)),
             pipelines=shapes(plan) if plan is not None else (),
             microbatches=shares(plan) if plan is not None else (),
             generation=plan.generation if plan is not None else 0,

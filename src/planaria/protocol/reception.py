@@ -18,8 +18,10 @@ from planaria.protocol.membership.failure_detector import Judge
 from planaria.protocol.messages.events import (
     Command,
     DecisionTook,
+    DeviceGone,
     Event,
     Evict,
+    EvictDevice,
     NodeGone,
     RanOut,
     Received,
@@ -31,6 +33,7 @@ from planaria.protocol.messages.events import (
 from planaria.protocol.messages.from_worker import Alive, CutOff, FromWorker, Hello, Proof, StoreTried
 from planaria.protocol.messages.to_worker import Challenge, PlanMessage, Stop
 from planaria.protocol.run.replay import JournalState
+from planaria.protocol.thresholds import DEVICE_ALONE_S
 
 
 class Nonsense(ValueError):
@@ -74,6 +77,8 @@ class Reception(ABC, Generic[Connection]):
         self._judge = judge
         self._past = past
         self._challenge: ReconnectChallenge[Connection] = ReconnectChallenge(past.joined if past else ())
+        self._ended_alone: dict[WorkerId, tuple[float, str]] = {}
+        """Workers that ended while others of their node live: when, and the cause."""
 
     @abstractmethod
     def _now(self) -> float:
@@ -97,6 +102,10 @@ class Reception(ABC, Generic[Connection]):
     @abstractmethod
     def _kill(self, node: NodeId) -> None:
         """Kills what can be killed of the node."""
+
+    @abstractmethod
+    def _kill_device(self, worker: WorkerId) -> None:
+        """Kills what can be killed of one worker of a node."""
 
     @abstractmethod
     def hang_up(self, connection: Connection) -> None: ...
@@ -163,13 +172,15 @@ class Reception(ABC, Generic[Connection]):
         """Checks a hello. Raises Nonsense or Unwanted if its sender may not take part."""
         refusal = self._refusal(connection, hello)
         if refusal is not None:
-            is_fenced = self._admission.is_fenced(self._admission.node_of(hello.worker))
+            is_fenced = self._admission.is_worker_fenced(hello.worker) or hello.worker in self._ended_alone
             is_ours = is_fenced or self._admission.is_of_another_run(hello)
             raise Unwanted(refusal) if is_ours else Nonsense(refusal)
 
     def _refusal(self, connection: Connection, hello: Hello) -> str | None:
         """Returns why the sender of a hello may not take part, and tells it to end; None if it may."""
         refusal = self._admission.refusal(hello)
+        if refusal is None and hello.worker in self._ended_alone:
+            refusal = "its connection ended, and it is lost"
         if refusal is not None:
             self._say(connection, Stop(reason=refusal))
         return refusal
@@ -205,7 +216,7 @@ class Reception(ABC, Generic[Connection]):
         if worker is not None and self._admission.left(worker, connection):
             self._judge.liveness.forget(worker, self._now())
             node = self._admission.node_of(worker)
-            self.lose(node, cause)
+            self.lose_worker(worker, cause)
             if self._admission.was_released(node) and self._admission.is_empty(node):
                 self.handle(NodeGone(node, cause))  # what it said before it went has been heard
 
@@ -213,6 +224,34 @@ class Reception(ABC, Generic[Connection]):
         """Handles the end of a node, of which more may be known than the cause."""
         if not self._admission.is_fenced(node):
             self.handle(NodeGone(node, *self._why(cause)))
+
+    def lose_worker(self, worker: WorkerId, cause: str) -> None:
+        """Handles the end of a worker: it is its node's, unless others of the node are there a moment later."""
+        if self._admission.is_worker_fenced(worker):
+            return
+        node = self._admission.node_of(worker)
+        ended = {worker, *self._ended_alone}
+        others = [w for w in self._admission.workers_of(node) if w not in ended and self._admission.connection_of(w)]
+        if not others or not self._machine.goes_on_without(worker):
+            self.lose(node, cause)
+        else:
+            self._ended_alone.setdefault(worker, (self._now(), cause))
+
+    def expect_device(self, worker: WorkerId) -> None:
+        """Lets a device in that was lost and whose worker is started again, once it proves that it is that one."""
+        self._admission.expect_device(worker)
+        self._challenge.doubt(self._admission.node_of(worker))
+
+    @property
+    def _is_anybody_alone(self) -> bool:
+        """Whether it will soon be known of a worker if it ended alone."""
+        return bool(self._ended_alone)
+
+    def _lose_devices(self, now: float) -> None:
+        """Loses the devices whose workers ended a moment ago, as others of their nodes are still there."""
+        for worker, (ended, cause) in sorted(self._ended_alone.items()):
+            if now - ended >= DEVICE_ALONE_S and self._ended_alone.pop(worker, None) is not None:
+                self.handle(DeviceGone(worker, *self._why(cause)))
 
     def _judge_all(self, now: float) -> None:
         """Loses the nodes whose workers are silent or hang: nothing else has ended them."""
@@ -227,7 +266,17 @@ class Reception(ABC, Generic[Connection]):
         for connection in connections:
             self.hang_up(connection)
         for worker in self._admission.workers_of(node):
+            self._ended_alone.pop(worker, None)
             self._judge.liveness.forget(worker, self._now())
+
+    def _evict_device(self, worker: WorkerId) -> None:
+        """Kills what can be killed of one worker of a node, and closes its connection."""
+        connection = self._admission.fence_device(worker)
+        self._ended_alone.pop(worker, None)
+        self._kill_device(worker)
+        if connection is not None:
+            self.hang_up(connection)
+        self._judge.liveness.forget(worker, self._now())
 
     # The machine
 
@@ -243,6 +292,8 @@ class Reception(ABC, Generic[Connection]):
         match command:
             case Evict(node):
                 self.evict(node)
+            case EvictDevice(worker):
+                self._evict_device(worker)
             case Release(node):
                 self._admission.release(node)
             case _:

@@ -10,6 +10,10 @@ from __future__ import annotations
 DETECTOR_TICK_S = 0.1
 """Seconds between two rounds of the failure detector. Not measured."""
 
+DEVICE_ALONE_S = 0.05
+"""Seconds after the end of a worker in which the others of its node may end too: then the node is lost, else the device
+alone. Not measured."""
+
 DETECTOR_AWAY_S = 0.5
 """A failure detector that runs this many seconds late was itself stopped or overloaded. Not measured."""
 

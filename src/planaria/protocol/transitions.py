@@ -23,7 +23,7 @@ from planaria.protocol.handlers import (
     saved,
     step,
 )
-from planaria.protocol.messages.events import Command, Event, NodeGone, Publish, RanOut, Received, Send
+from planaria.protocol.messages.events import Command, DeviceGone, Event, NodeGone, Publish, RanOut, Received, Send
 from planaria.protocol.messages.from_worker import Damaged, Failed, OutOfMemory, Returned
 from planaria.protocol.messages.records import Note, RunStatus
 from planaria.protocol.phases import ALIVE, AT_WORK, Phase, ProtocolError
@@ -58,6 +58,16 @@ def _gone(run: Run, event: NodeGone) -> list[Command]:
     return TRANSITIONS[run.phase, "NodeGone"](run, event)
 
 
+def device_gone(run: Run, event: DeviceGone) -> list[Command]:
+    """Handles the end of a worker whose node lives: the loss of a device, where another of its stage goes on, and of
+    the node where none does, or where there is no plan yet."""
+    if event.worker in run.members.lost_devices:
+        return []
+    if run.phase in (*AT_WORK, Phase.WAITING) and run.members.goes_on_without(event.worker):
+        return losses.device_lost(run, event)
+    return _gone(run, NodeGone(run.members.node_of(event.worker), event.cause, event.ran_out))
+
+
 def returned_late(run: Run, event: Received) -> list[Command]:
     """Handles a late `Returned`: of a worker that begins, or of one whose plan was lost with a part of the journal."""
     assert isinstance(event.message, Returned)
@@ -69,17 +79,17 @@ def returned_late(run: Run, event: Received) -> list[Command]:
 
 
 def out_of_memory(run: Run, event: Received) -> list[Command]:
-    """Loses the node of a worker that ran out of memory; a job that must end because of it may save first."""
-    told = event.message
+    """Loses a device whose worker ran out of memory; a job that must end because of it may save first."""
+    told, node = event.message, run.members.node_of(event.worker)
     assert isinstance(told, OutOfMemory)
     ran_out = RanOut(worker=event.worker, where=told.where, held_bytes=told.held_bytes, wanted_bytes=told.wanted_bytes)
-    gone = NodeGone(run.members.node_of(event.worker), "out of memory", ran_out)
-    if told.holds and run.phase in (Phase.TRAINING, Phase.SALVAGING) and gone.node in run.plan.nodes:
-        gone = run.shortages.note(gone, run.current, run.step)
+    gone = DeviceGone(event.worker, "out of memory", ran_out)
+    if told.holds and run.phase in (Phase.TRAINING, Phase.SALVAGING) and node in run.plan.nodes:
+        gone = fencing.noted(run, gone)
         if run.fatal is not None:
-            text = f"node {gone.node} does no more: {gone.cause}"
+            text = f"node {node} does no more: {gone.cause}"
             return [Publish(Note(level="warning", text=text)), *salvage.begin(run)]
-    return _gone(run, gone)
+    return device_gone(run, gone)
 
 
 def failed(run: Run, event: Received) -> list[Command]:
@@ -182,6 +192,7 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.SAVING, "Report"): ignore,
     **{(Phase.WAITING, name): ignore for name in ("Ready", "Vote", "Report")},
     **{(phase, "LinksMeasured"): joins.links_measured for phase in Phase},
+    **{(phase, "DeviceGone"): device_gone for phase in ALIVE},
     **{(phase, "Notice"): joins.notice for phase in ALIVE},
     **{(phase, "NodeNotice"): joins.node_notice for phase in ALIVE},
     **{(phase, "StopRequested"): end.stop_requested for phase in ALIVE},
@@ -203,6 +214,7 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
         (Phase.ENDED, name): ignore
         for name in (
             "NodeGone",
+            "DeviceGone",
             "Returned",
             "Ready",
             "Vote",

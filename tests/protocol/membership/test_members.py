@@ -67,3 +67,23 @@ def test_a_new_node_on_the_host_of_one_that_was_wrong_is_on_probation_for_some_s
     members.try_out(NodeId(0))
     members.lose(NodeId(0))
     assert not members.on_probation
+
+
+def test_a_node_goes_on_without_a_device_while_it_has_another() -> None:
+    members = Membership(2, 3)
+    for worker in range(6):
+        assert not members.goes_on_without(WorkerId(worker)), "its node has not joined"
+        members.join(WorkerId(worker), "there")
+    assert members.goes_on_without(WorkerId(5))
+    members.lose_device(WorkerId(5))
+    assert members.nodes == (0, 1)
+    assert members.live_devices(NodeId(1)) == 2
+    members.lose_device(WorkerId(4))
+    assert not members.goes_on_without(WorkerId(3)), "the others are lost"
+    assert members.goes_on_without(WorkerId(0))
+    assert WorkerId(5) not in members.workers
+    assert members.join(WorkerId(5), "back")
+    assert members.nodes == (0, 1)
+    assert members.lost_devices == {4}
+    assert members.lose(NodeId(1)) == (3, 5)
+    assert not members.lost_devices

@@ -36,7 +36,7 @@ from planaria.protocol.messages.agent import (
 )
 from planaria.protocol.messages.from_worker import Activity, Alive, Pulse, Ready
 from planaria.protocol.messages.message import PROTOCOL_VERSION, encode
-from planaria.protocol.messages.records import NodeLost, NodeReleased, Note, PlanTaken
+from planaria.protocol.messages.records import DeviceLost, NodeLost, NodeReleased, Note, PlanTaken
 from planaria.protocol.messages.to_worker import PlanMessage
 from planaria.protocol.messages.user import Request, Wish
 from planaria.runtime.coordinator.agents import Agents
@@ -100,6 +100,12 @@ class AgentStandIn:
         return decode_to_agent(read_control(self.client.socket))
 
 
+def end_node(clients: list[Client], node: int) -> None:
+    """Ends all workers of a node."""
+    for client in clients[node * DEVICES : (node + 1) * DEVICES]:
+        client.socket.close()
+
+
 @pytest.fixture
 def offering(tmp_path: Path) -> Iterator[Offering]:
     server = Offering(tmp_path)
@@ -147,7 +153,7 @@ def test_one_more_than_the_most_waits_as_a_spare_and_takes_the_place_of_a_lost_n
             told.text
             == f"host 10.0.0.1 waits as a spare: the run has {NODES} nodes, the most that cluster.nodes allows"
         )
-        clients[2].socket.close()
+        end_node(clients, 1)
         assert server.wait_for(NodeLost).node == 1
         assert spare.receive() == StartNode(node=NODES)
     finally:
@@ -194,7 +200,7 @@ def test_a_node_gets_the_faults_on_order_that_are_its_own(offering: Offering) ->
 def test_a_lost_node_is_killed_by_its_agent_and_comes_back_under_another_number(offering: Offering) -> None:
     agents = [offering.node()[0] for _ in range(NODES)]
     clients = offering.join_all()
-    clients[2].socket.close()
+    end_node(clients, 1)
     assert offering.wait_for(NodeLost).node == 1
     assert agents[1].receive() == KillNode(node=1)
     agents[1].client.send(NodeEnded(node=1, cause="process killed by SIGKILL"))
@@ -208,7 +214,7 @@ def test_an_agent_that_was_out_of_reach_learns_that_its_node_is_fenced(offering:
     clients = offering.join_all()
     for agent in agents[:2]:
         agent.client.socket.close()
-    clients[2].socket.close()
+    end_node(clients, 1)
     offering.wait_for(NodeLost)
     back = [offering.agent(node=node, identity=f"agent {node + 1}") for node in range(NODES)]
     assert [agent.receive() for agent in back] == [WELCOME] * NODES
@@ -265,7 +271,7 @@ def test_what_a_worker_said_counts_before_its_agents_word(offering: Offering) ->
     agents[0].client.send(Ping())
     assert agents[0].receive() == Pong()
     assert not offering.of(NodeLost)
-    clients[0].socket.close()
+    end_node(clients, 0)
     assert offering.wait_for(NodeLost).node == 0
 
 
@@ -375,7 +381,7 @@ def test_what_was_recorded_and_is_played_again_is_refused(offering: Offering) ->
         replayed = offering.client()
         replayed.socket.sendall(control_frame(msgspec.msgpack.encode(said)))
         assert replayed.is_closed()
-    clients[4].socket.close()
+    end_node(clients, 2)
     offering.wait_for(NodeLost)
     replayed = offering.client()
     replayed.socket.sendall(control_frame(msgspec.msgpack.encode(hello | {"worker": 4})))
@@ -512,3 +518,12 @@ def test_a_host_with_a_run_folder_of_its_own(tmp_path: Path) -> None:
         assert answer.text == f"nodes do not all see {tmp_path / 'elsewhere'}: name a URL (--to)"
     finally:
         offering.close()
+
+
+def test_an_agent_ends_what_is_left_of_a_device_that_was_lost_alone(offering: Offering) -> None:
+    agents = [offering.node()[0] for _ in range(NODES)]
+    clients = offering.join_all()
+    clients[3].socket.close()
+    offering.wait_for(DeviceLost)
+    assert agents[1].receive() == KillNode(node=1, worker=3)
+    assert not offering.of(NodeLost)

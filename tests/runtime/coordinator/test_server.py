@@ -26,7 +26,16 @@ from planaria.protocol.messages.events import Finish
 from planaria.protocol.messages.from_worker import CutOff, Failed, Hello, Proof, Ready
 from planaria.protocol.messages.message import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message, encode
 from planaria.protocol.messages.plan_delta import decode_order
-from planaria.protocol.messages.records import AnyRecord, NodeJoined, NodeLost, Note, PlanTaken, RunEnded, RunStatus
+from planaria.protocol.messages.records import (
+    AnyRecord,
+    DeviceLost,
+    NodeJoined,
+    NodeLost,
+    Note,
+    PlanTaken,
+    RunEnded,
+    RunStatus,
+)
 from planaria.protocol.messages.to_worker import Challenge, PlanMessage, Stop, ToWorker
 from planaria.protocol.messages.user import Answer, Request, RequestRefused, Wish, decode_answer
 from planaria.protocol.reception import Unwanted
@@ -56,15 +65,16 @@ class StandInNodes:
     def __init__(self) -> None:
         self._near, self._far = socket.socketpair()
         self._near.setblocking(False)
-        self._lost: list[tuple[NodeId, str]] = []
+        self._lost: list[tuple[WorkerId, str]] = []
         self.started: list[NodeId] = []
         self.killed: list[NodeId] = []
+        self.killed_workers: list[WorkerId] = []
         self.actions: list[Callable[[], None]] = []
 
     def fileno(self) -> int:
         return self._near.fileno()
 
-    def lost(self) -> list[tuple[NodeId, str]]:
+    def lost(self) -> list[tuple[WorkerId, str]]:
         with contextlib.suppress(BlockingIOError):
             self._near.recv(64)
         while self.actions:
@@ -76,14 +86,21 @@ class StandInNodes:
         self.started.append(node)
 
     def tell(self, *nodes: int) -> None:
-        self._lost += [(NodeId(node), "process killed by SIGKILL") for node in nodes]
+        workers = (WorkerId(node * DEVICES + device) for node in nodes for device in range(DEVICES))
+        self._lost += [(worker, "process killed by SIGKILL") for worker in workers]
         self._far.send(b"x")
 
     def is_runnable(self, node: NodeId) -> bool:
         return True
 
-    def kill(self, node: NodeId) -> None:
-        self.killed.append(node)
+    def start_worker(self, node: NodeId, worker: WorkerId) -> None:
+        raise AssertionError("no stage has more than one device")
+
+    def kill(self, node: NodeId, worker: WorkerId | None = None) -> None:
+        if worker is None:
+            self.killed.append(node)
+        else:
+            self.killed_workers.append(worker)
 
     def all_ended(self) -> bool:
         return True
@@ -328,9 +345,35 @@ def test_another_version_is_told_why(running: Running) -> None:
 def test_a_worker_that_talks_nonsense_is_lost(data: bytes, running: Running) -> None:
     clients = running.join_all()
     clients[2].socket.sendall(data)
+    lost = running.wait_for(DeviceLost)
+    assert (lost.node, lost.device) == (1, 0)
+    assert running.nodes.killed_workers == [2]
+    assert not running.of(NodeLost)
+
+
+def test_a_device_that_was_lost_alone_is_fenced_until_it_is_started_again(running: Running) -> None:
+    clients = running.join_all()
+    assert asked(running, wish=Wish.ADD, node=1, device=1).text == "device 1 of node 1 is there"
+    clients[3].socket.close()
+    lost = running.wait_for(DeviceLost)
+    assert (lost.node, lost.device, lost.live_devices) == (1, 1, 1)
+    assert asked(running, wish=Wish.STATUS).state.lost_devices == (3,)
+    ghost = running.client()
+    ghost.hello(3)
+    answer = ghost.receive()
+    assert isinstance(answer, Stop)
+    assert answer.reason == "device 1 of node 1 was lost and is fenced"
+    refused = asked(running, wish=Wish.ADD, node=1, device=1)
+    assert not refused.accepted
+    assert "is in the plan of step 1 still" in refused.text
+
+
+def test_the_end_of_all_workers_of_a_node_is_its_loss_alone(running: Running) -> None:
+    clients = running.join_all()
+    for client in clients[2:4]:
+        client.socket.close()
     assert running.wait_for(NodeLost).node == 1
-    assert running.nodes.killed == [1]
-    assert clients[3].is_closed(), "the node's other device"
+    assert not running.of(DeviceLost)
 
 
 def test_a_worker_that_is_cut_off_from_a_live_peer_is_lost(running: Running) -> None:
@@ -383,7 +426,8 @@ def test_both_devices_of_a_node_die_at_once(running: Running) -> None:
     running.nodes.tell(1, 1)
     running.wait_for(NodeLost)
     running.nodes.tell(1)
-    clients[0].socket.close()
+    for client in clients[:2]:
+        client.socket.close()
     running.wait_for(NodeLost, 2)
     assert [record.node for record in running.of(NodeLost)] == [1, 0]
     assert running.nodes.killed == [1, 0]

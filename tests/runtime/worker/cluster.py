@@ -42,9 +42,11 @@ from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.events import (
     Command,
     DecisionTook,
+    DeviceGone,
     Discard,
     Event,
     Evict,
+    EvictDevice,
     Finish,
     ManifestWritten,
     NodeGone,
@@ -118,6 +120,7 @@ class Kill:
         step: for instruction kinds, the first step in which it counts.
         nth: for happenings.
         delay_s: virtual seconds.
+        device: of the node, whose worker alone dies; -1: all die.
     """
 
     node: int
@@ -125,6 +128,7 @@ class Kill:
     step: int = 1
     nth: int = 1
     delay_s: float = 0.0
+    device: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,12 +375,13 @@ class Cluster:
         self.workers = [Worker(self, WorkerId(number)) for number in range(nodes * per_node)]
         self.connected = {worker.number for worker in self.workers}
         self._evicted: set[int] = set()
+        self._evicted_devices: set[int] = set()
         self._released: set[int] = set()
         for worker in self.workers[: job.cluster.nodes * per_node]:
             self.at(self.vary(self.weather.control_s), worker.start)
         for kill in kills:
             if kill.at == "start":
-                self.at(kill.delay_s, lambda node=kill.node: self.kill(node))  # type: ignore[misc]
+                self.at(kill.delay_s, partial(self.kill, kill.node, kill.device))
         if stop_at_s is not None:
             self.at(stop_at_s, lambda: self.handle(StopRequested()))
 
@@ -462,7 +467,7 @@ class Cluster:
                 self._fuses.append((self._carried_out + crash.commands, crash))
         for kill in list(self._kills):
             if kill.at == f"after {name}" and kill.nth == count:
-                self.at(kill.delay_s, lambda node=kill.node: self.kill(node))  # type: ignore[misc]
+                self.at(kill.delay_s, partial(self.kill, kill.node, kill.device))
         for visit in self._visits:
             if visit.after == name and visit.nth == count:
                 self.at(visit.delay_s, lambda visit=visit: self._visit(visit))  # type: ignore[misc]
@@ -495,7 +500,7 @@ class Cluster:
             if kill.node == node and kill.at == at and step >= kill.step:
                 if kill.delay_s:
                     self._kills.remove(kill)
-                    self.at(kill.delay_s, lambda node=kill.node: self.kill(node))  # type: ignore[misc]
+                    self.at(kill.delay_s, partial(self.kill, kill.node, kill.device))
                     return False
                 return True
         return False
@@ -511,10 +516,11 @@ class Cluster:
         per_node = self.job.cluster.devices_per_node
         return self.workers[node * per_node : (node + 1) * per_node]
 
-    def kill(self, node: int) -> None:
-        """SIGKILL to every process of a node: what it sent is under way still, its sockets close."""
-        for worker in self.workers_of(node):
-            if worker.is_over:
+    def kill(self, node: int, device: int = -1) -> None:
+        """SIGKILL to every process of a node, or to that of one device: what it sent is under way still, its sockets
+        close."""
+        for at, worker in enumerate(self.workers_of(node)):
+            if worker.is_over or device not in (-1, at):
                 continue
             self.note(f"worker {worker.number} dies")
             worker.die()
@@ -571,6 +577,7 @@ class Cluster:
         self.incarnation = next(self._incarnations)
         self.note(f"coordinator {self.incarnation} begins, past {past.step}")
         self._evicted, self._released = set(), set()
+        self._evicted_devices = set()
         self.connected = {worker.number for worker in self.workers}
         incarnation = self.incarnation
         self.handle(Restarted())
@@ -613,7 +620,9 @@ class Cluster:
             return  # what it said before is still to be heard
         self.connected.discard(worker.number)
         is_last = not any(other.number in self.connected for other in self.workers_of(node))
-        if node not in self._evicted or (node in self._released and is_last):
+        if node not in self._evicted and not all(other.is_over for other in self.workers_of(node)):
+            self.handle(DeviceGone(worker.number, cause))
+        elif node not in self._evicted or (node in self._released and is_last):
             self.handle(NodeGone(NodeId(node), cause))
 
     def received(self, worker: Worker, data: bytes, incarnation: int) -> None:
@@ -624,7 +633,7 @@ class Cluster:
     def joined(self, worker: Worker, incarnation: int) -> None:
         if incarnation != self.incarnation:
             return
-        if worker.node in self._evicted:
+        if worker.node in self._evicted or worker.number in self._evicted_devices:
             worker.tell(Stop(reason="fenced"))
         elif worker.number in self.connected:
             self.handle(WorkerJoined(worker.number, worker.address))
@@ -672,6 +681,10 @@ class Cluster:
                 for worker in self.workers_of(node):
                     self.connected.discard(worker.number)
                 self.kill(node)
+            case EvictDevice(number):
+                self._evicted_devices.add(number)
+                self.connected.discard(number)
+                self.kill(self.workers[number].node, number % self.job.cluster.devices_per_node)
             case WriteManifest(step, folder, groups, exponents):
                 write_manifest(
                     Path(folder),
@@ -892,7 +905,9 @@ class Worker:
         except Killed:
             pass
         except MemoryError as error:
-            SimulatedControl(self).send(last_words(self.number, error, self.doing))
+            told = last_words(self.number, error, self.doing)
+            assert told is not None
+            SimulatedControl(self).send(told)
             self.is_over = True
             cluster.ended(self)
         except BaseException as error:

@@ -194,6 +194,16 @@ def on_devices(plain: Schedule, devices: int, of_stage: int | StageDevices | Non
     return replace(plain, job=msgspec.structs.replace(plain.job, cluster=cluster))
 
 
+def with_devices_alone(plain: Schedule) -> Schedule:
+    """The schedule with some of the nodes' deaths in a device of theirs alone, and others beside."""
+    draw, devices = random.Random(f"devices {plain.seed}"), plain.job.cluster.devices_per_node
+    kills = [replace(kill, device=draw.randrange(devices)) if draw.random() < 0.6 else kill for kill in plain.kills]
+    for kill in plain.kills[: draw.choice([0, 1, 2])]:
+        node = draw.randrange(plain.job.cluster.nodes)
+        kills.append(replace(kill, node=node, device=draw.randrange(devices), delay_s=_delay_s(draw)))
+    return replace(plain, kills=tuple(kills))
+
+
 def restarts(seed: int, source: str) -> Schedule:
     """The schedule of a seed, in which the coordinator dies too: at any command of any batch."""
     return _with_crashes(seed, source, is_dark=False)

@@ -271,8 +271,10 @@ class Cluster:
             case JournalPlan():
                 self.note(f"    plan {entry.message.plan.generation} for step {entry.message.step}")
                 self.witness.planned(machine, entry)
-            case JournalNode(fate=Fate.LOST):
+            case JournalNode(fate=Fate.LOST, device=None):
                 self.witness.given_up(entry.node)
+            case JournalNode(fate=Fate.LOST, device=int(device)):
+                self.witness.device_given_up(WorkerId(entry.node * self.settings.devices_per_node + device))
             case _:
                 pass
         self.happened(type(entry).__name__)
@@ -298,6 +300,17 @@ class Cluster:
             self.clock.after(self.clock.vary(self.weather.start_s), worker.start)
         self.server.expect(node)
 
+    def start_device(self, node: NodeId, device: int) -> None:
+        """Starts the worker of a device again, which was lost alone."""
+        number = WorkerId(node * self.settings.devices_per_node + device)
+        before = self.workers[number]
+        if not before.is_over:
+            before.die(silently=False)
+        worker = self.workers[number] = Worker(self, number, node, before.incarnation + 1)
+        self.note(f"worker {number} starts again")
+        self.clock.after(self.clock.vary(self.weather.start_s), worker.start)
+        self.server.expect_device(number)
+
     def workers_of(self, node: int) -> list[Worker]:
         first = node * self.settings.devices_per_node
         numbers = range(first, first + self.settings.devices_per_node)
@@ -308,17 +321,17 @@ class Cluster:
         if self.server.is_dead or not self.network.reaches(worker.node, COORDINATOR):
             return None
         connection = self.new_connection(worker, worker.node)
-        connection.tell(self, self.hello(worker.number, worker.node))
+        connection.tell(self, self.hello(worker.number, worker.node, address=worker.address))
         return connection
 
-    def hello(self, number: WorkerId, node: NodeId, mark: str = MARK) -> Hello:
+    def hello(self, number: WorkerId, node: NodeId, mark: str = MARK, address: str = "virtual:0") -> Hello:
         """Returns the first message of a worker of this run, or of another."""
         return Hello(
             version=PROTOCOL_VERSION,
             token="",
             worker=number,
             pid=number,
-            data_address=f"virtual:{number}",
+            data_address=address,
             zone=self.schedule.setup.zone_of(node),
             mark=mark,
         )
@@ -361,25 +374,40 @@ class Cluster:
                 self.note(f"worker {worker.number} dies")
                 worker.die(silently=silently)
         if not silently:
-            self._tell_launcher(node)
+            self._tell_launcher(self.workers_of(node))
 
-    def kill_where_possible(self, node: NodeId) -> None:
-        """Kills a node that the coordinator fences, where that is possible."""
-        if not self.weather.is_remote and self.network.reaches(node, COORDINATOR) and node not in self.dark:
+    def kill_device(self, node: NodeId, device: int) -> None:
+        """Kills the process of one device of a node by SIGKILL, if it is there."""
+        worker = self.workers.get(WorkerId(node * self.settings.devices_per_node + device))
+        if worker is not None and not worker.is_over:
+            self.note(f"worker {worker.number} dies alone")
+            self.recorder.over(node)
+            worker.die(silently=False)
+            self._tell_launcher([worker])
+
+    def kill_where_possible(self, node: NodeId, device: int | None = None) -> None:
+        """Kills a node that the coordinator fences, or one device of it, where that is possible."""
+        if self.weather.is_remote or node in self.dark or not self.network.reaches(node, COORDINATOR):
+            return
+        if device is None:
             self.kill(node)
+        else:
+            self.kill_device(node, device)
 
     def ended(self, worker: Worker) -> None:
         """Notes that a process ended by itself."""
         self.note(f"worker {worker.number} ends")
         self.recorder.over(worker.node)
-        self._tell_launcher(worker.node)
+        self._tell_launcher([worker])
 
-    def _tell_launcher(self, node: NodeId) -> None:
+    def _tell_launcher(self, ended: Sequence[Worker]) -> None:
         if not self.weather.is_remote:
-            self.clock.after(self.clock.vary(self.weather.detect_s), partial(self._process_killed, node))
+            self.clock.after(self.clock.vary(self.weather.detect_s), partial(self._processes_killed, ended))
 
-    def _process_killed(self, node: NodeId) -> None:
-        self.server.lose(node, "process killed")
+    def _processes_killed(self, ended: Sequence[Worker]) -> None:
+        for worker in ended:
+            if self.workers[worker.number] is worker:  # else it was started again
+                self.server.lose_worker(worker.number, "process killed")
 
     def is_runnable(self, node: NodeId) -> bool:
         """Returns whether the node's processes are known to be there, and not stopped."""
@@ -426,7 +454,7 @@ class Cluster:
         self.server.begin(sorted({worker.node for worker in self.workers.values()}), Restarted())
         for node in sorted({worker.node for worker in self.workers.values() if worker.is_over} - self.dark):
             if not self.server.admission.is_fenced(node):
-                self._tell_launcher(node)
+                self._tell_launcher([worker for worker in self.workers_of(node) if worker.is_over])
 
     def join(self) -> None:
         if self.server.finished is None:

@@ -150,6 +150,10 @@ class Injector:
     def _befall(self, fault: Fault, node: NodeId) -> None:
         workers = [worker for worker in self._cluster.workers_of(node) if not worker.is_over]
         match fault.kind:
+            case FaultKind.KILL if fault.device >= 0:
+                self._cluster.kill_device(node, fault.device)
+            case FaultKind.BACK:
+                self._clock.after(0.0, partial(self._start_device, node, fault.device))
             case FaultKind.KILL | FaultKind.DARK:
                 self._cluster.kill(node, silently=fault.kind is FaultKind.DARK)
             case FaultKind.HANG:
@@ -239,6 +243,15 @@ class Injector:
             self._clock.after(ASK_AGAIN_S, partial(self._save, folder))
         else:
             server.handle(SaveRequested(folder))
+
+    def _start_device(self, node: NodeId, device: int) -> None:
+        server = self._cluster.server
+        if not server.takes_orders or server.machine.awaited:
+            self._clock.after(ASK_AGAIN_S, partial(self._start_device, node, device))
+        elif server.finished is None and (refusal := server.machine.device_refusal(node, device)) is not None:
+            self._cluster.note(f"* no device: {refusal}")
+        elif server.finished is None:
+            self._cluster.start_device(node, device)
 
     def _drain(self, notice: NodeNotice) -> None:
         if not self._cluster.server.takes_orders:

@@ -107,7 +107,8 @@ def _source(path: Path) -> str:
     return path.read_text()
 
 
-Change = tuple[ast.AST, str, tuple[str, int], Apply]
+Node = ast.expr | ast.stmt
+Change = tuple[Node, str, tuple[str, int], Apply]
 Put = Callable[[ast.AST], None]
 
 
@@ -119,7 +120,9 @@ def _changes(module: ast.Module) -> Iterator[Change]:
         for at, statement in enumerate(function.body):
             if at or not has_docstring:
                 put = partial(function.body.__setitem__, at)
-                for node, put_there in _walk(statement, put):  # type: ignore[arg-type]
+                for node, put_there in _walk(statement, put):
+                    if not isinstance(node, Node):
+                        continue
                     for what, new in _variants(node):
                         yield node, what, (name, first), partial(put_there, ast.copy_location(new, node))
 

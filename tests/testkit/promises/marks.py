@@ -61,8 +61,8 @@ MARKS = (
     Mark(
         "committed though a voter is lost",
         _LOSSES,
-        "lost_in_step",
-        "return commands + step.conclude",
+        "_go_on",
+        "return step.conclude",
         "whoever was lost had voted or was not needed: its sums are with others",
     ),
     Mark(
@@ -78,6 +78,21 @@ MARKS = (
         "lost_while_saving",
         "",
         "others have to write what the node was to write",
+    ),
+    Mark("a device is lost alone", _LOSSES, "device_lost", "commands =", "its node goes on with the others"),
+    Mark(
+        "a device comes back",
+        "protocol.handlers.joins",
+        "join",
+        "run.plan_selector.lack",
+        "the user had it started again, and no plan has it any more",
+    ),
+    Mark(
+        "a stage without devices cannot be carried",
+        "policy.registry",
+        "StageDevicesPolicy.reconfigure",
+        "idle =",
+        "its neighbour on the node shadows others, or has no room: the node is done without",
     ),
     Mark("lost while gathering", _LOSSES, "lost_while_gathering", "lost =", "the run starts on fewer nodes"),
     Mark(
@@ -242,7 +257,7 @@ MARKS = (
         "memory ran out for good",
         _TABLE,
         "out_of_memory",
-        'text = f"node {gone.node} does no more',
+        'text = f"node {node} does no more',
         "no plan fits any more, and whoever ran out still holds state that can be saved",
     ),
     Mark(

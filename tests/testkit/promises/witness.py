@@ -13,13 +13,14 @@ from planaria.estimate.conditions import Conditions
 from planaria.estimate.evaluation_time import evaluation_time
 from planaria.estimate.step_time import outline
 from planaria.job.registry import PolicyName
-from planaria.plan.plan import NodeId, Plan
+from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import Finish, WriteManifest
 from planaria.protocol.messages.journal import JournalCommit, JournalEvaluation, JournalPlan
 from planaria.protocol.messages.records import (
     AnyRecord,
     ComputedWrong,
+    DeviceLost,
     Evaluated,
     NodeJoined,
     NodeLost,
@@ -48,7 +49,6 @@ from tests.testkit.worker.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from planaria.plan.plan import WorkerId
     from planaria.protocol.messages.journal import JournalEntry
     from planaria.protocol.run.replay import JournalState
 
@@ -107,6 +107,7 @@ class InvariantChecker:
         self._unwritten: set[tuple[int, int]] = set()
         self._evicted_alive: set[NodeId] = set()
         self._given_up: set[NodeId] = set()
+        self._devices_given_up: set[WorkerId] = set()
         self._begun = setup.done
         self._generation = 0
         self._plan: Plan | None = None
@@ -144,6 +145,12 @@ class InvariantChecker:
     def evicted_by_deposed(self, node: NodeId) -> None:
         """Checks that a coordinator that leads no more gives up nobody but whom the journal has as given up."""
         self.require(node in self._given_up, f"a coordinator that leads no more gives up node {node}")
+
+    def device_evicted_by_deposed(self, worker: WorkerId) -> None:
+        """Checks the same of a device that was lost alone."""
+        self.require(
+            worker in self._devices_given_up, f"a coordinator that leads no more gives up the device of worker {worker}"
+        )
 
     def sent_by_deposed(self, message: ToWorker) -> None:
         """Checks that a coordinator that leads no more says nothing that the journal does not have."""
@@ -198,6 +205,10 @@ class InvariantChecker:
     def given_up(self, node: NodeId) -> None:
         """Notes that the journal has a node as given up."""
         self._given_up.add(node)
+
+    def device_given_up(self, worker: WorkerId) -> None:
+        """Notes that the journal has a device as lost alone."""
+        self._devices_given_up.add(worker)
 
     def planned(self, machine: Coordinator, entry: JournalPlan) -> None:
         """Checks a plan that is taken. One that begins a step keeps f + 1 replicas."""
@@ -357,6 +368,9 @@ class InvariantChecker:
                 self.require(
                     node not in self._evicted_alive, f"node {node} is given up, and nothing is wrong with it: {cause}"
                 )
+            case DeviceLost() if self._is_clear:
+                worker = self._workers[WorkerId(record.node * self._setup.devices_per_node + record.device)]
+                self.require(worker.is_over, f"{record}, and nothing is wrong with it")
             case Note(text=text) if text.startswith(("sums of ", "computations of ")):
                 self.require(bool(self.struck), f"{text}: but nothing changed what any node has")
             case ComputedWrong():
@@ -396,7 +410,8 @@ class InvariantChecker:
         held = {
             group
             for worker in self._workers.values()
-            if worker.node in nodes and not worker.is_over and worker.machine.generation >= self._lineage
+            if worker.node in nodes and worker.number not in machine.state.lost_devices
+            if not worker.is_over and worker.machine.generation >= self._lineage
             for group in worker.holdings.held_at(self.committed)
         }
         self.require(
@@ -442,7 +457,8 @@ class InvariantChecker:
         # Workers know the last commit: of earlier ones that the journal lost, nobody knows whether they were applied.
         is_told = ended.skipped_steps == skipped or (self._is_cut and ended.skipped_steps < skipped)
         self.require(is_told, f"{ended.skipped_steps} steps skipped, not {skipped}")
-        num_lost = sum(isinstance(record, NodeLost) for record in self.records)
+        struck = [record.node for record in self.records if isinstance(record, NodeLost | DeviceLost)]
+        num_lost = len(set(struck))  # whoever lost a device may have lost a stage with it
         if self._strength.ever_degraded:  # who went with notice took replicas along, which was said
             num_lost += sum(isinstance(record, NodeReleased) for record in self.records)
         if num_lost <= setup.fault_tolerance and not self._may_go_back and not self.tainted:

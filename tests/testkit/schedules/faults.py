@@ -10,7 +10,9 @@ import msgspec
 
 class FaultKind(enum.StrEnum):
     KILL = "kill"
-    """The node's processes are killed."""
+    """The node's processes are killed, or that of one `device`."""
+    BACK = "back"
+    """The user wants a `device` of the node started again, which may have been lost alone."""
     DARK = "dark"
     """The node's host is gone without a closing packet."""
     HANG = "hang"
@@ -77,6 +79,7 @@ APPLIED = "applied"
 CLEAR = frozenset(
     {
         FaultKind.KILL,
+        FaultKind.BACK,
         FaultKind.JOIN,
         FaultKind.NOTICE,
         FaultKind.DRAIN,
@@ -122,6 +125,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         times: how many messages are, or how often something is changed; how many arrive twice; how many files decay.
         cut: entries that a journal loses.
         pause_s: for which a coordinator is stopped.
+        device: of each node, whose worker alone is killed or started again; -1: all are.
     """
 
     kind: FaultKind
@@ -137,6 +141,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     times: int = 1
     cut: int = 0
     pause_s: float = 0.0
+    device: int = -1
 
 
 def are_clear(faults: Sequence[Fault]) -> bool:

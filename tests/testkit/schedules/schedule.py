@@ -8,6 +8,7 @@ import msgspec
 
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import Redundancy, ScheduleKind
+from tests.testkit.schedules.devices import on_devices, with_devices_alone
 from tests.testkit.schedules.faults import Fault, FaultKind
 from tests.testkit.schedules.manners import MANNERS, WEIGHTS, damages, failovers, slowness, when
 from tests.testkit.schedules.setup import Setup
@@ -19,6 +20,12 @@ SWARM_SHARE = 0.5
 
 LEAD_SHARE = 0.2
 """Of schedules in which the lead passes to another coordinator."""
+
+STAGES_SHARE = 0.05
+"""Of schedules whose stages are on two devices each."""
+
+ALONE_SHARE = 0.6
+"""Of schedules with several devices a node, in which some are lost alone."""
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,11 +79,15 @@ def schedule(seed: int) -> Schedule:
     if leads.random() < LEAD_SHARE and not any(fault.cut for fault in faults):  # etcd's members lose nothing
         faults += failovers(leads, setup)
     setup = _evaluated(Random(f"evaluation {seed}"), setup)
-    drawn = Random(f"swarm {seed}")
+    drawn, calm = Random(f"swarm {seed}"), None
     if drawn.random() < SWARM_SHARE:
         setup, weather, faults, calm = swarm(drawn, setup, weather)
-        return Schedule(seed=seed, setup=setup, weather=weather, faults=tuple(faults), calm=calm)
-    return Schedule(seed=seed, setup=setup, weather=weather, faults=tuple(faults))
+    alone = Random(f"devices {seed}")
+    if alone.random() < STAGES_SHARE:
+        setup = on_devices(setup, 2)
+    if setup.devices_per_node > 1 and alone.random() < ALONE_SHARE:
+        faults = with_devices_alone(alone, setup, faults)
+    return Schedule(seed=seed, setup=setup, weather=weather, faults=tuple(faults), calm=calm)
 
 
 def _setup(draw: Random) -> Setup:

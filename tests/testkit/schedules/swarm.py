@@ -67,7 +67,8 @@ class Calm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def swarm(draw: Random, setup: Setup, weather: Weather) -> tuple[Setup, Weather, list[Fault], Calm | None]:
     """Returns the setup and the weather with wider ranges, the faults of a swarm, and the end of its storm."""
     setup, weather = _wider(draw, setup), _worse(draw, weather)
-    kinds = [kind for kind in FaultKind if draw.random() < EXISTS] or [FaultKind.KILL]
+    known = (kind for kind in FaultKind if kind is not FaultKind.BACK)  # of a device that was lost before
+    kinds = [kind for kind in known if draw.random() < EXISTS] or [FaultKind.KILL]
     faults: list[Fault] = []
     for kind in kinds:
         number = 1 if kind in SOLITARY else draw.choice([1, 1, 2, 4])

@@ -253,6 +253,7 @@ class Server(Reception[Connection]):
         if self._is_dead or self.finished is not None:
             return
         if not self._pauses:
+            self._lose_devices(self._now())
             self._judge_all(self._now())
         self._clock.after(DETECTOR_TICK_S, self._look_at_the_clock)
 
@@ -395,6 +396,12 @@ class Server(Reception[Connection]):
             self._cluster.witness.evicted_by_deposed(node)
         self._cluster.witness.evicted(node)
         self._cluster.kill_where_possible(node)
+
+    def _kill_device(self, worker: WorkerId) -> None:
+        if self.is_deposed:
+            self._cluster.witness.device_evicted_by_deposed(worker)
+        node, per_node = self.admission.node_of(worker), self.machine.settings.devices_per_node
+        self._cluster.kill_where_possible(node, worker % per_node)
 
     def hang_up(self, connection: Connection) -> None:
         connection.close()

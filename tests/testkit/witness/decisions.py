@@ -135,8 +135,11 @@ class Decisions:
 
     def _check_members(self, plan: Plain) -> None:
         known = self.known
-        nodes = {known.node_of(worker) for worker in layers_held(plan)}
-        wrong = nodes - (known.joined - known.gone)
+        workers = layers_held(plan)
+        nodes = {known.node_of(worker) for worker in workers}
+        wrong = nodes - (known.joined - known.gone) | {
+            known.node_of(worker) for worker in workers if known.is_gone(worker)
+        }
         self.require(
             not wrong or self.is_cut,
             Rule.ROUTED,
@@ -181,7 +184,11 @@ class Decisions:
         node, fate, known = entry["node"], entry["fate"], self.known
         if self.is_cut:
             return
-        if fate == "joined":
+        if (device := entry.get("device")) is not None:
+            is_gone = known.is_gone(node * self.job.devices_per_node + device)
+            is_right = is_gone and node not in known.gone if fate == "joined" else not is_gone
+            self.require(is_right, Rule.NODES, f"device {device} of node {node} is {fate}, and was so already")
+        elif fate == "joined":
             is_new = node not in known.joined | known.gone
             self.require(is_new, Rule.NODES, f"node {node} joins again")
         else:
@@ -215,7 +222,7 @@ class Decisions:
         step, generation = commit["step"], commit["generation"]
         votes = self.votes.get((generation, step), {})
         workers = layers_held(plan)
-        late = [w for w in workers if w not in votes and self.known.node_of(w) not in self.known.gone]
+        late = [w for w in workers if w not in votes and not self.known.is_gone(w)]
         self.require(not late, Rule.VOTED, f"step {step} is committed without the votes of workers {sorted(late)}")
         is_pass = plan.get("evaluation") is not None
         self.require(not is_pass, Rule.ONE_GENERATION, f"step {step} is committed under a plan that evaluates")

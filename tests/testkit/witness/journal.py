@@ -38,6 +38,7 @@ class Known:
         plan: the entry of the plan in force.
         joined: nodes that ever did.
         gone: nodes that were lost or let go.
+        gone_alone: workers whose devices were lost alone, and did not come back.
         lost: of those, the ones that were lost.
         struck: nodes whose loss struck the job.
         dropped: step -> how many microbatches were left out.
@@ -52,6 +53,7 @@ class Known:
     plan: Plain | None = None
     joined: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
+    gone_alone: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     struck: list[int] = field(default_factory=list)
     dropped: dict[int, int] = field(default_factory=dict)
@@ -75,6 +77,10 @@ class Known:
 
     def node_of(self, worker: int) -> int:
         return worker // self.job.devices_per_node
+
+    def is_gone(self, worker: int) -> bool:
+        """Whether a worker's node is gone, or its device."""
+        return self.node_of(worker) in self.gone or worker in self.gone_alone
 
     def take(self, entry: Plain) -> None:
         """Takes an entry."""
@@ -104,11 +110,14 @@ class Known:
 
     def _take_node(self, entry: Plain) -> None:
         node, fate = entry["node"], entry["fate"]
-        if fate == "joined":
+        if (device := entry.get("device")) is not None:
+            worker = node * self.job.devices_per_node + device
+            (self.gone_alone.discard if fate == "joined" else self.gone_alone.add)(worker)
+        elif fate == "joined":
             self.joined.add(node)
         elif fate in ("lost", "released"):
             self.gone.add(node)
-        if fate == "lost":
+        if fate == "lost" and device is None:
             self.lost.add(node)
             if entry.get("strikes"):
                 self.struck.append(node)

@@ -39,9 +39,10 @@ class Told:
         self._generation = -1
         self._live: set[int] = set()
         self._gone: set[int] = set()
-        self._lost: dict[int, tuple[int, Plain]] = {}
+        self._lost: dict[int | str, tuple[int, Plain]] = {}  # by node, or "NODE:DEVICE", in order
+        self._without: dict[int, set[int]] = {}
         self._leaving: set[int] = set()
-        self._recovered: set[int] = set()
+        self._recovered: set[int | str] = set()
         self._passes = 0
         self._back: list[tuple[int, int]] = []
         self._ended = None
@@ -68,7 +69,8 @@ class Told:
             return
         assert self._ended is not None
         lost = decisions.known.lost
-        self._require(set(self._lost) == lost, Rule.TOLD_NODES, f"lost {sorted(lost)}, and told {sorted(self._lost)}")
+        told = {node for node in self._lost if isinstance(node, int)}
+        self._require(told == lost, Rule.TOLD_NODES, f"lost {sorted(lost)}, and told {sorted(told)}")
         went_on = {node for node, (passes, _) in self._lost.items() if passes < self._passes}
         struck = went_on.intersection(decisions.known.struck) - self._recovered
         is_over = self._ended["status"] != "completed"
@@ -108,6 +110,32 @@ class Told:
         self._gone.add(node)
         self._lost[node] = self._passes, record
         self._check_live(record)
+
+    def _take_device_lost(self, record: Plain) -> None:
+        node, device = record["node"], record["device"]
+        without = self._without.setdefault(node, set())
+        is_here = node in self._live and device not in without
+        self._require(
+            is_here, Rule.TOLD_NODES, f"the loss of device {device} of node {node} is told, which is not here"
+        )
+        without.add(device)
+        self._lost[f"{node}:{device}"] = self._passes, record
+        self._recovered.discard(f"{node}:{device}")
+        self._check_devices(record)
+
+    def _take_device_joined(self, record: Plain) -> None:
+        node, device = record["node"], record["device"]
+        without = self._without.setdefault(node, set())
+        is_back = node in self._live and device in without
+        self._require(
+            is_back, Rule.TOLD_NODES, f"device {device} of node {node} is told to come back, and was not lost"
+        )
+        without.discard(device)
+        self._check_devices(record)
+
+    def _check_devices(self, record: Plain) -> None:
+        told, right = record["live_devices"], self._job.devices_per_node - len(self._without[record["node"]])
+        self._require(told == right, Rule.TOLD_NODES, f"{told} devices live, and {right} do: {record}"[:300])
 
     def _take_node_leaving(self, record: Plain) -> None:
         node = record["node"]
@@ -231,12 +259,12 @@ class Told:
 
     def _take_recovered(self, record: Plain) -> None:
         recovery, cut = record["recovery"], self._decisions.is_cut
-        nodes = list(recovery["lost_nodes"])
+        nodes: list[int | str] = [*recovery["lost_nodes"], *recovery.get("lost_devices", ())]
         self.recoveries.append(recovery)
         if not cut:
             untold = [node for node in nodes if node not in self._lost or node in self._recovered]
             self._require(nodes and not untold, Rule.TOLD_RECOVERY, f"a recovery from the loss of {nodes}: {untold}")
-            losses = [self._lost[node] for node in nodes if node in self._lost]
+            losses = [loss for node, loss in self._lost.items() if node in nodes]
             first = min((passes for passes, _ in losses), default=self._passes)
             self._check_causes(recovery, [record for _, record in losses])
             self._require(

@@ -43,12 +43,12 @@ class Transport:
         self._clock = cluster.clock
         self._ways: dict[WorkerId, Way] = {}
         self._read_at = 0.0
-        self._peers: set[WorkerId] = set()
+        self._peers: dict[WorkerId, str] = {}
 
     def set_peers(self, addresses: Mapping[WorkerId, str]) -> None:
-        self._peers = set(addresses)
-        for peer in [peer for peer in self._ways if peer not in addresses]:
+        for peer in [peer for peer in self._ways if addresses.get(peer) != self._peers.get(peer)]:
             self._ways.pop(peer).cut()
+        self._peers = dict(addresses)
 
     def send(self, peer: WorkerId, key: Key, read: Read, size_bytes: int | None = None) -> None:
         """Sends a message. Of a state the size is given, that of other messages is known."""
@@ -57,9 +57,9 @@ class Transport:
         if way is None:
             way = self._ways[peer] = self._cluster.way(self._worker.node, peer, partial(self._broke, peer))
         takes_s = self._takes_s(peer, key, size_bytes) if self._cluster.weather.is_exact else None
-        payload = _Payload(read)
+        payload, target = _Payload(read), self._cluster.workers[peer]
         way.send(
-            partial(self._deliver, way, peer, key, payload.get, self._read_bytes(peer, key)), takes_s, payload.leave
+            partial(self._deliver, way, target, key, payload.get, self._read_bytes(peer, key)), takes_s, payload.leave
         )
 
     def _takes_s(self, peer: WorkerId, key: Key, size_bytes: int | None) -> float:
@@ -96,8 +96,7 @@ class Transport:
         for way in self._ways.values():
             way.is_stuck = True
 
-    def _deliver(self, way: Way, peer: WorkerId, key: Key, read: Read, read_bytes: float) -> None:
-        target = self._cluster.workers[peer]
+    def _deliver(self, way: Way, target: Worker, key: Key, read: Read, read_bytes: float) -> None:
         if not target.is_over:
             payload, is_damaged = read(), self._damages(key)
             if key.kind in Kind.SUMS and payload != (None,) and self._cluster.weather.is_exact:
@@ -109,7 +108,7 @@ class Transport:
                     self._clock.after(self.twice.popleft(), again)
         elif not self._cluster.is_dark(target.node):
             way.is_stuck = True
-            self._broke(peer, way)
+            self._broke(target.number, way)
 
     def _broke(self, peer: WorkerId, way: Way) -> None:
         """Complains of a peer whose connection broke, unless it is out of the plan a while later."""

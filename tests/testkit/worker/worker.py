@@ -54,11 +54,15 @@ class Worker(WorkerExecutor):
         runs_out: of memory, in the next instruction, or in the next plan or commit if that comes first.
         slowness: how many times longer it computes.
         slowest: the most that its slowness ever was.
+        incarnation: how often its device was started again.
+        address: at which its peers reach it.
     """
 
-    def __init__(self, cluster: Cluster, number: WorkerId, node: NodeId) -> None:
+    def __init__(self, cluster: Cluster, number: WorkerId, node: NodeId, incarnation: int = 0) -> None:
         self.number = number
         self.node = node
+        self.incarnation = incarnation
+        self.address = f"virtual:{number}" + (f".{incarnation}" if incarnation else "")
         self.is_started = self.is_over = self.is_stopped = self.is_frozen = False
         self.freezes = self.runs_out = False
         self.fails = ""

@@ -10,7 +10,7 @@ from planaria.protocol.handlers import checkpoints, end
 from planaria.protocol.handlers.adopt_plan import release, same_again, take
 from planaria.protocol.handlers.restore import go_back, restore, wait
 from planaria.protocol.messages.events import Command, Discard, Publish, SaveRequested, SetTimer, TimerDue
-from planaria.protocol.messages.records import Note, RunStatus
+from planaria.protocol.messages.records import Note, RunStatus, lost_in_words
 from planaria.protocol.messages.to_worker import StateSource
 from planaria.protocol.phases import Phase, Purpose
 from planaria.protocol.planning.memory_limits import WouldRunOut
@@ -83,8 +83,9 @@ def reconfigure(run: Run, holders: Holders) -> list[Command]:
     except PlanError as error:
         return _exhausted(run, str(error))
     if proposal.restores:
-        lost = sorted(set(run.plan.nodes) & run.members.gone if run.recovery is None else run.recovery.lost)
-        return go_back(run, proposal, f"node{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))} lost")
+        known = run.recovery
+        lost = sorted(set(run.plan.nodes) & run.members.gone if known is None else known.lost)
+        return go_back(run, proposal, f"{lost_in_words(lost, () if known is None else known.lost_devices)} lost")
     if run.recovery is not None:
         run.recovery.add_reconfiguration(proposal)
         if run.attempt.is_void:

@@ -5,7 +5,9 @@ Nothing here decides what follows a checkpoint; see `boundary` and `saved`.
 
 from __future__ import annotations
 
-from planaria.plan.plan import NodeId, WorkerId
+from collections.abc import Collection
+
+from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.events import Command, Discard, Publish, Send
 from planaria.protocol.messages.journal import JournalDistrust
 from planaria.protocol.messages.records import Note, NoteSubject
@@ -44,13 +46,13 @@ def order_rest(run: Run) -> list[Command]:
     return [Send(worker, save) for worker, save in parts.items()]
 
 
-def lose_writers(run: Run, node: NodeId) -> list[Command]:
-    """Gives up the checkpoint beside training if the lost node's processes were still writing parts of it."""
+def lose_writers(run: Run, workers: Collection[WorkerId]) -> list[Command]:
+    """Gives up the checkpoint beside training if the lost workers were still writing parts of it."""
     saving = run.checkpoints.under_way
     if saving is None:
         return []
-    saving.forget(run.members.workers_of(node))
-    return give_up(run, "a node was lost that wrote it") if saving.has_orphans else []
+    saving.forget(workers)
+    return give_up(run, "a worker was lost that wrote it") if saving.has_orphans else []
 
 
 def distrust(run: Run) -> list[Command]:

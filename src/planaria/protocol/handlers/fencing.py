@@ -1,13 +1,25 @@
-"""The loss of a node: it is fenced, and its workers are forgotten. What follows for the step is `losses`' to say."""
+"""The loss of a node, or of one device of it: it is fenced, and its workers are forgotten.
+
+What follows for the step is `losses`' to say.
+"""
 
 from __future__ import annotations
 
 from planaria.plan.plan import NodeId
 from planaria.protocol.handlers import checkpoints
-from planaria.protocol.messages.events import Command, Evict, NodeGone, Publish, Received
+from planaria.protocol.messages.events import (
+    Command,
+    DeviceGone,
+    Evict,
+    EvictDevice,
+    NodeGone,
+    Publish,
+    Received,
+)
 from planaria.protocol.messages.from_worker import FaultInjected
 from planaria.protocol.messages.journal import Fate, JournalNode
-from planaria.protocol.messages.records import ComputedWrong, NodeLost
+from planaria.protocol.messages.records import ComputedWrong, DeviceLost, NodeLost
+from planaria.protocol.phases import AT_WORK
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.agreement import Held
 from planaria.protocol.step.recovery import OpenRecovery
@@ -36,17 +48,12 @@ def lose(run: Run, event: NodeGone, *why: ComputedWrong) -> list[Command]:
     run.plan_selector.forget(event.node, run.step)
     for worker in run.members.lose(event.node):
         run.attempt.forget(worker)
+    run.plan_selector.lack(run.members.lost_devices)
     run.count_cost()
     run.returning.forget(run.members.workers_of(event.node))
-    given_up = checkpoints.lose_writers(run, event.node)
-    fault_at = run.members.fault_of(event.node)
-    detect_ms = None if fault_at is None else max(0.0, (run.now - fault_at) * 1e3)
+    given_up = checkpoints.lose_writers(run, run.members.workers_of(event.node))
     strikes = run.needs(event.node)
-    if run.recovery is None and strikes:
-        began = run.now if fault_at is None else fault_at
-        run.recovery = OpenRecovery(step=run.step, policy=run.plan_selector.policy_switch.name, began=began)
-    if run.recovery is not None:
-        run.recovery.add_loss(event.node, event.cause, detect_ms)
+    detect_ms = _count(run, event.node, event.cause, strikes=strikes)
     lost = NodeLost(
         node=event.node,
         step=run.step,
@@ -63,6 +70,60 @@ def lose(run: Run, event: NodeGone, *why: ComputedWrong) -> list[Command]:
         learnt=run.to_write(),
     )
     return [entry, Evict(event.node), Publish(lost), *given_up]
+
+
+def lose_device(run: Run, event: DeviceGone) -> list[Command]:
+    """Fences a device and forgets its worker. Its node goes on with the others."""
+    if event.ran_out is not None:
+        event = noted(run, event)
+    worker, node = event.worker, run.members.node_of(event.worker)
+    device = worker % run.settings.devices_per_node
+    strikes = run.phase in AT_WORK and worker in run.plan.workers
+    run.transition_times.stop()
+    run.plan_validity.lost_device()
+    run.members.lose_device(worker)
+    run.plan_selector.lack(run.members.lost_devices)
+    run.attempt.forget(worker)
+    given_up = checkpoints.lose_writers(run, [worker])
+    detect_ms = _count(run, node, event.cause, device, strikes=strikes)
+    lost = DeviceLost(
+        node=node,
+        device=device,
+        step=run.step,
+        cause=event.cause,
+        live_devices=run.members.live_devices(node),
+        detect_ms=detect_ms,
+    )
+    entry = JournalNode(
+        node=node,
+        fate=Fate.LOST,
+        cause=event.cause,
+        strikes=strikes,
+        device=device,
+        records=(lost,),
+        learnt=run.to_write(),
+    )
+    return [entry, EvictDevice(worker), Publish(lost), *given_up]
+
+
+def noted(run: Run, event: DeviceGone) -> DeviceGone:
+    """Notes a shortage of memory; returns the event as of an ordinary loss, its cause in full."""
+    node, is_alone = run.members.node_of(event.worker), run.members.goes_on_without(event.worker)
+    as_of_node = NodeGone(node, event.cause, event.ran_out)
+    return DeviceGone(event.worker, run.shortages.note(as_of_node, run.current, run.step, is_alone=is_alone).cause)
+
+
+def _count(run: Run, node: NodeId, cause: str, device: int | None = None, *, strikes: bool) -> float | None:
+    """Counts a loss in the recovery under way, or begins one if it strikes the job; returns how many milliseconds
+    passed until it was detected, if that is known."""
+    fault_at = run.members.fault_of(node)
+    detect_ms = None if fault_at is None else max(0.0, (run.now - fault_at) * 1e3)
+    if run.recovery is None and strikes:
+        began = run.now if fault_at is None else fault_at
+        run.recovery = OpenRecovery(step=run.step, policy=run.plan_selector.policy_switch.name, began=began)
+    if run.recovery is not None:
+        run.recovery.add_loss(node, cause, detect_ms, device)
+    return detect_ms
 
 
 def fault_injected(run: Run, event: Received) -> list[Command]:

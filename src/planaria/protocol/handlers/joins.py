@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from planaria.job.sections.train import Numerics
-from planaria.plan.plan import NodeId, PlanError
+from planaria.plan.plan import NodeId, PlanError, WorkerId
 from planaria.protocol.handlers import boundary, end
 from planaria.protocol.handlers.adopt_plan import take
 from planaria.protocol.messages.events import (
@@ -21,7 +21,7 @@ from planaria.protocol.messages.events import (
 )
 from planaria.protocol.messages.from_worker import Notice
 from planaria.protocol.messages.journal import Fate, JournalNode
-from planaria.protocol.messages.records import NodeJoined, NodeLeaving, Note, RunStatus, Waiting
+from planaria.protocol.messages.records import DeviceJoined, NodeJoined, NodeLeaving, Note, RunStatus, Waiting
 from planaria.protocol.messages.to_worker import StateSource, Stop
 from planaria.protocol.phases import Phase, Purpose
 from planaria.protocol.planning.node_count import least_useful, too_little
@@ -40,14 +40,20 @@ def joined(run: Run, event: WorkerJoined) -> list[Command]:
 
 
 def join(run: Run, event: WorkerJoined) -> list[Command]:
-    """Adds a worker; its node has joined when all of its workers have."""
+    """Adds a worker; its node has joined when all of its workers have. A device that was lost comes back alone."""
     node = run.members.node_of(event.worker)
+    comes_back = event.worker in run.members.lost_devices
     is_complete = run.members.join(event.worker, event.data_address)
     if event.zone and run.members.zones.get(node) != event.zone:
         run.members.zones[node] = event.zone
         run.plan_selector.locate(run.members.zones)
     if event.label:
         run.members.labels[node] = event.label
+    if comes_back:
+        run.plan_selector.lack(run.members.lost_devices)
+        device = event.worker % run.settings.devices_per_node
+        back = DeviceJoined(node=node, device=device, live_devices=run.members.live_devices(node))
+        return [JournalNode(node=node, fate=Fate.JOINED, device=device, records=(back,)), Publish(back)]
     if not is_complete or node in run.past.joined:
         return []
     if run.settings.train.numerics is Numerics.EXACT:
@@ -130,6 +136,25 @@ def no_room(run: Run, started: Mapping[NodeId, str], zones: Sequence[str]) -> st
         return None
     all_zones = (*(started.get(node) or members.zones.get(node, "") for node in sorted(there)), *zones)
     return run.node_count.refusal(run.step, number) or run.spending.over_hourly(all_zones)
+
+
+def device_refusal(run: Run, node: NodeId, device: int) -> str | None:
+    """Returns why a device of a node is not started again now; None if it may be.
+
+    While a plan has it still, that plan takes it to hold what it lost.
+    """
+    if node not in run.members.nodes:
+        live = ", ".join(map(str, run.members.nodes))
+        return f"node {node} is not there. The nodes are {live}"
+    per_node = run.settings.devices_per_node
+    worker = WorkerId(node * per_node + device)
+    if not 0 <= device < per_node:
+        return f"node {node} has no device {device}. Its devices are numbered 0 to {per_node - 1}"
+    if worker not in run.members.lost_devices:
+        return f"device {device} of node {node} is there"
+    if run.current is not None and worker in run.plan.workers:
+        return f"device {device} of node {node} is in the plan of step {run.step} still. Ask again after that"
+    return None
 
 
 def wanted(run: Run) -> int:

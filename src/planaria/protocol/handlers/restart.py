@@ -12,6 +12,7 @@ from planaria.protocol.handlers.fencing import lose
 from planaria.protocol.messages.events import (
     Command,
     Evict,
+    EvictDevice,
     Finish,
     NodeGone,
     Publish,
@@ -23,7 +24,7 @@ from planaria.protocol.messages.events import (
 )
 from planaria.protocol.messages.from_worker import Ready, Returned, Vote
 from planaria.protocol.messages.journal import JournalRestart
-from planaria.protocol.messages.records import CoordinatorRestarted, NodeLost, RunEnded, RunStatus
+from planaria.protocol.messages.records import CoordinatorRestarted, DeviceLost, NodeLost, RunEnded, RunStatus
 from planaria.protocol.messages.to_worker import Recall
 from planaria.protocol.phases import Phase
 from planaria.protocol.run.returning import Position
@@ -49,12 +50,14 @@ def restarted(run: Run, event: Restarted) -> list[Command]:
         began = min((event.gone_at.get(loss.node, run.now) for loss in past.losses), default=run.now)
         run.recovery = OpenRecovery(step=run.step, policy=run.plan_selector.policy_switch.name, began=began)
         for loss in past.losses:
-            detect_ms = next((record.detect_ms for record in loss.records if isinstance(record, NodeLost)), None)
-            run.recovery.add_loss(loss.node, loss.cause, detect_ms)
+            told = (record for record in loss.records if isinstance(record, NodeLost | DeviceLost))
+            detect_ms = next((record.detect_ms for record in told), None)
+            run.recovery.add_loss(loss.node, loss.cause, detect_ms, loss.device)
         run.recovery.resumed = run.now if past.has_resumed else None
         run.recovery.steps_redone = past.steps_redone
     commands: list[Command] = [JournalRestart()]
     commands += [Evict(node) for node in sorted(past.lost)]
+    commands += [EvictDevice(worker) for worker in sorted(run.members.lost_devices)]
     commands += [Release(node) for node in sorted(past.released)]
     commands += [Publish(record, again=True) for record in past.records]
     if past.end is not None:
@@ -168,6 +171,8 @@ def _take_up(run: Run, position: Position) -> None:
     run.attempt.is_void = run.past.is_void and known is not None and known.message.plan.generation == plan.generation
     run.plan_validity = returning.plan_validity(position, frozenset(run.members.nodes), run.members.leaving.keys())
     run.plan_selector.measured.speeds.expect(plan, run.plan_selector.policy.estimated(plan).compute_s)
+    if not run.members.lost_devices.isdisjoint(plan.workers):
+        run.plan_validity.lost_device()
     if not set(run.members.nodes) - run.plan_selector.straggler_policy.resting <= set(plan.nodes):
         run.plan_selector.straggler_policy.look_again(run.step + 1)  # one may rest, which nobody knows any more
 

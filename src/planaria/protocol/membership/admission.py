@@ -1,7 +1,8 @@
 """Members of the job: the workers that are connected, the nodes that are fenced, and the nodes' numbers. Pure.
 
 A node is lost once. From then on nothing counts that bears its number: no hello, no message, no second loss. A machine
-that comes back is a new node, under a number that nobody had before.
+that comes back is a new node, under a number that nobody had before. A device that is lost alone is fenced likewise,
+until its worker is started again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Admission(Generic[Connection]):
         self._devices_per_node = devices_per_node
         self._connections: dict[WorkerId, Connection] = {}
         self._fenced: set[NodeId] = set()
+        self._fenced_devices: set[WorkerId] = set()
         self._released: set[NodeId] = set()
         self._next_node = 0
 
@@ -66,6 +68,8 @@ class Admission(Generic[Connection]):
             return f"the job has no worker {hello.worker}"
         if node in self._fenced or hello.worker in self._connections:
             return f"node {node} was lost and is fenced"
+        if hello.worker in self._fenced_devices:
+            return f"device {hello.worker % self._devices_per_node} of node {node} was lost and is fenced"
         return None
 
     def other_data(self, hello: Hello) -> str | None:
@@ -107,6 +111,15 @@ class Admission(Generic[Connection]):
         self._fenced.add(node)
         return [self._connections.pop(worker) for worker in self.workers_of(node) if worker in self._connections]
 
+    def fence_device(self, worker: WorkerId) -> Connection | None:
+        """Fences one device of a node; returns its worker's connection, which is its no more."""
+        self._fenced_devices.add(worker)
+        return self._connections.pop(worker, None)
+
+    def expect_device(self, worker: WorkerId) -> None:
+        """Lets a device in whose worker is started again."""
+        self._fenced_devices.discard(worker)
+
     def release(self, node: NodeId) -> None:
         """Releases a node that handed over its work: its workers are still heard, but nobody new comes in its name."""
         self._fenced.add(node)
@@ -114,6 +127,10 @@ class Admission(Generic[Connection]):
 
     def is_fenced(self, node: NodeId) -> bool:
         return node in self._fenced
+
+    def is_worker_fenced(self, worker: WorkerId) -> bool:
+        """Returns whether a worker is, with its node or alone."""
+        return worker in self._fenced_devices or self.node_of(worker) in self._fenced
 
     def was_released(self, node: NodeId) -> bool:
         return node in self._released
@@ -128,4 +145,4 @@ class Admission(Generic[Connection]):
         A lost one is no news; and one that is not here yet, or not yet back, is waited for: if anybody is out of
         reach, it is.
         """
-        return peer in self._connections and self.node_of(peer) not in self._fenced
+        return peer in self._connections and not self.is_worker_fenced(peer)

@@ -37,6 +37,10 @@ class ReconnectChallenge(Generic[Connection]):
         """Returns whether somebody may have overheard hellos of this node's workers before."""
         return node in self._known
 
+    def doubt(self, node: NodeId) -> None:
+        """Has workers of this node prove themselves from now on: one of them was there before, and comes back."""
+        self._known |= {node}
+
     def ask(self, connection: Connection, hello: Hello, nonce: str) -> None:
         """Records that the sender of this hello was asked to return a nonce, which was never used before."""
         self._asked[connection] = hello, nonce, []

@@ -40,13 +40,14 @@ class Judge:
     def expect(self, node: NodeId, now: float) -> None:
         """Awaits the workers of a node that was started; those that have joined already are not awaited."""
         for worker in self._admission.workers_of(node):
-            if not self.liveness.knows(worker) and not self._admission.is_fenced(node):
+            if not self.liveness.knows(worker) and not self._admission.is_worker_fenced(worker):
                 self.liveness.started(worker, now)
 
     def expect_back(self, node: NodeId, now: float) -> None:
         """Awaits the return of a node that was there before, for as long as a worker may be silent."""
         for worker in self._admission.workers_of(node):
-            self.liveness.joined(worker, now)
+            if not self._admission.is_worker_fenced(worker):
+                self.liveness.joined(worker, now)
 
     def is_due(self, now: float) -> bool:
         return now - self._judged >= DETECTOR_TICK_S

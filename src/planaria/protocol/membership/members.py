@@ -19,6 +19,7 @@ class Membership:
     Attributes:
         addresses: of the live workers.
         gone: nodes that were lost or released; they never come back under the same number.
+        lost_devices: of live nodes, which go on with their other devices.
         leaving: live nodes that gave notice, and when (monotonic seconds).
         zones: of live nodes that said where they are.
         wrong_hosts: how many nodes of a host computed wrong.
@@ -31,6 +32,7 @@ class Membership:
         self._devices_per_node = devices_per_node
         self.addresses: dict[WorkerId, str] = {}
         self.gone: set[NodeId] = set()
+        self.lost_devices: set[WorkerId] = set()
         self.leaving: dict[NodeId, float] = {}
         self.zones: dict[NodeId, str] = {}
         self.wrong_hosts: Counter[str] = Counter()
@@ -48,6 +50,10 @@ class Membership:
         """Returns the numbers of a node's workers, whether it lives or not."""
         first = node * self._devices_per_node
         return tuple(WorkerId(first + device) for device in range(self._devices_per_node))
+
+    def live_devices(self, node: NodeId) -> int:
+        """Returns how many of a node's workers live."""
+        return self._joined[node]
 
     def host_of(self, node: NodeId) -> str:
         """Returns the host of a live node, as its peers reach it."""
@@ -77,12 +83,22 @@ class Membership:
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """Live nodes, all of whose workers have joined."""
+        """Live nodes, all of whose workers but the lost ones have joined."""
         if self._nodes is None:
-            joined, per_node = self._joined, self._devices_per_node
-            is_whole = set(joined.values()) <= {per_node}
-            self._nodes = tuple(sorted(joined if is_whole else [n for n, count in joined.items() if count == per_node]))
+            joined = self._joined
+            is_whole = set(joined.values()) <= {self._devices_per_node}
+            self._nodes = tuple(sorted(joined if is_whole else filter(self._is_complete, joined)))
         return self._nodes
+
+    def _is_complete(self, node: NodeId) -> bool:
+        lacking = self._devices_per_node - self._joined[node]
+        return not lacking or lacking == len(self.lost_devices.intersection(self.workers_of(node)))
+
+    def goes_on_without(self, worker: WorkerId) -> bool:
+        """Returns whether a worker's node goes on when it alone is lost: where another of its devices lives."""
+        node = self.node_of(worker)
+        others = (other for other in self.workers_of(node) if other != worker)
+        return node in self.nodes and any(other in self.addresses for other in others)
 
     @property
     def staying(self) -> frozenset[NodeId]:
@@ -100,11 +116,13 @@ class Membership:
         if worker not in self.addresses:
             self._joined[node] += 1
             self._workers = None
-            if self._nodes is not None and self._joined[node] == self._devices_per_node:
+            self.lost_devices.discard(worker)
+            if self._nodes is not None and self._is_complete(node):
                 at = bisect_left(self._nodes, node)  # asked whenever one joins
-                self._nodes = (*self._nodes[:at], node, *self._nodes[at:])
+                if self._nodes[at : at + 1] != (node,):
+                    self._nodes = (*self._nodes[:at], node, *self._nodes[at:])
         self.addresses[worker] = address
-        return self._joined[node] == self._devices_per_node
+        return self._is_complete(node)
 
     def enrol(self, nodes: Iterable[NodeId], address: str) -> None:
         """Adds all workers of these nodes at one address: for simulations, which need no real one."""
@@ -127,10 +145,18 @@ class Membership:
         lost = tuple(worker for worker in self.workers_of(node) if worker in self.addresses)
         for worker in lost:
             del self.addresses[worker]
+        self.lost_devices.difference_update(self.workers_of(node))
         self._joined.pop(node, None)
         self._nodes = None if self._nodes is None else _without(self._nodes, (node,))
         self._workers = None if self._workers is None else _without(self._workers, lost)
         return lost
+
+    def lose_device(self, worker: WorkerId) -> None:
+        """Forgets a device of a node that goes on without it."""
+        del self.addresses[worker]
+        self.lost_devices.add(worker)
+        self._joined[self.node_of(worker)] -= 1
+        self._workers = None if self._workers is None else _without(self._workers, (worker,))
 
     def note_fault(self, worker: WorkerId, at_s: float) -> None:
         """Records when the worker's node is about to kill itself on the user's order. Only measurements use it."""

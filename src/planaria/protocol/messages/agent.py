@@ -130,16 +130,19 @@ class ProbeLink(Message, frozen=True, kw_only=True, tag="probe_link"):
 
 
 class StartNode(Message, frozen=True, kw_only=True, tag="start_node"):
-    """Orders the agent to start the workers of this node. `faults` are to be injected into it, as the user ordered."""
+    """Orders the agent to start the workers of this node, or one `worker` of it again. `faults` are to be injected into
+    it, as the user ordered."""
 
     node: int
+    worker: int | None = None
     faults: tuple[Fault, ...] = ()
 
 
 class KillNode(Message, frozen=True, kw_only=True, tag="kill_node"):
-    """Orders the agent to kill what is left of a node that was fenced."""
+    """Orders the agent to kill what is left of a node that was fenced, or of one `worker` of it."""
 
     node: int
+    worker: int | None = None
 
 
 class Farewell(enum.StrEnum):

@@ -55,6 +55,15 @@ class NodeGone:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceGone:
+    """A worker is dead whose node lives: others of its workers do."""
+
+    worker: WorkerId
+    cause: str
+    ran_out: RanOut | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeNotice:
     """The node will go away in `grace_s` seconds: it may hand over its state until then."""
 
@@ -158,6 +167,7 @@ Event = (
     | WorkerJoined
     | LinksMeasured
     | NodeGone
+    | DeviceGone
     | NodeNotice
     | Received
     | StopRequested
@@ -189,6 +199,13 @@ class Evict:
     """Kill what is left of the node where possible, and refuse the node from now on."""
 
     node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class EvictDevice:
+    """Kill what is left of a device's worker where possible, and refuse it until it is started again."""
+
+    worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,4 +260,4 @@ class Finish:
     message: str
 
 
-Command = Send | JournalEntry | Evict | Release | WriteManifest | Discard | SetTimer | Publish | Finish
+Command = Send | JournalEntry | Evict | EvictDevice | Release | WriteManifest | Discard | SetTimer | Publish | Finish

@@ -29,6 +29,7 @@ class PlanValidityState(msgspec.Struct, frozen=True, kw_only=True):
         newcomers: nodes that came since.
         is_warming: the next one gets its state beside the step.
         left_bytes: of which so much beside later steps.
+        lacks_device: a node has lost a device since it was made.
     """
 
     placed: tuple[NodeId, ...]
@@ -36,6 +37,7 @@ class PlanValidityState(msgspec.Struct, frozen=True, kw_only=True):
     newcomers: tuple[NodeId, ...]
     is_warming: bool
     left_bytes: int = 0
+    lacks_device: bool = False
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -102,11 +104,13 @@ class JournalNode(JournalEntry, frozen=True, kw_only=True, tag="node"):
         strikes: it was lost while the plan in force needed it, so that there is something to recover from.
         zone: of a node that joined.
         label: likewise.
+        device: number of the one device on the node to which it happened alone; None: to all.
     """
 
     node: NodeId
     fate: Fate
     cause: str = ""
+    device: int | None = None
     strikes: bool = False
     zone: str = ""
     label: str = ""

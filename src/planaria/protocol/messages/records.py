@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 
@@ -41,6 +42,25 @@ class NodeLost(Record, frozen=True, kw_only=True, tag="node_lost"):
     cause: str
     live_nodes: int
     detect_ms: float | None
+
+
+class DeviceLost(Record, frozen=True, kw_only=True, tag="device_lost"):
+    """A device was lost alone: its node goes on with the `live_devices` others. `detect_ms`: as of a node."""
+
+    node: int
+    device: int
+    step: int
+    cause: str
+    live_devices: int
+    detect_ms: float | None
+
+
+class DeviceJoined(Record, frozen=True, kw_only=True, tag="device_joined"):
+    """A device of a node came back: the node has `live_devices` now."""
+
+    node: int
+    device: int
+    live_devices: int
 
 
 class ComputedWrong(Record, frozen=True, kw_only=True, tag="computed_wrong"):
@@ -233,6 +253,16 @@ class Evaluated(Record, frozen=True, kw_only=True, tag="evaluated"):
     is_best: bool = False
 
 
+def lost_in_words(nodes: Sequence[int], devices: Sequence[str]) -> str:
+    """Names lost nodes, and devices lost alone ("NODE:DEVICE"), for people."""
+    many = "s" if len(nodes) > 1 else ""
+    named = [f"node{many} {', '.join(map(str, nodes))}"] if nodes else []
+    for each in devices:
+        node, _, device = each.partition(":")
+        named.append(f"device {device} of node {node}")
+    return " and ".join(named)
+
+
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """One loss and what it cost. Times in ms; None where it cannot be known."""
 
@@ -252,6 +282,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """Committed steps that are trained again, because the job went back to a checkpoint."""
     ready_ms: float | None = None
     """Milliseconds from the fault to the last worker that got its state; None where none had to move or be loaded."""
+    lost_devices: tuple[str, ...] = ()
+    """Devices that were lost alone, each as "NODE:DEVICE"."""
 
 
 class Recovered(Record, frozen=True, kw_only=True, tag="recovered"):
@@ -326,6 +358,8 @@ class RunEnded(Record, frozen=True, kw_only=True, tag="run_ended"):
 AnyRecord = (
     NodeJoined
     | NodeLost
+    | DeviceLost
+    | DeviceJoined
     | ComputedWrong
     | NodeLeaving
     | NodeReleased

@@ -35,7 +35,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_fiel
         version: the protocol's version.
         token: the job's token.
         wish: what is asked for.
-        node: the node to drain.
+        node: the node to drain, or to which a device is to come back.
+        device: of the node, that is to be started again; -1: nodes are added.
         count: of nodes to add.
         grace_s: of a drain: seconds until the node is gone, for the record.
         policy: name of the one that is wanted.
@@ -48,6 +49,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_fiel
     token: str
     wish: Wish
     node: int = -1
+    device: int = -1
     count: int = 1
     grace_s: Seconds = 0.0
     policy: str = ""
@@ -77,6 +79,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         steps: the job's number of steps.
         nodes: the live nodes.
         leaving: of them, those that gave notice.
+        lost_devices: workers that were lost alone, of nodes that go on with the others.
         wanted: how many nodes the run would have if they came; 0: as many as come.
         pipelines: for each, its stages as (worker, first layer, end layer).
         microbatches: that are counted with each pipeline.
@@ -118,6 +121,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     evaluated: Evaluated | None = None
     unsaved: str = ""
     wanted: int = 0
+    lost_devices: tuple[int, ...] = ()
 
 
 class WorkerWord(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ class MeasuredCluster:
         speeds: how fast the nodes are, as far as that is known.
         links: between hosts, as they were measured.
         zones: where the nodes are.
+        lost_devices: of nodes that live.
         stretch: how many times longer than the profile says steps are measured to take; None: they were not yet.
     """
 
@@ -39,6 +40,7 @@ class MeasuredCluster:
         self.speeds = NodeSpeeds(evidence)
         self.links = MeasuredLinks(given)
         self.zones: Zones = {}
+        self.lost_devices: frozenset[WorkerId] = frozenset()
         self.stretch: float | None = None
         self._flows = LinkFlows()
 
@@ -51,7 +53,7 @@ class MeasuredCluster:
             self.links.forget(node)
 
     def corrected(self, planner: Planner) -> Planner:
-        """Returns the planner with the known links, zones, stretch and speeds."""
+        """Returns the planner with the known links, zones, stretch, speeds and lost devices."""
         if self.links.hosts:
             planner = planner.with_links(self.links.profile, self.links.hosts, self.links.far_pairs)
         if self.zones:
@@ -60,6 +62,8 @@ class MeasuredCluster:
             planner = planner.with_stretch(self.stretch)
         if self.speeds.known:
             planner = planner.with_speeds(self.speeds.known)
+        if self.lost_devices != planner.lost_devices:
+            planner = planner.with_lost_devices(self.lost_devices)
         return planner
 
     def explain(

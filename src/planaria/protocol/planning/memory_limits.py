@@ -48,13 +48,17 @@ class Shortages:
         self._within = within
         self._carried: deque[Plan] = deque(maxlen=PLANS_CARRIED)
         self._short: dict[NodeId, MemoryShortage] = {}
+        self._short_devices: dict[NodeId, MemoryShortage] = {}
+        """Of nodes that went on without the device that ran out."""
         self.bound_bytes: int | None = None
         self.fatal: str | None = None
 
     @property
     def learnt(self) -> KnownShortages:
         """Known shortages, for the next coordinator."""
-        return KnownShortages(bound_bytes=self.bound_bytes, nodes=tuple(self._short.values()))
+        return KnownShortages(
+            bound_bytes=self.bound_bytes, nodes=(*self._short.values(), *self._short_devices.values())
+        )
 
     def recall(self, learnt: KnownShortages, carried: Iterable[Plan]) -> None:
         """Takes over what the last coordinator knew, and the plans under which steps were committed, in order."""
@@ -74,10 +78,11 @@ class Shortages:
         if not self._carried or self._carried[-1] is not plan:
             self._carried.append(plan)
 
-    def note(self, event: NodeGone, plan: Plan | None, step: int) -> NodeGone:
+    def note(self, event: NodeGone, plan: Plan | None, step: int, *, is_alone: bool = False) -> NodeGone:
         """Records that a node ran out of memory in this step under this plan (None: before there was one).
 
-        Returns the event as of an ordinary loss, its cause in full.
+        Returns the event as of an ordinary loss, its cause in full. `is_alone`: one device did, and the others go on,
+        so that what they carry counts.
         """
         assert event.ran_out is not None
         told = event.ran_out
@@ -87,14 +92,15 @@ class Shortages:
         if plan is None or event.node in plan.nodes:
             shortage = MemoryShortage(node=event.node, step=step, text=text)
             self._see_a_pattern(shortage)
-            self._short[event.node] = shortage
+            (self._short_devices if is_alone else self._short)[event.node] = shortage
         if planned:
             self._learn(planned, needed)
         return replace(event, cause=text, ran_out=None)
 
     def _see_a_pattern(self, latest: MemoryShortage) -> None:
-        for earlier in self._short.values():
-            if abs(latest.step - earlier.step) <= SOON_STEPS and self.fatal is None:
+        for earlier in (*self._short.values(), *self._short_devices.values()):
+            is_soon = abs(latest.step - earlier.step) <= SOON_STEPS
+            if is_soon and earlier.node != latest.node and self.fatal is None:
                 self.fatal = (
                     f"nodes {earlier.node} and {latest.node} ran out of memory within {SOON_STEPS} steps, so the "
                     f"others would too. Node {earlier.node}, step {earlier.step}: {earlier.text}. "
@@ -143,7 +149,7 @@ class Shortages:
     def refuse(self, plan: Plan) -> WouldRunOut:
         """Returns the error that says why no plan is left: this one is next, and another device could not hold it."""
         assert self.bound_bytes is not None
-        latest = list(self._short.values())[-1]
+        latest = max((*self._short.values(), *self._short_devices.values()), key=lambda shortage: shortage.step)
         return WouldRunOut(
             f"node {latest.node} ran out of memory in step {latest.step}: {latest.text}. The next plan would put "
             f"{size(self._most(plan))} on a device, and no more than {size(self.bound_bytes)} is known to fit, so the "

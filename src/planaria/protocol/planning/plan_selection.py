@@ -127,6 +127,11 @@ class PlanSelector:
         """Records the zones of the nodes. What changes in the mapping later is told by another call."""
         self.measured.zones, self._is_news = zones, True
 
+    def lack(self, devices: Collection[WorkerId]) -> None:
+        """Records which devices of nodes that live are lost."""
+        if (lost := frozenset(devices)) != self.measured.lost_devices:
+            self.measured.lost_devices, self._is_news = lost, True
+
     def links_measured(self, node: NodeId, host: str, links: Sequence[HostLink]) -> None:
         """Records what a node's host measured of its links to others."""
         self.measured.links.measured(node, host, links)

@@ -25,11 +25,13 @@ class PlanValidity:
         self._placed: frozenset[NodeId] = frozenset()
         self._needed: frozenset[NodeId] = frozenset()
         self._is_warming = False
+        self._lacks_device = False
 
     def place(self, nodes: Collection[NodeId], needed: Set[NodeId] = frozenset()) -> None:
         """Records a placement onto these nodes; the needed ones gave notice, and stay for as long as they live."""
         self._placed = frozenset(nodes)
         self._needed = frozenset(needed) & self._placed
+        self._lacks_device = False
         self.warm(is_warming=False)
         self.newcomers.clear()
 
@@ -60,6 +62,7 @@ class PlanValidity:
             newcomers=tuple(sorted(self.newcomers)),
             is_warming=self._is_warming,
             left_bytes=self.left_bytes,
+            lacks_device=self._lacks_device,
         )
 
     @classmethod
@@ -70,6 +73,7 @@ class PlanValidity:
         standing._needed = frozenset(stand.needed)
         standing.warm(is_warming=stand.is_warming, left_bytes=stand.left_bytes)
         standing.newcomers = set(newcomers)
+        standing._lacks_device = stand.lacks_device
         return standing
 
     @classmethod
@@ -84,9 +88,15 @@ class PlanValidity:
         self.newcomers.discard(node)
         self.left_bytes = 0
 
+    def lost_device(self) -> None:
+        """Records that a node has a device less than the placement was made for."""
+        self._lacks_device = True
+        self.left_bytes = 0
+
     def stands(self, live: Set[NodeId], staying: Set[NodeId]) -> bool:
         """Returns whether the placement's nodes are there and stay, and no others came."""
-        return self._placed <= staying | (self._needed & live) and not self.newcomers and not self._is_warming
+        is_changed = bool(self.newcomers) or self._is_warming or self._lacks_device
+        return self._placed <= staying | (self._needed & live) and not is_changed
 
     @property
     def follows_at_once(self) -> bool:
@@ -94,9 +104,9 @@ class PlanValidity:
         return self._is_warming and not self.left_bytes
 
     def has_lost_nobody(self, live: Set[NodeId]) -> bool:
-        """Returns whether no node is lost and the next placement has not all of its state: changes can be prepared
-        beside a step."""
-        return self._placed <= live and not self.follows_at_once
+        """Returns whether no node or device is lost and the next placement has not all of its state: changes can be
+        prepared beside a step."""
+        return self._placed <= live and not self._lacks_device and not self.follows_at_once
 
 
 class SecondLook:

@@ -58,6 +58,7 @@ class JournalState:
         joined: nodes that did, and are not gone.
         lost: nodes that are fenced.
         released: nodes that were let go.
+        lost_devices: of nodes that live, each as its node and its number there.
         leaving: live nodes that gave notice.
         newcomers: nodes that came since the placement in force was made, or tried in vain.
         zones: of the nodes that joined, where they said so.
@@ -89,6 +90,7 @@ class JournalState:
     joined: frozenset[NodeId] = frozenset()
     lost: frozenset[NodeId] = frozenset()
     released: frozenset[NodeId] = frozenset()
+    lost_devices: frozenset[tuple[NodeId, int]] = frozenset()
     leaving: frozenset[NodeId] = frozenset()
     newcomers: frozenset[NodeId] = frozenset()
     zones: Mapping[NodeId, str] = field(default_factory=dict)
@@ -229,7 +231,18 @@ class JournalState:
             has_resumed=False,
         )
 
+    def _with_device(self, entry: JournalNode, device: int) -> JournalState:
+        """Returns the state after a device was lost alone, or came back."""
+        one = frozenset({(entry.node, device)})
+        if entry.fate is Fate.JOINED:
+            newcomers = self.newcomers | {entry.node}
+            return replace(self, lost_devices=self.lost_devices - one, newcomers=newcomers)
+        losses = (*self.losses, entry) if self.losses or entry.strikes else self.losses
+        return replace(self, lost_devices=self.lost_devices | one, losses=losses)
+
     def _with_node(self, entry: JournalNode) -> JournalState:
+        if entry.device is not None:
+            return self._with_device(entry, entry.device)
         node = frozenset({entry.node})
         match entry.fate:
             case Fate.JOINED:
@@ -255,6 +268,7 @@ class JournalState:
             joined=self.joined - node,
             leaving=self.leaving - node,
             newcomers=self.newcomers - node,
+            lost_devices=frozenset(lost for lost in self.lost_devices if lost[0] not in node),
             zones=zones,
             labels=labels,
         )

@@ -244,6 +244,9 @@ class Run:
         self.shortages.recall(past.learnt.shortages, past.carried)
         self.intent.is_stopping = past.is_stopping
         self.members.gone = set(past.gone)
+        per_node = self.settings.devices_per_node
+        self.members.lost_devices = {WorkerId(node * per_node + device) for node, device in past.lost_devices}
+        self.plan_selector.lack(self.members.lost_devices)
         self.members.wrong_hosts.update(past.wrong_hosts)
         self.members.leaving = dict.fromkeys(past.leaving, 0.0)
         self.members.zones, self.members.labels = dict(past.zones), dict(past.labels)
@@ -444,4 +447,4 @@ class Run:
         """Workers of an earlier coordinator that have not come back; none unless the phase is `RETURNING`."""
         if self.phase is not Phase.RETURNING:
             return frozenset()
-        return self.returning.awaited(self.members.addresses, self.members.gone)
+        return self.returning.awaited(self.members.addresses, self.members.gone) - self.members.lost_devices

@@ -15,12 +15,15 @@ class OpenRecovery:
 
     Attributes:
         began: monotonic seconds of the fault, or of its detection when the fault's moment is unknown.
+        lost: the nodes that were lost.
+        lost_devices: those that were lost alone, each as "NODE:DEVICE".
     """
 
     step: int
     policy: str
     began: float
     lost: list[NodeId] = field(default_factory=list)
+    lost_devices: list[str] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
     detect_ms: float | None = None
     decide_s: float = 0.0
@@ -31,8 +34,12 @@ class OpenRecovery:
     steps_redone: int = 0
     ready: float | None = None
 
-    def add_loss(self, node: NodeId, cause: str, detect_ms: float | None) -> None:
-        self.lost.append(node)
+    def add_loss(self, node: NodeId, cause: str, detect_ms: float | None, device: int | None = None) -> None:
+        """Adds the loss of a node, or of one of its devices alone."""
+        if device is None:
+            self.lost.append(node)
+        else:
+            self.lost_devices.append(f"{node}:{device}")
         if cause not in self.causes:
             self.causes.append(cause)
         if detect_ms is not None:
@@ -70,6 +77,7 @@ class OpenRecovery:
             step=self.step,
             cause=", ".join(self.causes),
             lost_nodes=tuple(self.lost),
+            lost_devices=tuple(self.lost_devices),
             policy=self.policy,
             reason=self.reason or "Nothing had to move.",
             detect_ms=self.detect_ms,

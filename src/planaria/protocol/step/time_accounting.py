@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from planaria.protocol.messages.records import (
+    DeviceLost,
     NodeLost,
     PlanMeasured,
     PlanTaken,
@@ -153,7 +154,7 @@ class TimeAccount:
         match record:
             case StepCommitted(step=step, duration_s=duration_s) | StepSkipped(step=step, duration_s=duration_s):
                 self._committed(step, duration_s, at)
-            case NodeLost():
+            case NodeLost() | DeviceLost():
                 self._lost(at - (record.detect_ms or 0.0) / 1e3)
             case Restored():
                 self._went_back(record.to_step)

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from planaria.job.faults import Fault
-from planaria.plan.plan import NodeId
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.membership.link_probes import LinkProbes
 from planaria.protocol.messages.agent import (
     Available,
@@ -346,10 +346,18 @@ class Agents:
 
     # What becomes of nodes
 
-    def kill(self, node: NodeId) -> None:
-        """Has a node's agent kill its workers; an agent that is out of reach is told when it comes back."""
+    def kill(self, node: NodeId, worker: WorkerId | None = None) -> None:
+        """Has a node's agent kill its workers, or one of them; an agent that is out of reach is told of a node when it
+        comes back, and of a worker never: that is told to end when it says hello."""
         if (agent := self._by_node.get(node)) is not None:
-            self._tell(agent, KillNode(node=node))
+            self._tell(agent, KillNode(node=node, worker=worker))
+
+    def start_worker(self, node: NodeId, worker: WorkerId) -> bool:
+        """Has a node's agent start one of its workers again; returns whether it is within reach."""
+        if (agent := self._by_node.get(node)) is None:
+            return False
+        self._tell(agent, StartNode(node=node, worker=worker))
+        return True
 
     def refuse(self, node: NodeId, reason: str) -> None:
         """Dismisses the agent of a node for good."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from planaria.plan.plan import NodeId
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.runtime.coordinator.supervisor_link import (
     Begin,
     KillNode,
@@ -28,11 +28,17 @@ class Nodes(Protocol):
         """Starts one more node, which joins when it is ready. Not asked of hosts that agents offer."""
         ...
 
-    def lost(self) -> list[tuple[NodeId, str]]:
-        """Returns the nodes of which a process ended since the last call, each with the cause. Never waits."""
+    def start_worker(self, node: NodeId, worker: WorkerId) -> None:
+        """Starts one worker of a node again. Not asked of hosts that agents offer."""
         ...
 
-    def kill(self, node: NodeId) -> None: ...
+    def lost(self) -> list[tuple[WorkerId, str]]:
+        """Returns the workers whose process ended since the last call, each with the cause. Never waits."""
+        ...
+
+    def kill(self, node: NodeId, worker: WorkerId | None = None) -> None:
+        """Kills what is left of a node, or of one of its workers."""
+        ...
 
     def is_runnable(self, node: NodeId) -> bool:
         """Whether the node's processes are known to exist and not to be stopped. False where that cannot be known."""
@@ -55,6 +61,8 @@ class SupervisedNodes:
         self._stop = stop
         self._pids: dict[NodeId, tuple[int, ...]] = dict(begin.nodes)
         self._lost = list(begin.lost)
+        self._starting: set[WorkerId] = set()
+        """Workers that are being started again: what is told of their end meanwhile is of the process before."""
         self._are_all_lost = begin.are_all_lost
 
     @property
@@ -70,14 +78,20 @@ class SupervisedNodes:
         self._are_all_lost = False
         self._link.send(StartNode(node))
 
-    def lost(self) -> list[tuple[NodeId, str]]:
-        """Returns nodes lost since the last call. Raises EOFError when the supervisor is gone."""
+    def start_worker(self, node: NodeId, worker: WorkerId) -> None:
+        self._starting.add(worker)
+        self._are_all_lost = False
+        self._link.send(StartNode(node, worker))
+
+    def lost(self) -> list[tuple[WorkerId, str]]:
+        """Returns workers lost since the last call. Raises EOFError when the supervisor is gone."""
         for order in self._link.orders():
             match order:
-                case NodeStarted(node, pids):
+                case NodeStarted(node, pids, worker):
                     self._pids[node] = pids
+                    self._starting -= {worker}
                 case NodesLost(lost, are_all_lost):
-                    self._lost += lost
+                    self._lost += [(worker, cause) for worker, cause in lost if worker not in self._starting]
                     self._are_all_lost = are_all_lost
                 case StopRun():
                     self._stop()
@@ -86,12 +100,12 @@ class SupervisedNodes:
         found, self._lost = self._lost, []
         return found
 
-    def kill(self, node: NodeId) -> None:
-        self._link.send(KillNode(node))
+    def kill(self, node: NodeId, worker: WorkerId | None = None) -> None:
+        self._link.send(KillNode(node, worker))
 
     def is_runnable(self, node: NodeId) -> bool:
-        pids = self._pids.get(node, ())
-        return bool(pids) and all(process_state(pid) in "RSD" for pid in pids)
+        there = [state for pid in self._pids.get(node, ()) if (state := process_state(pid)) != "Z"]
+        return bool(there) and all(state in "RSD" for state in there)  # of those that ended, others tell
 
     def all_ended(self) -> bool:
         return self._are_all_lost

@@ -44,6 +44,7 @@ class Requests:
         socket_server: the way to connections.
         handle: has the machine handle an event.
         start_node: starts one more; None: this is not done from here.
+        start_device: starts one of a node again; returns why it does not, or None.
         is_gone: whether a node was lost or released, be it before it had joined.
         liveness: what workers told last.
         most_nodes: at a time; None: as many as are asked for.
@@ -57,6 +58,7 @@ class Requests:
         socket_server: SocketServer,
         handle: Callable[[Event], None],
         start_node: Callable[[], NodeId] | None,
+        start_device: Callable[[NodeId, int], str | None],
         is_gone: Callable[[NodeId], bool],
         liveness: Liveness,
         most_nodes: int | None = None,
@@ -67,6 +69,7 @@ class Requests:
         self._socket_server = socket_server
         self._handle = handle
         self._start_node = start_node
+        self._start_device = start_device
         self._is_gone = is_gone
         self._liveness = liveness
         self._most_nodes = most_nodes
@@ -186,6 +189,8 @@ class Requests:
                     return False, f"node {request.node} is not there. The nodes are {live}"
                 self._handle(NodeNotice(NodeId(request.node), request.grace_s, "drained by the user"))
                 return True, f"node {request.node} hands over its work and ends after the next steps"
+            case Wish.ADD if request.device >= 0:
+                return self._add_device(NodeId(request.node), request.device)
             case Wish.ADD:
                 return self._add(request.count)
             case Wish.POLICY:
@@ -199,6 +204,10 @@ class Requests:
             return True, f"policy {name} is in force already"
         self._handle(PolicyRequested(PolicyName(name)))
         return True, f"policy {name} makes the plans from now on; the plan in force is looked at after step {step}"
+
+    def _add_device(self, node: NodeId, device: int) -> tuple[bool, str]:
+        refusal = self._machine.device_refusal(node, device) or self._start_device(node, device)
+        return (False, refusal) if refusal else (True, f"device {device} of node {node} started")
 
     def _add(self, count: int) -> tuple[bool, str]:
         if self._start_node is None:

@@ -42,7 +42,7 @@ from planaria.protocol.messages.to_worker import Challenge, Stop
 from planaria.protocol.phases import Phase
 from planaria.protocol.reception import Nonsense, Reception, Unwanted
 from planaria.protocol.run.replay import JournalState
-from planaria.protocol.thresholds import DETECTOR_TICK_S
+from planaria.protocol.thresholds import DETECTOR_TICK_S, DEVICE_ALONE_S
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.executor import Executor, Observer
 from planaria.runtime.coordinator.kernel_kills import KernelKills
@@ -173,6 +173,7 @@ class Server(Reception[Connection]):
             self._socket_server,
             self.handle,
             start_node,
+            self._start_device,
             is_gone,
             judge.liveness,
             most_nodes,
@@ -212,7 +213,7 @@ class Server(Reception[Connection]):
         self._begin()
         with heard_by(self._hear_of_own_retry):
             while self._executor.finished is None:
-                self._socket_server.serve(0.0 if self._executor.has_waiting else self._idle())
+                self._socket_server.serve(self._wait())
                 if "abort" in self._wishes:
                     return None
                 self._executor.tell_waiting()
@@ -225,6 +226,13 @@ class Server(Reception[Connection]):
             if "abort" in self._wishes:
                 return None
         return self._executor.finished
+
+    def _wait(self) -> float:
+        """Returns the seconds for which what arrives may be waited for."""
+        if self._executor.has_waiting:
+            return 0.0
+        idle_s = self._idle()
+        return min(idle_s, DEVICE_ALONE_S) if self._is_anybody_alone else idle_s
 
     def _idle(self) -> float:
         """Precomputes a decision if there is time; returns the seconds for which there is nothing to do."""
@@ -286,8 +294,8 @@ class Server(Reception[Connection]):
         lost = self._nodes.lost()
         if lost:
             self._socket_server.hear_all()
-        for node, cause in lost:
-            self.lose(node, cause)
+        for worker, cause in lost:
+            self.lose_worker(worker, cause)
 
     def _take(self, connection: Connection, frame: bytes) -> None:
         """Handles a frame from an agent, a user or a worker. Raises the errors that `SocketServer` knows."""
@@ -345,6 +353,7 @@ class Server(Reception[Connection]):
     def _look_at_the_clock(self) -> None:
         """Gives up the nodes whose workers are silent or hang."""
         now = time.monotonic()
+        self._lose_devices(now)
         timer_s = self._executor.timer_s
         if timer_s is not None and now >= timer_s:
             self._executor.timer_s = None
@@ -378,6 +387,12 @@ class Server(Reception[Connection]):
         if self._agents is not None:
             self._agents.kill(node)
 
+    def _kill_device(self, worker: WorkerId) -> None:
+        node = self._admission.node_of(worker)
+        self._nodes.kill(node, worker)
+        if self._agents is not None:
+            self._agents.kill(node, worker)
+
     def _pass(self, thing: Event | Command) -> None:
         """Passes a point at which the user may want this process to kill itself."""
         what = thing.message if isinstance(thing, Received | Send) else thing
@@ -391,6 +406,17 @@ class Server(Reception[Connection]):
         self._judge.expect(node, time.monotonic())
         self._wake()  # of whoever died meanwhile, somebody was told
         return node
+
+    def _start_device(self, node: NodeId, device: int) -> str | None:
+        """Starts a device's worker again on the user's order; returns why it is not."""
+        worker = self._admission.workers_of(node)[device]
+        if self._agents is None:
+            self._nodes.start_worker(node, worker)
+        elif not self._agents.start_worker(node, worker):
+            return f"the agent of node {node} is out of reach"
+        self.expect_device(worker)
+        self._wake()  # of whoever died meanwhile, somebody was told
+        return None
 
     # For agents, see `coordinator.agents.Desk`
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from planaria.job.faults import Fault
-from planaria.plan.plan import NodeId
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.records import AnyRecord, RunStatus
 from planaria.runtime.thresholds import MAX_LINK_BYTES
@@ -42,13 +42,17 @@ class Told(msgspec.Struct, frozen=True, tag="told"):
 
 
 class KillNode(msgspec.Struct, frozen=True, tag="kill"):
-    """Asks the supervisor to kill what is left of a node."""
+    """Asks the supervisor to kill what is left of a node, or of one `worker` of it."""
 
     node: NodeId
+    worker: WorkerId | None = None
 
 
 class StartNode(msgspec.Struct, frozen=True, tag="start"):
+    """Asks the supervisor to start a node, or one `worker` of it again."""
+
     node: NodeId
+    worker: WorkerId | None = None
 
 
 class Struck(msgspec.Struct, frozen=True, tag="struck"):
@@ -74,7 +78,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     Attributes:
         incarnation: counts from 1. From the second on there may be workers with state.
         nodes: that were started, with the pids of their processes on this machine.
-        lost: of them, those of which a process ended, each with the cause.
+        lost: their workers whose process ended, each with the cause.
         are_all_lost: no process of any node is left.
         step_began: monotonic seconds of the last commit that the supervisor heard of; None: there was none.
         gone_at: monotonic seconds at which the supervisor heard that a node is gone, be it of its end or of its loss.
@@ -85,7 +89,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
 
     incarnation: int
     nodes: dict[NodeId, tuple[int, ...]]
-    lost: tuple[tuple[NodeId, str], ...]
+    lost: tuple[tuple[WorkerId, str], ...]
     are_all_lost: bool
     step_began: float | None
     gone_at: dict[NodeId, float]
@@ -95,14 +99,17 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
 
 
 class NodeStarted(msgspec.Struct, frozen=True, tag="started"):
+    """Tells that a node was started, or one `worker` of it again."""
+
     node: NodeId
     pids: tuple[int, ...]
+    worker: WorkerId | None = None
 
 
 class NodesLost(msgspec.Struct, frozen=True, tag="lost"):
-    """Tells of ended processes, each with its node and cause. `are_all_lost`: no process of any node is left."""
+    """Tells of ended processes, each with its worker and cause. `are_all_lost`: no process of any node is left."""
 
-    lost: tuple[tuple[NodeId, str], ...]
+    lost: tuple[tuple[WorkerId, str], ...]
     are_all_lost: bool
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault
-from planaria.plan.plan import NodeId
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.records import AnyRecord, NodeLost, Note, StepCommitted, StepSkipped
 from planaria.protocol.run.told_records import ToldRecords
 from planaria.runtime.coordinator.settings import CoordinatorSettings
@@ -65,7 +65,7 @@ class Supervisor:
         launcher: starts, watches and kills processes.
         settings: what each coordinator is told.
         listener: the port, which stays open while coordinators come and go.
-        start_node: starts the processes of a node.
+        start_node: starts the processes of a node, or that of one worker of it.
         observe: gets every record once, with its time.
         faults: of the coordinator, on the user's order.
         lead: the right to coordinate the run, where its journal is in etcd; None: nobody else can.
@@ -77,7 +77,7 @@ class Supervisor:
         launcher: LocalNodes,
         settings: CoordinatorSettings,
         listener: socket.socket,
-        start_node: Callable[[NodeId], None],
+        start_node: Callable[[NodeId, WorkerId | None], None],
         observe: Callable[[AnyRecord, float], None],
         faults: tuple[Fault, ...] = (),
         lead: Lead | None = None,
@@ -99,7 +99,7 @@ class Supervisor:
         self._incarnation = 0 if told is None else 1
         self._deaths = 0
         self._nodes: dict[NodeId, tuple[int, ...]] = {}
-        self._lost: list[tuple[NodeId, str]] = []
+        self._lost: list[tuple[WorkerId, str]] = []
         self._gone_at: dict[NodeId, float] = {}
         self._step_began: float | None = None
         self._told = told or ToldRecords()
@@ -356,10 +356,13 @@ class Supervisor:
             case Told(record, time_s, again):
                 if self._told.takes(record, again=again):
                     self._record(record, time_s)
-            case KillNode(node):
+            case KillNode(node, worker) if worker is None:
                 self._launcher.kill(node)
-            case StartNode(node):
-                self._start(node)
+            case KillNode(node, worker):
+                assert worker is not None
+                self._launcher.kill_worker(worker)
+            case StartNode(node, worker):
+                self._start(node, worker)
                 self._launcher_told()
             case Struck(fault):
                 at = self._faults.index(fault)
@@ -384,16 +387,20 @@ class Supervisor:
                 pass
         self._observe(record, time_s)
 
-    def _start(self, node: NodeId) -> None:
-        self._start_node(node)
+    def _start(self, node: NodeId, worker: WorkerId | None = None) -> None:
+        self._launcher_told()  # of the process before
+        self._start_node(node, worker)
+        self._lost = [(lost, cause) for lost, cause in self._lost if lost != worker]
         self._nodes[node] = self._launcher.pids_of(node)
         if self._serving is not None:
-            self._serving.link.send(NodeStarted(node, self._nodes[node]))
+            self._serving.link.send(NodeStarted(node, self._nodes[node], worker))
 
-    def _note_ended(self, lost: Sequence[tuple[NodeId, str]]) -> None:
+    def _note_ended(self, lost: Sequence[tuple[WorkerId, str]]) -> None:
         self._lost += lost
-        for node, _ in lost:
-            self._gone_at.setdefault(node, time.monotonic())
+        per_node = self._settings.job.cluster.devices_per_node
+        for node in {NodeId(worker // per_node) for worker, _ in lost}:
+            if not self._launcher.pids_of(node):
+                self._gone_at.setdefault(node, time.monotonic())
 
     def _launcher_told(self) -> None:
         lost = self._launcher.lost()

@@ -18,7 +18,7 @@ import msgspec
 
 from planaria.job.errors import PlanariaError
 from planaria.job.settings import Job
-from planaria.plan.plan import NodeId
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.runtime.coordinator.settings import CoordinatorSettings
 from planaria.runtime.machine.interrupts import deaf
 from planaria.runtime.nodes.forkserver import (
@@ -53,6 +53,7 @@ class LocalNodes:
         self._buffer = b""
         self._answers: deque[Spawned] = deque()
         self._node_of: dict[int, NodeId] = {}
+        self._worker_of: dict[int, WorkerId] = {}
         self._leaders: dict[NodeId, int] = {}
         self._exits: deque[Exited] = deque()
         self._statuses: dict[int, int] = {}
@@ -92,11 +93,16 @@ class LocalNodes:
     # Spawning
 
     def spawn(self, settings: WorkerSettings) -> int:
-        """Starts one worker; returns its pid. The first of a node leads the node's process group."""
+        """Starts one worker; returns its pid. The first of a node leads the node's process group.
+
+        One that is started again is the device's from now on: nothing more is told of the process before.
+        """
         node = NodeId(settings.node)
+        for before in self.kill_worker(settings.worker):
+            self._worker_of.pop(before), self._node_of.pop(before)
         settings = msgspec.structs.replace(settings, node_leader=self._leaders.get(node, 0))
         pid = self._request(SpawnWorker(settings))
-        self._node_of[pid] = node
+        self._node_of[pid], self._worker_of[pid] = node, settings.worker
         self._leaders.setdefault(node, pid)
         return pid
 
@@ -182,20 +188,19 @@ class LocalNodes:
         assert self._socket is not None
         return self._socket.fileno()
 
-    def lost(self) -> list[tuple[NodeId, str]]:
-        """Returns the nodes of which a process ended since the last call, each with the cause. Never waits."""
+    def lost(self) -> list[tuple[WorkerId, str]]:
+        """Returns the workers whose process ended since the last call, each with the cause. Never waits."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._read(socket.MSG_DONTWAIT)
         return self._lost()
 
-    def _lost(self) -> list[tuple[NodeId, str]]:
+    def _lost(self) -> list[tuple[WorkerId, str]]:
         found = []
         while self._exits:
             exited = self._exits.popleft()
-            node = self._node_of.pop(exited.pid, None)
-            if node is not None:
-                found.append((node, cause_of(exited.status)))
+            if self._node_of.pop(exited.pid, None) is not None:
+                found.append((self._worker_of.pop(exited.pid), cause_of(exited.status)))
             else:
                 self._statuses[exited.pid] = exited.status
         return found
@@ -207,6 +212,14 @@ class LocalNodes:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)
+
+    def kill_worker(self, worker: WorkerId) -> list[int]:
+        """Kills what is left of one worker of a node; returns its pids."""
+        pids = [pid for pid, at in self._worker_of.items() if at == worker]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        return pids
 
     def all_ended(self) -> bool:
         return not self._node_of

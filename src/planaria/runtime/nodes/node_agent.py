@@ -24,7 +24,7 @@ from typing import Final
 from planaria.data.streams.blocks import POLL_S
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.values import TOKEN_VARIABLE
-from planaria.plan.plan import NodeId
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.agent import (
     Available,
     BlockPiece,
@@ -186,8 +186,11 @@ class NodeAgent:
                 self._prober.begin(message)
             case StartNode(node=node):
                 self._start(NodeId(node), message)
-            case KillNode(node=node):
+            case KillNode(node=node, worker=None):
                 self._fenced(NodeId(node))
+            case KillNode(node=node, worker=int(worker)):
+                if node == self._node and self._nodes is not None:
+                    self._nodes.kill_worker(WorkerId(worker))
             case Dismissed(farewell=farewell):
                 if self._over is None:
                     self._over, self._over_since = farewell, time.monotonic()
@@ -255,11 +258,15 @@ class NodeAgent:
     def _start(self, node: NodeId, order: StartNode) -> None:
         assert self._welcome is not None
         assert self._nodes is not None
-        if self._leaving or self._node is not None:
+        is_again = order.worker is not None
+        if self._leaving or (self._node != node if is_again else self._node is not None):
             return
-        self._node, self._began = node, time.monotonic()
-        self._say(f"node {node} starts")
-        if self._own is not None:
+        if is_again:
+            self._say(f"worker {order.worker} of node {node} starts again")
+        else:
+            self._node, self._began = node, time.monotonic()
+            self._say(f"node {node} starts")
+        if self._own is not None and not is_again:
             self._own.forget_logs(node)
         for settings in node_settings(
             self._welcome.job if self._own is None else self._own.job,
@@ -275,14 +282,15 @@ class NodeAgent:
             mark=self._welcome.mark,
             tls=self._settings.tls,
         ):
-            self._nodes.spawn(settings)
+            if order.worker in (None, settings.worker):
+                self._nodes.spawn(settings)
         self._nodes_told()
 
     def _nodes_told(self) -> None:
         assert self._nodes is not None
-        for node, cause in self._nodes.lost():
-            if node == self._node and self._nodes.all_ended():
-                self._ended(node, cause)
+        for _, cause in self._nodes.lost():
+            if self._node is not None and self._nodes.all_ended():
+                self._ended(self._node, cause)
 
     def _ended(self, node: NodeId, cause: str) -> None:
         assert self._nodes is not None

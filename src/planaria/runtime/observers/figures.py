@@ -12,6 +12,8 @@ from planaria.protocol.messages.records import (
     AnyRecord,
     ComputedWrong,
     CoordinatorRestarted,
+    DeviceJoined,
+    DeviceLost,
     EstimateCorrected,
     Evaluated,
     NodeJoined,
@@ -89,6 +91,8 @@ class FigureReader:
             case RunEnded():
                 return Figures(step=record.steps, values={}, event=ending(record))
             case NodeJoined() | NodeLost() | NodeLeaving() | NodeReleased() | Waiting() | PolicySwitched():
+                return self._event(record)
+            case DeviceLost() | DeviceJoined():
                 return self._event(record)
             case ComputedWrong() | CoordinatorRestarted() | Note(level="warning"):
                 return self._event(record)

@@ -23,6 +23,8 @@ from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,
     ComputedWrong,
+    DeviceJoined,
+    DeviceLost,
     Evaluated,
     NodeJoined,
     NodeLost,
@@ -206,9 +208,9 @@ class _News:
 
 def _style(record: AnyRecord) -> str:
     match record:
-        case NodeLost() | ComputedWrong():
+        case NodeLost() | DeviceLost() | ComputedWrong():
             return "red"
-        case Recovered() | NodeJoined() | NodeReleased():
+        case Recovered() | NodeJoined() | DeviceJoined() | NodeReleased():
             return "green"
         case NodeSpeed():
             return "yellow" if record.speed < record.before else "green"

@@ -10,6 +10,8 @@ from planaria.protocol.messages.records import (
     CheckpointSaved,
     ComputedWrong,
     CoordinatorRestarted,
+    DeviceJoined,
+    DeviceLost,
     EstimateCorrected,
     Evaluated,
     LinkChanged,
@@ -29,6 +31,7 @@ from planaria.protocol.messages.records import (
     StepCommitted,
     StepSkipped,
     Waiting,
+    lost_in_words,
 )
 
 
@@ -42,6 +45,12 @@ def sentence(record: AnyRecord) -> str | None:
         case NodeLost():
             seen = _cause(record.cause, record.detect_ms)
             return f"step {record.step}: node {record.node} lost ({seen}), {count(record.live_nodes, 'node')} live"
+        case DeviceLost():
+            seen, left = _cause(record.cause, record.detect_ms), count(record.live_devices, "device")
+            return f"step {record.step}: device {record.device} of node {record.node} lost ({seen}), {left} left there"
+        case DeviceJoined():
+            live = count(record.live_devices, "device")
+            return f"device {record.device} of node {record.node} is back, {live} there"
         case ComputedWrong():
             return _wrong_sentence(record)
         case NodeLeaving():
@@ -133,22 +142,21 @@ def _wrong_sentence(record: ComputedWrong) -> str:
 
 def recovery_sentence(recovery: Recovery) -> str:
     """Describes one loss and what it cost, in one line."""
-    many = "s" if len(recovery.lost_nodes) > 1 else ""
-    nodes = ", ".join(map(str, recovery.lost_nodes))
+    lost = lost_in_words(recovery.lost_nodes, recovery.lost_devices)
     if recovery.microbatches_rerun:
         rerun = f"{recovery.microbatches_rerun} of {recovery.microbatches_per_step} microbatches ran again"
     else:
         rerun = "no microbatch had to run again"
     if recovery.steps_redone:
         return (
-            f"{count(recovery.steps_redone, 'step')} trained again after the loss of node{many} {nodes} in step "
+            f"{count(recovery.steps_redone, 'step')} trained again after the loss of {lost} in step "
             f"{recovery.step} ({_cause(recovery.cause, recovery.detect_ms)}); the first of them committed "
             f"{duration(recovery.resume_ms / 1e3)} after it"
         )
     if recovery.resume_ms <= 0:  # nobody waited for a commit, or it was made before the coordinator that tells began
-        return f"step {recovery.step} goes on without node{many} {nodes} ({_cause(recovery.cause, recovery.detect_ms)})"
+        return f"step {recovery.step} goes on without {lost} ({_cause(recovery.cause, recovery.detect_ms)})"
     return (
-        f"step {recovery.step} committed {duration(recovery.resume_ms / 1e3)} after the loss of node{many} {nodes} "
+        f"step {recovery.step} committed {duration(recovery.resume_ms / 1e3)} after the loss of {lost} "
         f"({_cause(recovery.cause, recovery.detect_ms)}); {rerun}"
     )
 

@@ -93,12 +93,22 @@ def held_bytes() -> int:
 log = logging.getLogger(__name__)
 
 
-def last_words(worker: WorkerId, error: Exception, doing: str) -> Failed | OutOfMemory:
-    """Returns what a failing worker tells of its end. Memory may lack on this node alone; other errors would recur."""
+def is_of_device(error: BaseException) -> bool:
+    """Returns whether the device failed, and not the code that runs on it: another one may do the same work. An
+    assertion that fails on the device is the code's."""
+    texts = [str(link) for link in _chain(error) if isinstance(link, RuntimeError)]
+    return any("CUDA error" in text and "device-side assert" not in text for text in texts)
+
+
+def last_words(worker: WorkerId, error: Exception, doing: str) -> Failed | OutOfMemory | None:
+    """Returns what a failing worker tells of its end. Memory may lack on this node alone, and a device fail; other
+    errors would recur. None: it ends, and nothing is said."""
     log.error("an error, %s", doing, exc_info=error)
     lacking = shortage(error, doing)
     if lacking is not None:
         return lacking
+    if is_of_device(error):
+        return None
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         where = f"worker {worker} may open no more than {soft} files (ulimit -n). Raise the limit and --resume"

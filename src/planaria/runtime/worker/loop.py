@@ -117,6 +117,8 @@ class WorkerLoop(WorkerExecutor):
             self._work()
         except Exception as error:
             told = last_words(self._settings.worker, error, self.doing)
+            if told is None:
+                raise  # the device is no good any more, and what it holds neither
             self._gave_up = True
             self._interpreter.give_up()
             self._control.send(msgspec.structs.replace(told, holds=True))

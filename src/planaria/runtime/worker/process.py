@@ -87,7 +87,9 @@ def run_worker(settings: WorkerSettings) -> int:
             return agent.run()
     except Exception as error:
         doing = agent.doing if agent is not None else "while the model is loaded"
-        control.send_last(last_words(settings.worker, error, doing))
+        told = last_words(settings.worker, error, doing)
+        if told is not None:
+            control.send_last(told)
     return 1
 
 

@@ -49,11 +49,15 @@ def status(run: Path | Address, *, as_json: bool) -> str:
         told = msgspec.to_builtins(state) | ({"page": page} if page else {})
         return msgspec.json.encode(told | ({} if lead is None else _led(lead))).decode()
     phase = "starting: nodes join" if state.phase == Phase.GATHERING else state.phase
+    per_node = state.devices_per_node
     leaving = f", of them leaving: {', '.join(map(str, state.leaving))}" if state.leaving else ""
     lines = [
         f"{run}: {phase}, {progress(state)}",
         f"{count(len(state.nodes), 'node')}: {', '.join(map(str, state.nodes))}{leaving}",
     ]
+    if state.lost_devices:
+        lost = (f"device {worker % per_node} of node {worker // per_node}" for worker in state.lost_devices)
+        lines.append(f"lost: {', '.join(lost)}")
     if state.wanted:
         lines.append(f"wanted: {count(state.wanted, 'node')}")
     if state.speeds:
@@ -234,6 +238,14 @@ def _zones(zones: Mapping[int, str]) -> list[str]:
 def add(run: Path | Address, count: int) -> str:
     """Adds nodes to the run. Raises UserError where it cannot be done."""
     return _ask(run, Wish.ADD, count=count).text
+
+
+def add_device(run: Path | Address, name: str) -> str:
+    """Has a device of a node ("NODE:DEVICE") started again, which was lost. Raises UserError where that is not done."""
+    node, _, device = name.partition(":")
+    if not (node.isdecimal() and device.isdecimal()):
+        raise UserError(f"--device {name!r} is no device of a node. Write NODE:DEVICE, for instance 2:1.")
+    return _ask(run, Wish.ADD, node=int(node), device=int(device)).text
 
 
 def drain(run: Path | Address, node: int, grace_s: float) -> str:

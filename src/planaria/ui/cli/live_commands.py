@@ -109,14 +109,17 @@ def top(run: Path | Address, once: bool) -> int:
 @click.command()
 @_of_run
 @click.argument("count", type=click.IntRange(min=1), default=1)
-def add(run: Path | Address, count: int) -> int:
+@click.option("--device", metavar="NODE:DEVICE", help="In place of nodes: start this device of a node again.")
+def add(run: Path | Address, count: int, device: str | None) -> int:
     """Start COUNT more nodes for a RUN that is under way.
 
     They get their state beside a step, and microbatches from the next one on.
+
+    With --device: start a device again that was lost alone, for instance 2:1, device 1 of node 2.
     """
     from planaria.ui.cli import live
 
-    click.echo(live.add(run, count))
+    click.echo(live.add(run, count) if device is None else live.add_device(run, device))
     return 0
 
 

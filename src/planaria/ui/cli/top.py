@@ -94,7 +94,7 @@ def device_rows(state: RunState, details: RunDetails) -> list[DeviceRow]:
                 zone=state.zones.get(node, ""),
                 node=node,
                 worker=worker,
-                state=_state_of(node, state, is_at_work=node in at_work),
+                state="lost" if worker in state.lost_devices else _state_of(node, state, is_at_work=node in at_work),
                 detail=f"{state.speeds[node]:.0%}" if node in state.speeds else "",
                 place=place,
                 layers=layers,

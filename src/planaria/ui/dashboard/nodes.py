@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from planaria.protocol.messages.records import (
     AnyRecord,
+    DeviceJoined,
+    DeviceLost,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -28,6 +30,7 @@ class _Node:
     gone_s: float | None = None
     detail: str = ""
     speed: float = 1.0
+    lost_devices: frozenset[int] = frozenset()
 
 
 class Nodes:
@@ -78,6 +81,10 @@ class Nodes:
             case NodeLost():
                 self._gone(record.node, manner_of(record.cause), at_s, record.cause)
                 self.num_live = record.live_nodes
+            case DeviceLost() if record.node in self._nodes:
+                self._nodes[record.node].lost_devices |= {record.device}
+            case DeviceJoined() if record.node in self._nodes:
+                self._nodes[record.node].lost_devices -= {record.device}
             case NodeReleased():
                 self._gone(record.node, "released", at_s, "handed over its work")
                 self.num_live = record.live_nodes
@@ -106,7 +113,7 @@ class Nodes:
                 "node": number,
                 "zone": node.zone,
                 "state": node.state,
-                "detail": node.detail,
+                "detail": "; ".join([*filter(None, [node.detail]), *_without(node.lost_devices)]),
                 "since_s": round(node.since_s, 3),
                 "joined_s": round(node.joined_s, 3),
                 "gone_s": None if node.gone_s is None else round(node.gone_s, 3),
@@ -140,6 +147,12 @@ class Nodes:
                 self._turn(number, "slow" if node.speed < 1 else "works", at_s, node.detail)
             elif number not in at_work and node.state in ("joining", "works", "slow"):
                 self._turn(number, "spare", at_s, "not in the plan")
+
+
+def _without(devices: frozenset[int]) -> list[str]:
+    """Returns what to say of devices that a node lost alone."""
+    many = "s" if len(devices) > 1 else ""
+    return [f"without device{many} {', '.join(map(str, sorted(devices)))}"] if devices else []
 
 
 def manner_of(cause: str) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from planaria.job.settings import Job
 from planaria.protocol.messages.records import (
     AnyRecord,
+    DeviceLost,
     EstimateCorrected,
     NodeJoined,
     NodeLeaving,
@@ -169,6 +170,9 @@ class RunView:
                 if self._before is None:
                     self._before = self._plan
                 self._mark("lost", record.node, time_s)
+            case DeviceLost():
+                if self._before is None:
+                    self._before = self._plan
             case NodeJoined():
                 if self._step is not None:
                     self._mark("joined", record.node, time_s)

@@ -14,7 +14,7 @@ from planaria.checkpoint.manifest import whole_steps
 from planaria.job.faults import FaultKind
 from planaria.job.registry import Launcher
 from planaria.job.settings import Job
-from planaria.plan.plan import NodeId
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.records import Note
 from planaria.protocol.planning.failure_rate import Watched
 from planaria.runtime.component_settings import node_settings
@@ -79,7 +79,7 @@ def run(request: TrainRequest, data: RunData, nodes: LocalNodes, lead: Lead | No
             nodes,
             settings,
             listener,
-            lambda node: _spawn(request, nodes, contact, mark, node),
+            lambda node, worker: _spawn(request, nodes, contact, mark, node, worker),
             told.record,
             tuple(fault for fault in request.faults if fault.kind is FaultKind.COORDINATOR),
             lead,
@@ -138,21 +138,25 @@ def _settings(
     )
 
 
-def _spawn(request: TrainRequest, nodes: LocalNodes, contact: Contact, mark: str, node: NodeId) -> None:
+def _spawn(
+    request: TrainRequest, nodes: LocalNodes, contact: Contact, mark: str, node: NodeId, worker: WorkerId | None
+) -> None:
+    """Starts the workers of a node, or one of them again, which no fault befalls then."""
     for settings in node_settings(
         request.job,
         request.folder,
         node,
         coordinator=contact.address,
         token=contact.token,
-        faults=tuple(fault for fault in request.faults if fault.node == node),
+        faults=tuple(fault for fault in request.faults if fault.node == node and worker is None),
         import_path=request.import_path,
         zone=request.job.cluster.zone_of(node),
         mark=mark,
         metadata_url=request.metadata_url,
         traces=request.traces or request.job.observe.instructions,
     ):
-        nodes.spawn(settings)
+        if worker in (None, settings.worker):
+            nodes.spawn(settings)
 
 
 def _watched(request: TrainRequest, recorder: Recorder) -> Watched:

@@ -126,7 +126,7 @@ def stand_by(
 
     with _listening(job) as listener, ExitStack() as stack:
         address = named(f"{job.cluster.host}:{listener.getsockname()[1]}")
-        supervisor = Supervisor(nodes, settings, listener, lambda node: None, observe, (), lead, known)
+        supervisor = Supervisor(nodes, settings, listener, lambda node, worker: None, observe, (), lead, known)
         stack.callback(supervisor.close)
         supervisor.prepare()
         leader = lead.leader()

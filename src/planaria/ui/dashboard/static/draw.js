@@ -63,6 +63,12 @@ P.list = (numbers) => {
   return parts.join(", ");
 };
 
+P.lost = (recovery) => {
+  const nodes = recovery.lost_nodes.length ? [`node ${P.list(recovery.lost_nodes)}`] : [];
+  const named = (device) => `device ${device.split(":")[1]} of node ${device.split(":")[0]}`;
+  return [...nodes, ...recovery.lost_devices.map(named)].join(", ");
+};
+
 // Colours: of layers from the first to the last, as in the pictures of the documentation
 
 P.PALETTE = ["#ffd6a5", "#ffc78f", "#f9b384", "#f19c79", "#e3877a", "#cf7580", "#b36a8a", "#935f8f"];

@@ -18,7 +18,7 @@ P.facts = (now, details) => {
       share === null ? "" : `${P.duration(now.step_s)} a step, ${P.duration(now.expected_step_s)} planned`),
     P.fact("Nodes", String(live), at_start ? `of ${at_start} at the start` : "", live < at_start ? "warn" : ""),
     P.fact("Last recovery", last ? P.duration(last.resume_ms / 1000) : "none",
-      last ? `step ${P.whole(last.step)}, node ${P.list(last.lost_nodes)} · ${P.whole(details.num_recoveries)} in all` : "no node was lost"),
+      last ? `step ${P.whole(last.step)}, ${P.lost(last)} · ${P.whole(details.num_recoveries)} in all` : "no node was lost"),
     ...(now.cost ? [P.fact("Cost", P.dollars(now.cost), details.costs?.samples_per_dollar ? `${P.number(details.costs.samples_per_dollar)} samples a dollar` : "so far")] : []),
   ];
 };
@@ -50,7 +50,7 @@ P.recovery = (one, details, isOpen) => {
   const state = (title, plan, gone) => plan && P.el("div", {}, P.el("h3", {}, title), P.worms(plan, { ...options, gone }));
   return P.el("details", { class: "recovery", open: isOpen ? "" : null, "data-step": one.step },
     P.el("summary", {}, P.el("span", { class: "when" }, `step ${P.whole(one.step)}`),
-      P.el("span", { class: "what" }, `node ${P.list(one.lost_nodes)} lost`), P.el("span", { class: "cost" }, `${P.duration(one.resume_ms / 1000)} to the next step`)),
+      P.el("span", { class: "what" }, `${P.lost(one)} lost`), P.el("span", { class: "cost" }, `${P.duration(one.resume_ms / 1000)} to the next step`)),
     P.el("ul", { class: "figures" },
       P.el("li", {}, one.cause), one.detect_ms === null ? null : P.el("li", {}, `seen after ${P.duration(one.detect_ms / 1000)}`),
       P.el("li", {}, `decided in ${P.duration(one.decide_ms / 1000)}`),
