@@ -99,7 +99,8 @@ class Decisions:
         plan, step, known = message["plan"], message["step"], self.known
         generation = plan["generation"]
         before = self.plans.get(generation)
-        is_again = self.is_cut and before is not None and before["message"]["plan"] == plan
+        has_votes = any(of == generation for of, _ in self.votes)
+        is_again = self.is_cut and before is not None and (not has_votes or before["message"]["plan"] == plan)
         self.require(
             generation > max(self.plans, default=-1) or is_again,
             Rule.GENERATIONS_RISE,
@@ -109,7 +110,9 @@ class Decisions:
         self._check_members(plan)
         self._check_epochs(plan)
         taken = record_of(entry, "plan_taken")
-        _check_routes(plan, self.require, is_rest=taken is not None and taken["purpose"] == FINISH_STEP)
+        # Of a plan that workers told of, after the journal had lost it, nobody knows what it was taken for.
+        is_rest = self.is_cut if taken is None else taken["purpose"] == FINISH_STEP
+        _check_routes(plan, self.require, is_rest=is_rest)
         if taken is not None:
             self._check_taken(entry, taken)
         self.plans[generation] = entry

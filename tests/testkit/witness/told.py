@@ -139,7 +139,8 @@ class Told:
 
     def _take_node_leaving(self, record: Plain) -> None:
         node = record["node"]
-        self._require(node in self._live, Rule.TOLD_NODES, f"node {node} leaves, which is not here")
+        is_to_come = node not in self._gone  # it may give notice to a new coordinator before it is back there
+        self._require(is_to_come, Rule.TOLD_NODES, f"node {node} leaves, which is gone")
         self._leaving.add(node)
 
     def _take_node_released(self, record: Plain) -> None:
