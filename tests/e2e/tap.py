@@ -27,11 +27,12 @@ class _Tap:
 
     def __init__(self) -> None:
         self._file = -1
+        self._path = Path()
         self._num_entries = 0
 
     def open(self, folder: Path, run: str) -> None:
         """Goes on with the run's file, or begins one in place of an earlier run's."""
-        path = folder / TAP
+        path = self._path = folder / TAP
         known = tapped(path)
         if not known or known[0][1] != run:
             path.unlink(missing_ok=True)
@@ -44,9 +45,16 @@ class _Tap:
             self.write("run", run)
 
     def write(self, *entry: Any) -> None:
-        if self._file >= 0:
-            body = _encode(entry)
+        """Appends an entry. Where the disk is full the tap is given up: the witness reads the journal alone then."""
+        if self._file < 0:
+            return
+        body = _encode(entry)
+        try:
             os.write(self._file, len(body).to_bytes(4, "little") + body)
+        except OSError:
+            os.close(self._file)
+            self._file = -1
+            self._path.unlink()
 
     def wrote(self, entry: JournalEntry) -> None:
         self._num_entries += 1

@@ -21,6 +21,7 @@ RECOVERY_FIELDS = {
     "step",
     "cause",
     "lost_nodes",
+    "lost_devices",
     "policy",
     "reason",
     "detect_ms",

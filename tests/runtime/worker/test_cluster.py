@@ -427,5 +427,5 @@ def test_a_node_that_is_killed_after_its_release_holds_no_checkpoint_up(laborato
         assert outcome.finish.status is RunStatus.COMPLETED
         (released,) = outcome.of(NodeReleased)
         assert any(saved.step >= released.step for saved in outcome.of(CheckpointSaved)[:-1])
-        given_up += any("a node was lost that wrote it" in note.text for note in outcome.of(Note))
+        given_up += any("a worker was lost that wrote it" in note.text for note in outcome.of(Note))
     assert given_up >= 1

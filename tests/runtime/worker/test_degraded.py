@@ -114,7 +114,7 @@ def test_a_writer_is_lost_and_the_next_step_is_saved(laboratory: Laboratory) -> 
     kills = (*one_by_one("reroute"), Kill(node=1, at="after StepCommitted", nth=5))
     outcome = laboratory.run(grid(laboratory, "reroute", kills))
     given_up = [note.text for note in outcome.of(Note) if "is given up" in note.text]
-    assert given_up == ["the checkpoint of step 5 is given up: a node was lost that wrote it"]
+    assert given_up == ["the checkpoint of step 5 is given up: a worker was lost that wrote it"]
     assert next(saved.step for saved in outcome.of(CheckpointSaved)) == 6
     assert not outcome.of(Restored), "three nodes are too few"
     assert outcome.finish.status is RunStatus.STOPPED

@@ -88,7 +88,7 @@ def install(site: Site) -> bool:
 
 
 def _loaded(path: str) -> list[FunctionType]:
-    return [one for one in gc.get_objects() if isinstance(one, FunctionType) and one.__code__.co_filename == path]
+    return [one for one in gc.get_objects() if type(one) is FunctionType and one.__code__.co_filename == path]
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

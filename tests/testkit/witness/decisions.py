@@ -206,7 +206,10 @@ class Decisions:
         if before is not None:
             is_same = self.is_cut and key not in known.commits and same_commit(before, commit)
             self.require(is_same, Rule.ONE_GENERATION, f"step {step} is committed twice by generation {generation}")
-        is_next = step == known.committed + 1 or (self.is_cut and known.committed < step <= self._highest + 1)
+        # With the plan by which the job went back, the journal may have lost that a step was to be trained again.
+        is_again = step == known.committed and generation > known.generation
+        is_later = known.committed < step <= self._highest + 1
+        is_next = step == known.committed + 1 or (self.is_cut and (is_again or is_later))
         is_next |= not self.job.is_whole and step > known.committed
         self.require(is_next, Rule.IN_ORDER, f"step {step} is committed after step {known.committed}")
         is_known = generation == known.generation
