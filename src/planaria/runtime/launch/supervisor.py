@@ -388,9 +388,10 @@ class Supervisor:
         self._observe(record, time_s)
 
     def _start(self, node: NodeId, worker: WorkerId | None = None) -> None:
-        self._launcher_told()  # of the process before
+        if worker is not None:
+            self._launcher_told()  # of the process before
+            self._lost = [(lost, cause) for lost, cause in self._lost if lost != worker]
         self._start_node(node, worker)
-        self._lost = [(lost, cause) for lost, cause in self._lost if lost != worker]
         self._nodes[node] = self._launcher.pids_of(node)
         if self._serving is not None:
             self._serving.link.send(NodeStarted(node, self._nodes[node], worker))
