@@ -22,7 +22,9 @@ from planaria.protocol.messages.events import (
     Event,
     Evict,
     EvictDevice,
+    Idle,
     NodeGone,
+    PieceTook,
     RanOut,
     Received,
     Release,
@@ -33,7 +35,7 @@ from planaria.protocol.messages.events import (
 from planaria.protocol.messages.from_worker import Alive, CutOff, FromWorker, Hello, Proof, StoreTried
 from planaria.protocol.messages.to_worker import Challenge, PlanMessage, Stop
 from planaria.protocol.run.replay import JournalState
-from planaria.protocol.thresholds import DEVICE_ALONE_S
+from planaria.protocol.thresholds import DETECTOR_TICK_S, DEVICE_ALONE_S, PRECOMPUTE_REST
 
 
 class Nonsense(ValueError):
@@ -77,6 +79,7 @@ class Reception(ABC, Generic[Connection]):
         self._judge = judge
         self._past = past
         self._challenge: ReconnectChallenge[Connection] = ReconnectChallenge(past.joined if past else ())
+        self._rests_until = 0.0
         self._ended_alone: dict[WorkerId, tuple[float, str]] = {}
         """Workers that ended while others of their node live: when, and the cause."""
 
@@ -298,6 +301,20 @@ class Reception(ABC, Generic[Connection]):
                 self._admission.release(node)
             case _:
                 self._execute(command)
+
+    def _think(self) -> float:
+        """Precomputes a decision if there is time; returns the seconds for which there is nothing to do."""
+        now = self._now()
+        if now < self._rests_until:
+            return min(DETECTOR_TICK_S, self._rests_until - now)
+        if not self._machine.thinks(now):
+            return DETECTOR_TICK_S
+        rest = 0.0 if self._machine.hurries else PRECOMPUTE_REST
+        self._machine.handle(Idle(), now)
+        took = self._now() - now
+        self._machine.handle(PieceTook(took), now + took)
+        self._rests_until = now + (1 + rest) * took
+        return 0.0
 
     def _decided(self, event: Event) -> tuple[tuple[Command, ...], float]:
         """Returns the commands that follow from an event, and the seconds that it took to decide."""

@@ -10,6 +10,10 @@ from __future__ import annotations
 DETECTOR_TICK_S = 0.1
 """Seconds between two rounds of the failure detector. Not measured."""
 
+PRECOMPUTE_REST = 1.0
+"""Rest after a piece of a precomputed decision, as a multiple of its duration: workers may need the processor. None
+after a piece of a decision that is certain to be needed. Not measured."""
+
 DEVICE_ALONE_S = 0.05
 """Seconds after the end of a worker in which the others of its node may end too: then the node is lost, else the device
 alone. Not measured."""

@@ -111,10 +111,6 @@ GOODBYE_S = 5.0
 OPENING_FACTOR = 10.0
 """How much longer than the launching process a worker may take to open a dataset before it joins. Not measured."""
 
-PRECOMPUTE_REST = 1.0
-"""Rest after a piece of a precomputed decision, as a multiple of its duration: workers may need the processor. None
-after a piece of a decision that is certain to be needed. Not measured."""
-
 OVERSUBSCRIBED = 10
 """How many times longer a runnable process of this machine may be silent: it may be short of cores. Not measured."""
 

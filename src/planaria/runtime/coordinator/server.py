@@ -24,9 +24,7 @@ from planaria.protocol.messages.events import (
     Command,
     Event,
     Finish,
-    Idle,
     LinksMeasured,
-    PieceTook,
     RanOut,
     Received,
     Restarted,
@@ -51,7 +49,7 @@ from planaria.runtime.coordinator.nodes import Nodes
 from planaria.runtime.coordinator.prices import Prices
 from planaria.runtime.coordinator.requests import Requests
 from planaria.runtime.journal.journal import Journal
-from planaria.runtime.thresholds import GOODBYE_S, PRECOMPUTE_REST
+from planaria.runtime.thresholds import GOODBYE_S
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.socket_server import SocketServer
 from planaria.runtime.wire.tls import Security
@@ -135,7 +133,6 @@ class Server(Reception[Connection]):
         own = range(machine.settings.num_nodes) if agents is None else ()
         self._started = sorted({*map(NodeId, own), *started})
         self._wishes: list[str] = []
-        self._rests_until = 0.0
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
 
@@ -231,22 +228,8 @@ class Server(Reception[Connection]):
         """Returns the seconds for which what arrives may be waited for."""
         if self._executor.has_waiting:
             return 0.0
-        idle_s = self._idle()
+        idle_s = self._think()
         return min(idle_s, DEVICE_ALONE_S) if self._is_anybody_alone else idle_s
-
-    def _idle(self) -> float:
-        """Precomputes a decision if there is time; returns the seconds for which there is nothing to do."""
-        now = time.monotonic()
-        if now < self._rests_until:
-            return min(DETECTOR_TICK_S, self._rests_until - now)
-        if not self._machine.thinks(now):
-            return DETECTOR_TICK_S
-        rest = 0.0 if self._machine.hurries else PRECOMPUTE_REST
-        self._machine.handle(Idle(), now)
-        took = time.monotonic() - now
-        self._machine.handle(PieceTook(took), now + took)
-        self._rests_until = now + (1 + rest) * took
-        return 0.0
 
     def _begin(self) -> None:
         self.begin(self._started, Restarted(self._step_began, self._gone_at))
