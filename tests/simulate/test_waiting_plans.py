@@ -27,6 +27,7 @@ def losses_upon_losses(seed: int) -> Schedule:
         which.setup,
         num_nodes=NODES,
         devices_per_node=1,
+        devices_per_stage=1,
         min_nodes=2,
         num_microbatches=2 * NODES,
         steps=3,

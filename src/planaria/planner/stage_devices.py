@@ -140,6 +140,25 @@ def by_device(plan: Plan, on: Devices, before: Plan | None = None, holders: Held
     return whole.renewed(transfers=_transfers(plan, whole, on, holders or {}))
 
 
+def with_state(plan: Plan, holders: Held) -> Plan:
+    """Returns the plan with moves to workers that lack a group which another one holds: a device that has come back,
+    and takes the place again that others of its node ran."""
+    coming = {(move.target, move.group) for move in plan.transfers}
+    moves = [
+        Transfer(group=group, source=source, target=worker)
+        for worker, groups in plan.groups_of.items()
+        for group in groups
+        if group not in holders.get(worker, ()) and (worker, group) not in coming
+        if (source := _nearest_holder(plan, holders, worker, group)) is not None
+    ]
+    return plan.renewed(transfers=(*plan.transfers, *moves)) if moves else plan
+
+
+def _nearest_holder(plan: Plan, holders: Held, worker: WorkerId, group: int) -> WorkerId | None:
+    able = [holder for holder, held in holders.items() if group in held]
+    return min(able, key=lambda other: (plan.node_of(other) != plan.node_of(worker), other), default=None)
+
+
 def places_held(holders: Held, on: Devices) -> dict[WorkerId, tuple[int, ...]]:
     """Returns what each place holds that has all of its devices, the lost ones aside: what any of them has, as another
     can get it there; a place without any, what its carrier holds."""

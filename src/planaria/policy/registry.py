@@ -28,6 +28,7 @@ from planaria.planner.stage_devices import (
     places_held,
     places_holding,
     places_of,
+    with_state,
 )
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
@@ -187,9 +188,11 @@ class StageDevicesPolicy(Policy):
     def _by_device(self, found: Candidate, before: Plan | None = None, holders: Held | None = None) -> Candidate:
         """Returns a candidate with its plan by device, and what that is thought to take."""
         planner, on = self.planner, self._on
-        if on.are_plain:
-            return found
         plan = by_device(found.plan, on, before, holders)
+        if on.are_plain and holders and not found.restores:
+            plan = with_state(plan, holders)
+        if plan is found.plan:
+            return found
         if found.restores and plan.transfers:
             plan = plan.renewed(transfers=())
         changed = dataclasses.replace(

@@ -20,6 +20,7 @@ from planaria.protocol.messages.journal import JournalCommit, JournalEvaluation,
 from planaria.protocol.messages.records import (
     AnyRecord,
     ComputedWrong,
+    DeviceJoined,
     DeviceLost,
     Evaluated,
     NodeJoined,
@@ -488,8 +489,14 @@ class InvariantChecker:
                 self.require(not is_kept or disk.has(self.committed), f"step {self.committed} is not saved: {message}")
 
     def _num_left(self) -> int:
-        live = 0
+        """Returns how many nodes live with all of their devices: one that lacks some may have to idle."""
+        live, lacking = 0, dict[int, set[int]]()
         for record in self.records:
             if isinstance(record, (NodeJoined, NodeLost)):
                 live = record.live_nodes
-        return live
+                lacking.pop(record.node, None)
+            elif isinstance(record, DeviceLost):
+                lacking.setdefault(record.node, set()).add(record.device)
+            elif isinstance(record, DeviceJoined):
+                lacking.get(record.node, set()).discard(record.device)
+        return live - sum(map(bool, lacking.values()))

@@ -21,6 +21,8 @@ class Founded:
         self._is_clear &= is_clear
         if kind == "corrupt":
             self._wrong.update(nodes)
+        elif kind == "replay":
+            self._over.update(nodes)  # whose messages come twice, may be taken for another
 
     def over(self, node: int) -> None:
         self._over.add(node)

@@ -142,10 +142,10 @@ def nodes_holding(plan: Plain, devices_per_node: int) -> list[int]:
 
 
 def same_commit(one: Plain, other: Plain) -> bool:
-    """Returns whether two commits say the same, but for what a worker is to save."""
+    """Returns whether two commits say the same, but for what a worker is to save, and whether it is to hold then."""
     return _told(one) == _told(other)
 
 
 def _told(commit: Plain) -> dict[str, Any]:
     # As text: a loss that is not a number is equal to itself here.
-    return {name: repr(value) for name, value in commit.items() if name != "save"}
+    return {name: repr(value) for name, value in commit.items() if name not in ("save", "hold")}

@@ -44,6 +44,8 @@ class Told:
         self._leaving: set[int] = set()
         self._recovered: set[int | str] = set()
         self._passes = 0
+        self._number = 0
+        self._at: dict[int | str, int] = {}  # of losses, which record they were
         self._back: list[tuple[int, int]] = []
         self._ended = None
 
@@ -57,6 +59,7 @@ class Told:
         if self._job.may_resume and (is_new_part or (self._ended is not None and event != "note")):
             self._begin_part()
         self._require(self._ended is None or event == "note", Rule.TOLD_END, f"{event} is told after the end")
+        self._number += 1
         take = getattr(self, f"_take_{event}", None)
         if take is not None:
             take(record)
@@ -109,6 +112,7 @@ class Told:
         self._live.discard(node)
         self._gone.add(node)
         self._lost[node] = self._passes, record
+        self._at[node] = self._number
         self._check_live(record)
 
     def _take_device_lost(self, record: Plain) -> None:
@@ -120,6 +124,7 @@ class Told:
         )
         without.add(device)
         self._lost[f"{node}:{device}"] = self._passes, record
+        self._at[f"{node}:{device}"] = self._number
         self._recovered.discard(f"{node}:{device}")
         self._check_devices(record)
 
@@ -216,7 +221,7 @@ class Told:
         begin, end = record["from_step"], record["to_step"]
         is_right = begin >= self.step and end <= begin
         self._require(is_right or self._decisions.is_cut, Rule.GOES_BACK, f"{record} after step {self.step}")
-        self._back.append((self._passes, begin - end))
+        self._back.append((self._number, begin - end))
         self._undo(end)
 
     def _undo(self, step: int) -> None:
@@ -271,7 +276,8 @@ class Told:
             self._require(
                 self._passes > first, Rule.TOLD_RECOVERY, f"a recovery of {nodes}, and no step was committed since"
             )
-            redone = sum(steps for passes, steps in self._back if passes >= first)
+            since = min((self._at[node] for node in nodes if node in self._at), default=self._number)
+            redone = sum(steps for number, steps in self._back if number > since)
             self._require(
                 recovery["steps_redone"] == redone,
                 Rule.TOLD_RECOVERY,

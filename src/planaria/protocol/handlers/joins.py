@@ -50,6 +50,7 @@ def join(run: Run, event: WorkerJoined) -> list[Command]:
     if event.label:
         run.members.labels[node] = event.label
     if comes_back:
+        run.kept.lose(event.worker)
         run.plan_selector.lack(run.members.lost_devices)
         device = event.worker % run.settings.devices_per_node
         back = DeviceJoined(node=node, device=device, live_devices=run.members.live_devices(node))

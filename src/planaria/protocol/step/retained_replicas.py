@@ -40,6 +40,10 @@ class RetainedReplicas:
         self._step = -1
         self._noted.clear()
 
+    def lose(self, worker: WorkerId) -> None:
+        """Forgets what a worker held that was lost, as another one comes under its number."""
+        self._noted = [({w: held for w, held in noted.items() if w != worker}, moved) for noted, moved in self._noted]
+
     def added_to(self, holders: Holders, step: int) -> dict[WorkerId, tuple[int, ...]]:
         """Returns the holders with the replicas they kept beside, if `step` is still the one in progress."""
         if step != self._step:

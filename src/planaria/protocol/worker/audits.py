@@ -30,6 +30,10 @@ NO_SUM = (1 << 64) - 1
 Value = TypeVar("Value")
 
 
+_BORN_OF_NONE = -1
+"""Stands for a route's generation in what is run again: a shadow may keep its forward of the same work meanwhile."""
+
+
 class Audits(Generic[Value]):
     """What is audited of the step in progress, at one worker.
 
@@ -122,7 +126,7 @@ class Audits(Generic[Value]):
         audit = Audit(
             instruction.microbatch, instruction.born, instruction.first_layer, instruction.end_layer, self._worker, ()
         )
-        work, first, end = (audit.microbatch, audit.born), audit.first_layer, audit.end_layer
+        work, first, end = (audit.microbatch, _BORN_OF_NONE), audit.first_layer, audit.end_layer
         told: dict[str, int | None] = {}
         self._note_inner(told, Kind.ACTIVATION, first, value)
         self._note_inner(told, Kind.GRADIENT, end, given)
