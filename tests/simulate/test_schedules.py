@@ -41,13 +41,13 @@ def test_every_promise_is_kept(seeds: range) -> None:
     assert not [f"python -m tests.testkit.dst --replay {failure.seed}: {failure.error}" for failure in found]
 
 
-@pytest.mark.parametrize("seeds", batches(range(400), size=40, kept=10), ids=str)
+@pytest.mark.parametrize("seeds", batches(range(160), size=30, kept=10), ids=str)
 def test_every_promise_is_kept_with_stages_on_several_devices(seeds: range) -> None:
     errors = {seed: error_of(_on_devices(schedule(seed), 2 + seed % 3)) for seed in seeds}
     assert not {seed: first_line(error) for seed, error in errors.items() if error is not None}
 
 
-@pytest.mark.parametrize("seeds", batches(range(400), size=40, kept=10), ids=str)
+@pytest.mark.parametrize("seeds", batches(range(160), size=30, kept=10), ids=str)
 def test_every_promise_is_kept_where_the_number_of_a_stages_devices_changes(
     seeds: range, changing_devices: list[tuple[int, int]]
 ) -> None:
@@ -56,7 +56,7 @@ def test_every_promise_is_kept_where_the_number_of_a_stages_devices_changes(
     assert changing_devices
 
 
-@pytest.mark.parametrize("seeds", batches(range(300), size=40, kept=6), ids=str)
+@pytest.mark.parametrize("seeds", batches(range(160), size=30, kept=6), ids=str)
 def test_every_promise_is_kept_when_devices_are_lost_alone(seeds: range) -> None:
     errors = {}
     for seed in seeds:
