@@ -49,6 +49,8 @@ def history_of(folder: Path) -> History:
     settings, records = json.loads((folder / "job.json").read_text()), _lines(folder / "events.jsonl")
     heard = _heard(folder / TAP)
     entries = heard or [("journal", entry) for entry in journal_of(folder / "journal.sqlite")]
+    if any(entry[0] == "journal" and entry[1]["type"] == "plan_update" for entry in entries):
+        entries = []  # plans as what changed in them, which only the protocol's own code puts together: events alone
     plans = [entry[1] for entry in entries if entry[0] == "journal" and entry[1]["type"] == "plan"]
     starts = [record for record in records if record["event"] == "plan_taken" and record["purpose"] == "start"]
     train = settings["train"]
