@@ -25,6 +25,7 @@ from functools import lru_cache
 import msgspec
 
 from planaria.plan.plan import Evaluation, NodeId, Pipeline, Plan, Route, Stage, Transfer, WorkerId
+from planaria.planner.placement.transfers import transfers
 
 Held = Mapping[WorkerId, Collection[int]]
 """For workers, the groups or layers that each holds."""
@@ -141,22 +142,15 @@ def by_device(plan: Plan, on: Devices, before: Plan | None = None, holders: Held
 
 
 def with_state(plan: Plan, holders: Held) -> Plan:
-    """Returns the plan with moves to workers that lack a group which another one holds: a device that has come back,
-    and takes the place again that others of its node ran."""
+    """Returns the plan with moves to all workers that lack a group: a device that has come back takes the place again
+    that others of its node ran. Raises NoReplica: nobody holds one."""
     coming = {(move.target, move.group) for move in plan.transfers}
-    moves = [
-        Transfer(group=group, source=source, target=worker)
+    is_complete = all(
+        group in holders.get(worker, ()) or (worker, group) in coming
         for worker, groups in plan.groups_of.items()
         for group in groups
-        if group not in holders.get(worker, ()) and (worker, group) not in coming
-        if (source := _nearest_holder(plan, holders, worker, group)) is not None
-    ]
-    return plan.renewed(transfers=(*plan.transfers, *moves)) if moves else plan
-
-
-def _nearest_holder(plan: Plan, holders: Held, worker: WorkerId, group: int) -> WorkerId | None:
-    able = [holder for holder, held in holders.items() if group in held]
-    return min(able, key=lambda other: (plan.node_of(other) != plan.node_of(worker), other), default=None)
+    )
+    return plan if is_complete else plan.renewed(transfers=transfers(plan, holders))
 
 
 def places_held(holders: Held, on: Devices) -> dict[WorkerId, tuple[int, ...]]:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from tests.testkit.witness.history import History, Job, Plain
+from tests.testkit.witness.plan_updates import whole
 from tests.testkit.witness.rules import Finding, Rule
 from tests.testkit.witness.witness import Witness
 
@@ -49,8 +50,6 @@ def history_of(folder: Path) -> History:
     settings, records = json.loads((folder / "job.json").read_text()), _lines(folder / "events.jsonl")
     heard = _heard(folder / TAP)
     entries = heard or [("journal", entry) for entry in journal_of(folder / "journal.sqlite")]
-    if any(entry[0] == "journal" and entry[1]["type"] == "plan_update" for entry in entries):
-        entries = []  # plans as what changed in them, which only the protocol's own code puts together: events alone
     plans = [entry[1] for entry in entries if entry[0] == "journal" and entry[1]["type"] == "plan"]
     starts = [record for record in records if record["event"] == "plan_taken" and record["purpose"] == "start"]
     train = settings["train"]
@@ -99,7 +98,7 @@ def _heard(path: Path) -> History:
 
 
 def journal_of(path: Path) -> list[Plain]:
-    """Returns the entries of a journal, if there is one; of a copy, as even a reader writes beside it."""
+    """Returns the entries of a journal, plans whole, if there is one; of a copy, as even a reader writes beside it."""
     if not path.is_file():
         return []
     with TemporaryDirectory() as copies:
@@ -110,7 +109,7 @@ def journal_of(path: Path) -> list[Plain]:
             rows = list(database.execute("SELECT entry FROM entries ORDER BY number"))
         finally:
             database.close()
-    return [msgspec.msgpack.decode(body) for (body,) in rows]
+    return whole(msgspec.msgpack.decode(body) for (body,) in rows)
 
 
 def _lines(path: Path) -> list[Plain]:

@@ -172,7 +172,7 @@ _CUT = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT)
 
 
 class _Copies:
-    """What the worker whose work is audited sends to auditors, and where it runs fewer layers at once for that."""
+    """Says what a worker whose work is audited sends to auditors, and where it runs fewer layers at once for that."""
 
     def __init__(self, audits: Sequence[Audit], num_layers: int) -> None:
         self._activations: dict[tuple[int, int], dict[int, list[WorkerId]]] = {}

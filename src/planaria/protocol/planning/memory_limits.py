@@ -49,7 +49,7 @@ class Shortages:
         self._carried: deque[Plan] = deque(maxlen=PLANS_CARRIED)
         self._short: dict[NodeId, MemoryShortage] = {}
         self._short_devices: dict[NodeId, MemoryShortage] = {}
-        """Of nodes that went on without the device that ran out."""
+        """Shortages of nodes that went on without the device that ran out."""
         self.bound_bytes: int | None = None
         self.fatal: str | None = None
 

@@ -27,7 +27,7 @@ class OwnStream:
         """Blocks that are wanted: when to ask for each, in monotonic seconds."""
         self._asked: WantBlock | None = None
         self._came = bytearray()
-        """Of the block that was asked for last."""
+        """Pieces of the block that was asked for last."""
 
     def ask_again(self) -> None:
         """Has what was asked for asked again: no answer will come."""
