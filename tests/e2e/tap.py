@@ -22,7 +22,7 @@ from tests.testkit.witness.run_folder import TAP, tapped
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class _Tap:
+class Tap:
     """The tap of this process: a file, once there is a journal."""
 
     def __init__(self) -> None:
@@ -60,11 +60,13 @@ class _Tap:
         self._num_entries += 1
         self.write("journal", encode_entry(entry))
 
-    def read(self, number: int) -> None:
-        """Notes what a coordinator that begins again finds: some entries may be lost."""
-        if number < self._num_entries:
-            self._num_entries = number
-            self.write("cut", number)
+    def read(self, entries: Sequence[JournalEntry]) -> None:
+        """Notes what a coordinator that begins again finds: some may be lost; the last may be the journal's alone."""
+        if len(entries) < self._num_entries:
+            self._num_entries = len(entries)
+            self.write("cut", len(entries))
+        for entry in entries[self._num_entries :]:
+            self.wrote(entry)
 
     def heard(self, event: Event) -> None:
         if isinstance(event, Received) and isinstance(event.message, Vote | Returned):
@@ -73,7 +75,7 @@ class _Tap:
 
 def install() -> None:
     """Has every coordinator of this process, and of those forked from it, write down what the witness reads."""
-    tap = _Tap()
+    tap = Tap()
     start, read, write, handle = SqliteJournal.start, SqliteJournal.read, SqliteJournal.write, Coordinator.handle
 
     def tapped_start(journal: SqliteJournal) -> None:
@@ -82,7 +84,7 @@ def install() -> None:
 
     def tapped_read(journal: SqliteJournal) -> list[AnyEntry]:
         entries = read(journal)
-        tap.read(len(entries))
+        tap.read(entries)
         return entries
 
     def tapped_write(journal: SqliteJournal, entry: JournalEntry) -> None:
@@ -93,7 +95,6 @@ def install() -> None:
         tap.heard(event)
         return handle(machine, event, now)
 
-    SqliteJournal.start = tapped_start  # type: ignore[method-assign]
-    SqliteJournal.read = tapped_read  # type: ignore[method-assign]
-    SqliteJournal.write = tapped_write  # type: ignore[method-assign]
+    for name, tapped_method in (("start", tapped_start), ("read", tapped_read), ("write", tapped_write)):
+        setattr(SqliteJournal, name, tapped_method)
     Coordinator.handle = tapped_handle  # type: ignore[method-assign,assignment]
