@@ -8,9 +8,12 @@ policy to find out.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
+
+import msgspec
 
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.stage_costs import PipelineCost, StageCosts, pipeline_cost, stage_costs
@@ -75,18 +78,22 @@ def along_holders(
 ) -> tuple[Route, ...]:
     """Returns new routes over any workers that hold the layers, where no pipeline is whole."""
     costs = stage_costs(profile)
-    runs = [run for worker, layers in holders.items() for run in runs_of(worker, layers, devices.get(worker, 1))]
     loads = dict.fromkeys(holders, 0.0)
     for route in kept:
         for hop in route.hops:
             loads[hop.worker] += len(route.microbatches) * costs.compute_s(hop.first_layer, hop.end_layer)
+    peers_of = _peers(holders, devices, loads)
+    each_once = list({id(peers): peers for of_worker in peers_of.values() for peers in of_worker}.values())
     taken: dict[tuple[tuple[int, ...], tuple[Stage, ...]], list[int]] = {}
-    onward = _onward(runs, costs, profile.num_layers)
+    onward = _onward(each_once, costs, profile.num_layers)
     for layers, microbatches in missing.items():
         for microbatch in microbatches:
-            hops = _hops_over(onward, loads, profile.num_layers)
+            hops = _hops_over(onward, profile.num_layers)
             for hop in hops:
+                load = loads[hop.worker]
                 loads[hop.worker] += costs.compute_s(hop.first_layer, hop.end_layer)
+                for peers in peers_of[hop.worker]:
+                    peers.move(hop.worker, load, loads[hop.worker])
             taken.setdefault((layers, hops), []).append(microbatch)
     return _routes(taken, generation)
 
@@ -163,66 +170,112 @@ class _Counting(StageCosts):
         return compute[end] - compute[first]
 
 
-_Onward = Mapping[int, Sequence[tuple[WorkerId, Sequence[tuple[Stage, float, float]]]]]
-"""For each place where a holder's run begins or ends: the workers that can go on from there, with hops to choose from,
-seconds of compute, and of messages to and fro at their ends."""
+_Choices = Sequence[tuple[int, float, float]]
+"""Hops to choose from: the end layer, seconds of compute, and of messages to and fro at the end."""
 
 
-def _onward(runs: Sequence[Stage], costs: StageCosts, num_layers: int) -> _Onward:
+class _Peers:
+    """Workers that hold one run of layers, by their loads: few are looked at, however many there are."""
+
+    def __init__(self, run: Stage, workers: Sequence[WorkerId], loads: Mapping[WorkerId, float]) -> None:
+        self.run = run
+        self._of_load: dict[float, list[WorkerId]] = {}
+        for worker in workers:
+            self._of_load.setdefault(loads[worker], []).append(worker)
+        for equal in self._of_load.values():
+            equal.sort()
+        self._loads = sorted(self._of_load)
+
+    def move(self, worker: WorkerId, load: float, new_load: float) -> None:
+        """Notes that a worker has more to do."""
+        equal = self._of_load[load]
+        del equal[bisect_left(equal, worker)]
+        if not equal:
+            del self._of_load[load], self._loads[bisect_left(self._loads, load)]
+        if new_load not in self._of_load:
+            self._of_load[new_load] = []
+            insort(self._loads, new_load)
+        insort(self._of_load[new_load], worker)
+
+    def best(self, busiest: float, compute_s: float, but: WorkerId | None) -> tuple[float, WorkerId] | None:
+        """Returns the load of the busiest on a route that goes on here, the least there is, and who is then chosen.
+
+        Among several that make it no greater, it is the one with the lowest number.
+        """
+        found: tuple[float, WorkerId] | None = None
+        for own in self._loads:
+            load = max(busiest, own + compute_s)
+            if found is not None and load > found[0]:
+                break
+            equal = self._of_load[own]
+            worker = equal[0] if equal[0] != but else equal[1] if len(equal) > 1 else None
+            if worker is not None and (found is None or worker < found[1]):
+                found = load, worker
+        return found
+
+
+_Onward = Mapping[int, Sequence[tuple[_Peers, _Choices]]]
+"""For each place where a holder's run begins or ends: the workers that can go on from there, with hops to choose from.
+"""
+
+
+def _peers(
+    holders: LayersOf, devices: Mapping[WorkerId, int], loads: Mapping[WorkerId, float]
+) -> dict[WorkerId, list[_Peers]]:
+    """Returns the holders of each run of layers together, by worker."""
+    of_run: dict[Stage, list[WorkerId]] = {}
+    for worker, layers in holders.items():
+        for run in runs_of(worker, layers, devices.get(worker, 1)):
+            of_run.setdefault(msgspec.structs.replace(run, worker=0), []).append(worker)
+    of_worker: dict[WorkerId, list[_Peers]] = {}
+    for run, workers in of_run.items():
+        peers = _Peers(run, workers, loads)
+        for worker in workers:
+            of_worker.setdefault(worker, []).append(peers)
+    return of_worker
+
+
+def _onward(all_peers: Sequence[_Peers], costs: StageCosts, num_layers: int) -> _Onward:
+    runs = [peers.run for peers in all_peers]
     cuts = sorted({run.first_layer for run in runs} | {run.end_layer for run in runs} | {0, num_layers})
     return {
         start: [
             (
-                run.worker,
+                peers,
                 [
-                    (_hop(run, start, end), costs.compute_s(start, end), 2 * costs.link_s(end))
+                    (end, costs.compute_s(start, end), 2 * costs.link_s(end))
                     for end in cuts
-                    if start < end <= run.end_layer
+                    if start < end <= peers.run.end_layer
                 ],
             )
-            for run in runs
-            if run.first_layer <= start < run.end_layer
+            for peers in all_peers
+            if peers.run.first_layer <= start < peers.run.end_layer
         ]
         for start in cuts[:-1]
     }
 
 
-def _hops_over(onward: _Onward, loads: Mapping[WorkerId, float], num_layers: int) -> tuple[Stage, ...]:
+def _hops_over(onward: _Onward, num_layers: int) -> tuple[Stage, ...]:
     """Returns hops over all layers, by dynamic programming over the places where some holder's run begins or ends.
 
     Least first: the load of the busiest worker on the route plus the messages' time; then the fewest hops; then the
     workers' numbers.
     """
-    best: dict[int, tuple[float, float, float, tuple[Stage, ...]]] = {0: (0.0, 0.0, 0.0, ())}
+    best: dict[int, tuple[tuple[float, int, list[WorkerId]], float, float, tuple[Stage, ...]]] = {
+        0: ((0.0, 0, []), 0.0, 0.0, ())
+    }
     for start, choices in onward.items():
         if start not in best:
             continue
-        _, busiest, messages, hops = best[start]
-        before, number = hops[-1].worker if hops else None, len(hops) + 1
-        for worker, own in choices:
-            if worker == before:
-                continue
-            loaded = loads[worker]
-            for hop, compute_s, message_s in own:
-                load = max(busiest, loaded + compute_s)
-                rank = load + (messages + message_s)
-                known = best.get(hop.end_layer)
-                if known is not None:
-                    if rank > known[0]:
-                        continue
-                    if rank == known[0]:
-                        others = known[3]
-                        if number > len(others) or (
-                            number == len(others) and _workers((*hops, hop)) >= _workers(others)
-                        ):
-                            continue
-                best[hop.end_layer] = rank, load, messages + message_s, (*hops, hop)
+        (_, number, workers), busiest, messages, hops = best[start]
+        for peers, own in choices:
+            for end, compute_s, message_s in own:
+                chosen = peers.best(busiest, compute_s, workers[-1] if workers else None)
+                if chosen is None:
+                    break
+                load, worker = chosen
+                rank = load + (messages + message_s), number + 1, [*workers, worker]
+                if end not in best or rank < best[end][0]:
+                    hop = msgspec.structs.replace(peers.run, worker=worker, first_layer=start, end_layer=end)
+                    best[end] = rank, load, messages + message_s, (*hops, hop)
     return best[num_layers][3]
-
-
-def _workers(hops: Sequence[Stage]) -> list[WorkerId]:
-    return [hop.worker for hop in hops]
-
-
-def _hop(run: Stage, first: int, end: int) -> Stage:
-    return Stage(worker=run.worker, first_layer=first, end_layer=end, num_devices=run.num_devices)
