@@ -391,7 +391,7 @@ class Run:
     def to_write_of_join(self) -> RunMeasurements | None:
         """Returns what `to_write` does. While nodes gather, only once an eighth more have joined than last time: the
         links of all of them are in it, and thousands may join in a second."""
-        num_nodes = len(self.members.nodes)
+        num_nodes = self.members.num_nodes
         if self.phase is Phase.GATHERING and 8 * num_nodes < 9 * self._num_written:
             return None
         self._num_written = num_nodes
@@ -423,7 +423,7 @@ class Run:
     def count_cost(self) -> None:
         """Counts what the nodes cost by now: called where others are there, and at each step's end."""
         if self.spending.is_counted:
-            self.spending.count([self.members.zones.get(node, "") for node in self.members.nodes], self.now)
+            self.spending.count(self.members.in_zones, self.now)
 
     def is_known(self, node: NodeId) -> bool:
         """Returns whether the node is in the job, though it may not have come back yet."""
@@ -432,8 +432,14 @@ class Run:
     @property
     def num_live(self) -> int:
         """Number of live nodes, for people, with those that have not come back yet to a new coordinator."""
-        away = self.past.joined - self.members.gone if self.phase is Phase.RETURNING else frozenset[NodeId]()
-        return len(away | frozenset(self.members.nodes))
+        return self.members.num_nodes + len(self.away)
+
+    @property
+    def away(self) -> frozenset[NodeId]:
+        """Nodes of an earlier coordinator that are not back yet; none unless the phase is `RETURNING`."""
+        if self.phase is not Phase.RETURNING:
+            return frozenset()
+        return frozenset(node for node in self.past.joined - self.members.gone if not self.members.is_live(node))
 
     def needs(self, node: NodeId) -> bool:
         """Returns whether the plan in force needs the node, so that its loss strikes the job."""

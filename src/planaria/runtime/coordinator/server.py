@@ -10,7 +10,7 @@ import hmac
 import secrets
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 from planaria.checkpoint.retries import RetryNews, heard_by
@@ -35,6 +35,7 @@ from planaria.protocol.messages.events import (
 )
 from planaria.protocol.messages.from_worker import Hello, StoreTried, decode_from_worker
 from planaria.protocol.messages.message import MAX_FRAME_BYTES, encode
+from planaria.protocol.messages.records import AnyRecord, NodeJoined
 from planaria.protocol.messages.run_measurements import HostLink
 from planaria.protocol.messages.to_worker import Challenge, Stop
 from planaria.protocol.phases import Phase
@@ -159,7 +160,7 @@ class Server(Reception[Connection]):
             agents,
             journal,
             self._manifests,
-            (*observers, lambda record, time_s: self._requests.note(record)),
+            (*observers, lambda record, time_s: self._note(record)),
             tell_again,
         )
         start_node = self._start_node if agents is None else None
@@ -362,6 +363,11 @@ class Server(Reception[Connection]):
         super()._carry_out(command)
         self._pass(command)
 
+    def _note(self, record: AnyRecord) -> None:
+        self._requests.note(record)
+        if self._agents is not None and isinstance(record, NodeJoined):
+            self._agents.arrived(NodeId(record.node))
+
     def _execute(self, command: Command) -> None:
         self._executor.carry_out(command)
 
@@ -415,8 +421,11 @@ class Server(Reception[Connection]):
     def links_measured(self, node: NodeId, host: str, links: tuple[HostLink, ...]) -> None:
         self.handle(LinksMeasured(node, host, links))
 
-    def no_room(self, started: Mapping[NodeId, str], zone: str) -> str | None:
-        return self._machine.no_room(started, [zone])
+    def no_room(self, coming: Counter[str], zone: str) -> str | None:
+        return self._machine.no_room(coming, Counter({zone: 1}))
+
+    def is_coming(self, node: NodeId) -> bool:
+        return self._machine.is_coming(node)
 
     def times_wrong(self, host: str) -> int:
         return self._machine.times_wrong(host)
