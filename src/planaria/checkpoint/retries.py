@@ -65,7 +65,7 @@ def heard_by(hear: Hear) -> Iterator[None]:
 
 @contextmanager
 def at_first_contact() -> Iterator[None]:
-    """Has calls to places fail soon whose names do not resolve, where none came through before; until the block ends."""
+    """Has calls fail soon to places whose names do not resolve and that were not reached yet, until the block ends."""
     _beginnings.append(None)
     try:
         yield
