@@ -60,7 +60,7 @@ def join(run: Run, event: WorkerJoined) -> list[Command]:
         return []
     if run.settings.train.numerics is Numerics.EXACT:
         run.members.try_out(node)
-    run.count_cost()
+    run.spending.count(run.members.in_zones, run.now)
     zone, label = run.members.zones.get(node, ""), run.members.labels.get(node, "")
     record = NodeJoined(node=node, live_nodes=run.num_live, zone=zone, label=label)
     learnt = run.to_write_of_join()
@@ -220,9 +220,9 @@ def price_changed(run: Run, event: PriceChanged) -> list[Command]:
     """Counts nodes at another price from now on, and warns where the fewest that there may be cost too much."""
     if event.price == run.spending.price:
         return []
-    run.count_cost()
+    run.spending.count(run.members.in_zones, run.now)
     run.spending.change_price(event.price)
-    run.count_cost()
+    run.spending.count(run.members.in_zones, run.now)
     run.node_count.look_again()
     told = [Note(level="info", text=f"a node costs {event.price:g} dollars an hour from now on")]
     over = run.spending.over_hourly(Counter({"": run.node_count.least}))

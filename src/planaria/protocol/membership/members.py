@@ -104,6 +104,10 @@ class Membership:
         """Returns whether a node is among `nodes`."""
         return node in self._whole
 
+    def absent(self, nodes: Iterable[NodeId]) -> frozenset[NodeId]:
+        """Returns those of these nodes that have neither joined nor gone."""
+        return frozenset(nodes) - self._whole - self.gone
+
     def _is_complete(self, node: NodeId) -> bool:
         lacking = self._devices_per_node - self._joined[node]
         return not lacking or lacking == len(self.lost_devices.intersection(self.workers_of(node)))

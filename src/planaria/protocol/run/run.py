@@ -238,9 +238,8 @@ class Run:
         self.counts.dropped = past.num_dropped
         self.decision = past.decision
         if past.policy is not None and past.policy is not self.plan_selector.policy_switch.name:
-            self.plan_selector.switch(
-                past.policy
-            )  # before shortages are known: it may have no plan within what is left
+            # Before shortages are known: it may have no plan within what is left.
+            self.plan_selector.switch(past.policy)
         self.shortages.recall(past.learnt.shortages, past.carried)
         self.intent.is_stopping = past.is_stopping
         self.members.gone = set(past.gone)
@@ -420,11 +419,6 @@ class Run:
 
     # Nodes
 
-    def count_cost(self) -> None:
-        """Counts what the nodes cost by now: called where others are there, and at each step's end."""
-        if self.spending.is_counted:
-            self.spending.count(self.members.in_zones, self.now)
-
     def is_known(self, node: NodeId) -> bool:
         """Returns whether the node is in the job, though it may not have come back yet."""
         return node not in self.members.gone and (node in self.past.joined or node < self.settings.num_nodes)
@@ -437,9 +431,7 @@ class Run:
     @property
     def away(self) -> frozenset[NodeId]:
         """Nodes of an earlier coordinator that are not back yet; none unless the phase is `RETURNING`."""
-        if self.phase is not Phase.RETURNING:
-            return frozenset()
-        return frozenset(node for node in self.past.joined - self.members.gone if not self.members.is_live(node))
+        return self.members.absent(self.past.joined) if self.phase is Phase.RETURNING else frozenset()
 
     def needs(self, node: NodeId) -> bool:
         """Returns whether the plan in force needs the node, so that its loss strikes the job."""

@@ -46,7 +46,8 @@ class Spending:
         return self._budget.hourly(in_zones) if self.is_counted else float(in_zones.total())
 
     def count(self, in_zones: Counter[str], now: float) -> None:
-        """Counts the time until now at the price of the nodes that were there, and goes on with those that are.
+        """Counts the time until now at the price of the nodes that were there, and goes on with those that are: called
+        where others are there, and at each step's end.
 
         Args:
             in_zones: how many live nodes there are in each zone; "" where it is not known.

@@ -38,6 +38,7 @@ from planaria.protocol.messages.agent import (
     decode_from_agent,
 )
 from planaria.protocol.messages.message import Message, decode_first, encode, other_version
+from planaria.protocol.messages.records import AnyRecord, NodeJoined
 from planaria.protocol.messages.run_measurements import HostLink
 from planaria.protocol.thresholds import MOST_WRONG
 from planaria.runtime.coordinator.stream_blocks import StreamBlocks
@@ -327,7 +328,7 @@ class Agents:
         """Records which node the agent runs; None: none."""
         if agent.node is not None:
             del self._by_node[agent.node]
-            self.arrived(agent.node)
+            self._comes_no_more(agent.node)
         agent.node = node
         if node is not None:
             self._by_node[node] = agent
@@ -335,8 +336,12 @@ class Agents:
                 self._coming[node] = agent.zone
                 self._coming_in[agent.zone] += 1
 
-    def arrived(self, node: NodeId) -> None:
-        """Records that a node has joined, or will not: it is not counted as coming any more."""
+    def hear(self, record: AnyRecord, time_s: float) -> None:
+        """Hears of each record of the run: nodes that have joined do not come any more."""
+        if isinstance(record, NodeJoined):
+            self._comes_no_more(NodeId(record.node))
+
+    def _comes_no_more(self, node: NodeId) -> None:
         if (zone := self._coming.pop(node, None)) is not None:
             self._coming_in[zone] -= 1
 
@@ -366,7 +371,7 @@ class Agents:
         """Has a node's agent kill its workers, or one of them; an agent that is out of reach is told of a node when it
         comes back, and of a worker never: that is told to end when it says hello."""
         if worker is None:
-            self.arrived(node)
+            self._comes_no_more(node)
         if (agent := self._by_node.get(node)) is not None:
             self._tell(agent, KillNode(node=node, worker=worker))
 

@@ -35,7 +35,6 @@ from planaria.protocol.messages.events import (
 )
 from planaria.protocol.messages.from_worker import Hello, StoreTried, decode_from_worker
 from planaria.protocol.messages.message import MAX_FRAME_BYTES, encode
-from planaria.protocol.messages.records import AnyRecord, NodeJoined
 from planaria.protocol.messages.run_measurements import HostLink
 from planaria.protocol.messages.to_worker import Challenge, Stop
 from planaria.protocol.phases import Phase
@@ -160,19 +159,17 @@ class Server(Reception[Connection]):
             agents,
             journal,
             self._manifests,
-            (*observers, lambda record, time_s: self._note(record)),
+            (*observers, lambda record, time_s: self._requests.note(record), *([agents.hear] if agents else [])),
             tell_again,
         )
-        start_node = self._start_node if agents is None else None
-        is_gone = self._admission.is_fenced
         self._requests = Requests(
             machine,
             token,
             self._socket_server,
             self.handle,
-            start_node,
+            self._start_node if agents is None else None,
             self._start_device,
-            is_gone,
+            self._admission.is_fenced,
             judge.liveness,
             most_nodes,
             lambda: agents is not None and agents.has_own_folders,
@@ -362,11 +359,6 @@ class Server(Reception[Connection]):
     def _carry_out(self, command: Command) -> None:
         super()._carry_out(command)
         self._pass(command)
-
-    def _note(self, record: AnyRecord) -> None:
-        self._requests.note(record)
-        if self._agents is not None and isinstance(record, NodeJoined):
-            self._agents.arrived(NodeId(record.node))
 
     def _execute(self, command: Command) -> None:
         self._executor.carry_out(command)
