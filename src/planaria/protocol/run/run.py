@@ -388,10 +388,10 @@ class Run:
         return self._written
 
     def to_write_of_join(self) -> RunMeasurements | None:
-        """Returns what `to_write` does. While nodes gather, only once an eighth more have joined than last time: the
-        links of all of them are in it, and thousands may join in a second."""
+        """Returns what `to_write` does, but only once an eighth more have joined than last time: the links of all of
+        them are in it, and thousands may join in a second. The next plan or commit has it too."""
         num_nodes = self.members.num_nodes
-        if self.phase is Phase.GATHERING and 8 * num_nodes < 9 * self._num_written:
+        if 8 * num_nodes < 9 * self._num_written:
             return None
         self._num_written = num_nodes
         return self.to_write()
