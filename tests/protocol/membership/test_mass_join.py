@@ -11,11 +11,13 @@ import pytest
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import LinksMeasured, WorkerJoined
+from planaria.protocol.messages.journal import JournalNode
 from planaria.protocol.messages.run_measurements import HostLink
 from planaria.protocol.phases import Phase
 from tests.protocol.planning.test_node_count import LEAST, Job
 
 LOOKS = Counter[str]()
+WRITTEN = "entries of the journal with the links of all"
 
 
 class Looked(int):
@@ -46,7 +48,9 @@ def looks_of_joins(job: Job, first: int, count: int) -> int:
         assert job.machine.is_coming(NodeId(number))
         link = HostLink(one=host, other="host 0", latency_s=1e-4, bytes_per_s=1e9)
         job.machine.handle(LinksMeasured(NodeId(number), host, (link,)), job.now)
-        job.machine.handle(WorkerJoined(WorkerId(number), f"{host}:1", zone), job.now)
+        (entry, _) = job.machine.handle(WorkerJoined(WorkerId(number), f"{host}:1", zone), job.now)
+        assert isinstance(entry, JournalNode)
+        LOOKS[WRITTEN] += entry.learnt is not None
         assert not job.machine.is_coming(NodeId(number))
     return LOOKS[""]
 
@@ -60,6 +64,8 @@ def test_a_node_that_joins_costs_no_more_for_there_being_others(is_gathering: bo
     job.join(*range(LEAST))
     assert job.machine.phase is (Phase.GATHERING if is_gathering else Phase.TRAINING)
     few = looks_of_joins(job, 100, 100)
+    written = LOOKS[WRITTEN]
     many = looks_of_joins(job, 200, 100)
     assert 0 < many <= few
+    assert 0 < LOOKS[WRITTEN] <= written < 10
     assert job.machine.state.nodes[-200:] == tuple(range(100, 300))
