@@ -103,7 +103,7 @@ def train(
     Raises:
         UserError: the job, the name or a fault cannot be used; no run folder is left behind.
     """
-    from planaria.checkpoint.retries import told_by
+    from planaria.checkpoint.retries import at_first_contact, told_by
     from planaria.runtime.launch.session import train_job
     from planaria.runtime.launch.training.request import TrainRequest
     from planaria.runtime.machine.interrupts import interrupts, raise_interrupted
@@ -121,6 +121,7 @@ def train(
         with (
             interrupts(raise_interrupted),
             told_by(lambda level, text: Output(sys.stderr).say(text)) if progress else contextlib.nullcontext(),
+            contextlib.nullcontext() if resumes else at_first_contact(),
             job_folder(checked, run.path.name, resume=resumes) as own,
             _shown(own, observers, progress=progress) as shown,
         ):

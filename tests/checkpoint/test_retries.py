@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import logging
+import socket
 
 import pytest
 
 from planaria.checkpoint import retries
-from planaria.checkpoint.retries import FORGOTTEN_S, TOLD_EVERY_S, RetryNews, StoreError, Tries, heard_by, told_by
+from planaria.checkpoint.retries import (
+    FORGOTTEN_S,
+    TOLD_EVERY_S,
+    UNRESOLVED_S,
+    RetryNews,
+    StoreError,
+    Tries,
+    at_first_contact,
+    heard_by,
+    told_by,
+)
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.from_worker import StoreTried, TryOutcome, decode_from_worker
 from planaria.protocol.messages.message import encode
@@ -90,6 +101,34 @@ def test_an_answer_is_no_failure_and_what_another_attempt_does_not_change_is_not
         with pytest.raises(FileNotFoundError):
             Tries(PLACE)("read a", answered)
     assert outcomes(heard) == [("again", 1), ("through", 1)]
+
+
+def test_a_name_that_never_resolved_is_tried_for_seconds_where_a_run_begins_and_as_ever_later(clock: Clock) -> None:
+    def unresolved() -> None:
+        try:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        except OSError:
+            raise RuntimeError("cannot connect") from None  # as file systems do, each in its own way
+
+    def tried_s(place: str) -> float:
+        began = clock.now
+        with pytest.raises(StoreError) as raised:
+            Tries(place)("fetch a", unresolved)
+        assert ("a name in it does not resolve" in str(raised.value)) == (clock.now - began < UNRESOLVED_S)
+        return clock.now - began
+
+    place, known = "https://wrong.example/a", "https://right.example/a"
+    assert tried_s(place) > 50
+    with at_first_contact():
+        assert tried_s(place) <= UNRESOLVED_S
+        Tries(known)("look at it", lambda: None)
+        assert tried_s(known) <= UNRESOLVED_S, "a look may have asked nobody"
+        for _ in range(2):
+            Tries(known)("fetch a", lambda: None)
+        assert tried_s("https://right.example/b") > 50
+        with pytest.raises(StoreError, match="no route"):
+            Tries(place)("fetch a", Flaky(10**9, OSError(5, "no route")))
+    assert tried_s(place) > 50
 
 
 def test_where_nobody_hears_the_log_has_a_line(caplog: pytest.LogCaptureFixture) -> None:

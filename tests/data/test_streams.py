@@ -22,6 +22,7 @@ from token_files import train_of
 from planaria.data.job_data import JobData
 from planaria.data.opening import open_data, prepare, reader_standing_by
 from planaria.data.reading.sources import DataError, DataRaised
+from planaria.data.sampler import Sampler
 from planaria.data.streams.blocks import Blocks, stream_folder
 from planaria.data.streams.openers import Opener
 from planaria.data.streams.preparation import opener_of, prepare_stream
@@ -160,6 +161,30 @@ def test_any_process_has_the_same_samples_whatever_was_asked_before(tmp_path: Pa
         assert data.quick_hash() == open_data(job, tmp_path).quick_hash()
         drawn = torch.cat([sampler.microbatch(step, 0)["drawn"] for step in range(1, STEPS + 1)])
     assert len({*drawn.flatten().tolist()}) == drawn.numel()
+
+
+@pytest.mark.parametrize("size", [0, STEPS * BATCH - 5, 2 * BATCH + 5])
+def test_who_has_a_microbatch_wants_that_of_the_next_step_here(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of("numbered", shuffle_buffer=3 * BATCH, repeat=True, config={"size": size})
+    sampler = read_to_the_end(job, tmp_path).sampler(masked_lm=False)
+    wanted: list[list[int]] = []
+    monkeypatch.setattr(Blocks, "want_missing", lambda blocks, numbers: wanted.append(numbers.tolist()))
+    for step in range(1, STEPS + 1):
+        sampler.microbatch(step, 0)
+    assert isinstance(sampler, Sampler)
+    assert wanted == [sampler.numbers(step, 0).tolist() for step in range(2, STEPS + 1)]
+
+
+def test_blocks_that_are_here_are_not_wanted_again(tmp_path: Path) -> None:
+    reader, blocks = reader_of(job_of("numbered"), tmp_path)
+    size = blocks.about.block_samples
+    read(reader, blocks, 3 * size)
+    blocks.taken_wants()
+    blocks.path(1).unlink()
+    blocks.want_missing(np.array([4 * size + 1, 2 * size, size + 1, size], np.int64))
+    assert blocks.taken_wants() == {1, 4}
 
 
 def test_a_stream_that_ends_early_is_told_before_anything_starts(tmp_path: Path) -> None:

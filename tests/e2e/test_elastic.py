@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from planaria.api import load_job
+from planaria.protocol.messages.agent import Farewell
+from planaria.runtime.engines.engine import Task, TaskState
+from planaria.runtime.engines.keeper import Keeper
+from planaria.runtime.nodes.agent_settings import EXIT_CODES
 from tests.e2e.agents import Agent, Hosts
 from tests.e2e.commands import DEADLINE_S, wait_until
 from tests.e2e.conftest import Reference
@@ -103,4 +108,81 @@ def test_a_node_that_brings_nothing_is_given_back(folder: Path, incubator: Incub
     late = hosts.start_agent()
     assert wait_until(lambda: hosts.notes("waits as a spare: the run has 2 nodes, and another one brought too little"))
     assert (hosts.num_live, hosts.wanted, late.process.poll()) == (2, 2, None)
+    hosts.assert_same_bits(reference)
+
+
+class LocalEngine:
+    """An engine whose tasks are agents of this machine, as many as may run."""
+
+    poll_s = 0.1
+
+    def __init__(self, hosts: Hosts, number: int) -> None:
+        self._hosts = hosts
+        self._agents: dict[str, Agent | None] = dict.fromkeys(f"task-{count}" for count in range(number))
+        self._allowed = number
+
+    def tasks(self) -> list[Task]:
+        for name, agent in self._agents.items():
+            if agent is None and sum(self._state(name) is TaskState.RUNNING for name in self._agents) < self._allowed:
+                self._agents[name] = self._hosts.start_agent("--label", name)
+        return [Task(name=name, state=self._state(name)) for name in self._agents]
+
+    def _state(self, name: str) -> TaskState:
+        agent = self._agents[name]
+        if agent is None:
+            return TaskState.SPARE
+        code = agent.process.poll()
+        if code is None:
+            return TaskState.RUNNING
+        ends = {EXIT_CODES[Farewell.DRAINED]: TaskState.GIVEN_BACK, EXIT_CODES[Farewell.OVER]: TaskState.DONE}
+        return ends.get(code, TaskState.LOST)
+
+    def replace(self, task: Task) -> None:
+        self._agents[task.name] = None
+
+    def allow(self, num_running: int) -> None:
+        self._allowed = num_running
+
+    def come_back(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def test_a_node_that_cost_too_much_is_given_back_to_the_engine_and_asked_for_when_it_does_not(
+    folder: Path, incubator: Incubator, reference: Reference
+) -> None:
+    price = folder / "price"
+    price.write_text("1.0")
+    budget = ("budget.price_command=cat price", "budget.price_every_s=0.1", "budget.per_hour=3.5")
+    hosts = Elastic(folder, incubator, "cluster.nodes={ least = 2, most = 3 }", "train.global_batch=12", *budget)
+    engine, said = LocalEngine(hosts, 3), list[str]()
+    keeper = Keeper(engine, hosts.run, 2, 0, said.append)
+
+    def comes(condition: Callable[[], object]) -> None:
+        def looked() -> object:
+            keeper.look()
+            return condition()
+
+        assert wait_until(looked), f"{said}\n{hosts.said}"
+
+    def given_back() -> list[str]:
+        return [task.name for task in engine.tasks() if task.state is TaskState.GIVEN_BACK]
+
+    comes(lambda: hosts.num_live == 3)
+    price.write_text("1.5")
+    comes(given_back)
+    (name,) = given_back()
+    (leaving,) = hosts.events("node_leaving")
+    assert leaving["cause"] == "given back: the nodes would cost 4.50 dollars an hour, over budget.per_hour = 3.5"
+    before = hosts.last_step
+    comes(lambda: hosts.last_step >= before + 5)
+    assert (given_back(), hosts.num_live) == ([name], 2), "it stays with the engine while it costs too much"
+    price.write_text("1.0")
+    comes(lambda: hosts.num_live == 3)
+    assert [line for line in said if "given back" in line] == [
+        f"task {name} was given back, and is started again: the run wants 3 nodes now"
+    ]
+    labels = [event["label"] for event in hosts.events("node_joined")]
+    assert sorted(labels) == sorted(["task-0", "task-1", "task-2", name])
+    assert not hosts.events("node_lost")
     hosts.assert_same_bits(reference)

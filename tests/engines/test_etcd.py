@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from planaria.job.parse import load_job
+from planaria.job.sections.run import RunSection
 from planaria.job.settings import Job
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.journal import Fate, JournalNode, JournalStop
@@ -40,6 +45,41 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed (Debian's etcd-server)"),
 ]
+
+LAYERS = """
+import torch
+from torch import nn
+
+def layers(): return [nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)]
+"""
+POINTS = """
+def points():
+    for number in range(500): yield torch.full((4,), number % 7 / 7), number % 2
+"""
+STREAMED_JOB = """
+[model]
+type = "streamed:layers"
+[data]
+source = "streamed:points"
+shuffle_buffer = 50
+repeat = true
+[train]
+steps = 100000
+global_batch = 12
+microbatch = 2
+lr_schedule = "constant"
+[cluster]
+nodes = {nodes}
+launcher = "agents"
+port = 0
+[resilience]
+heartbeat_timeout_s = 2.0
+[run]
+name = "{name}"
+journal = "{journal}"
+checkpoint_folder = "s3://bucket"
+checkpoint_every = 10
+"""
 
 
 @pytest.fixture(scope="module")
@@ -322,6 +362,50 @@ def test_a_standby_that_does_not_see_the_run_folder_leads_from_one_of_its_own(
         assert standby is None or standby.wait(DEADLINE_S) == 0
         assert [agent.wait() for agent in led.agents] == [75] * NUM_NODES
         led.assert_same_bits(reference)
+
+
+def test_a_standby_that_does_not_see_the_run_folder_reads_the_stream_from_then_on(
+    led: Led,
+    tmp_path_factory: pytest.TempPathFactory,
+    reference: Callable[[Job], Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(led.folder))
+    name = led.run.path.name
+    (led.folder / "job.toml").write_text(STREAMED_JOB.format(nodes=NUM_NODES, name=name, journal=led.url))
+    folders = [tmp_path_factory.mktemp("host") for _ in range(NUM_NODES + 1)]
+    for folder in (led.folder, *folders):
+        (folder / "streamed.py").write_text(LAYERS + (POINTS if folder in (led.folder, folders[-1]) else ""))
+    with serving() as s3:
+        led.environment = s3.environment
+        leader = led.train()
+        for folder in folders:
+            shutil.copy(led.folder / "token", folder)
+        for folder in folders[:-1]:
+            led.start_agent("--folder", "own", folder=folder)
+        led.wait_for("checkpoint_saved")
+        given, log = ("standby", led.address, "--token-file", "token", "--folder"), led.folder / "standby.log"
+        refused = led.incubator.start(folders[0], *given, "led", environment=s3.environment, hidden=led.folder)
+        _, said = refused.communicate(DEADLINE_S)
+        assert (refused.returncode, len(said.strip().splitlines())) == (2, 1), said
+        assert f"run {name} cannot be led from here: it trains on a stream. data.source = 'streamed:points'" in said
+        standby = led.incubator.start(
+            folders[-1], *given, "own", log=log, environment=s3.environment, hidden=led.folder
+        )
+        led.wait_until_ready(standby, log)
+        strike(leader.pid, signal.SIGKILL)
+        led.run = RunFolder(folders[-1] / "own" / name)
+        led.wait_for("coordinator_restarted")
+        led.wait_for_step(led.last_step + 20)
+        assert not led.events("node_lost")
+        led.stop()
+        assert standby.wait(DEADLINE_S) == 0, log.read_text()
+        assert [agent.wait() for agent in led.agents] == [75] * NUM_NODES
+    summary = json.loads(led.run.summary.read_text())
+    job = load_job(led.folder / "job.toml", [f"train.steps={summary['steps']}"])
+    alone = reference(msgspec.structs.replace(job, run=RunSection()))
+    assert summary["weights_sha256"] == alone.summary["weights_sha256"]
+    sys.modules.pop("streamed", None)
 
 
 def test_a_leader_that_is_stopped_is_followed_and_cannot_go_on(led: Led, reference: Callable[[Job], Outcome]) -> None:

@@ -147,6 +147,38 @@ def test_a_run_grows_and_a_node_that_it_has_grown_by_is_replaced(
     driven.compare()
 
 
+def test_a_node_that_was_given_back_is_asked_for_when_the_run_wants_it_again(
+    cluster: Cluster, launch: Callable[..., Driven], tmp_path: Path
+) -> None:
+    price = tmp_path / "price"
+    price.write_text("1.0")
+    command = ["launch", "ray", "job.toml", "--nodes", f"2-{NUM_RAYLETS}", "--address", cluster.address]
+    for setting in ("price_command=cat price", "price_every_s=0.5", "per_hour=3.5"):
+        command += ["--set", f"budget.{setting}"]
+    driven = launch("-m", "planaria.ui.cli.main", *command)
+    driven.wait_for("three nodes train", lambda: driven.live_nodes == NUM_RAYLETS)
+    price.write_text("1.5")
+    driven.wait_for("one is given back", lambda: driven.events("node_released"))
+    (name,) = {event["label"] for event in driven.events("node_joined") if event["node"] == _released(driven)}
+    before = driven.step
+    driven.wait_for("two nodes train", lambda: driven.step >= before + 20)
+    assert (len(driven.agents()), driven.live_nodes) == (2, 2), "it stays with Ray while it costs too much"
+    price.write_text("1.0")
+    driven.wait_for("it comes back", lambda: driven.live_nodes == NUM_RAYLETS)
+    assert [event["label"] for event in driven.events("node_joined")][NUM_RAYLETS:] == [name]
+    assert f"task {name} was given back, and is started again" in driven.said
+    assert not driven.events("node_lost")
+    driven.command("stop", "runs/job")
+    assert driven.driver.wait(DEADLINE_S) == 0, driven.said
+    driven.wait_until_nothing_is_left()
+    driven.compare()
+
+
+def _released(driven: Driven) -> int:
+    (released,) = driven.events("node_released")
+    return int(released["node"])
+
+
 @pytest.mark.parametrize(
     ("options", "says", "remedy"),
     [

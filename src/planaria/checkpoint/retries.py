@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import errno
 import logging
+import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
+from urllib.parse import urlsplit
 
 from planaria.job.errors import UserError
 from planaria.plan.plan import WorkerId
@@ -21,6 +24,9 @@ _Result = TypeVar("_Result")
 
 PATIENCE_S: Final = 60.0
 """How long a call is tried again before it fails. Not measured."""
+UNRESOLVED_S: Final = 5.0
+"""How long a call is tried again whose host's name does not resolve, where a run begins and nothing has come through to
+that place: most likely the name is wrong. Not measured."""
 TOLD_EVERY_S: Final = 15.0
 """Seconds between two lines to people about calls that fail: all workers may try the same store. Not measured."""
 FORGOTTEN_S: Final = 120.0
@@ -36,6 +42,11 @@ Hear = Callable[[StoreTried], None]
 """Takes what is said of a call, in the thread that makes it."""
 
 _hearers: list[Hear] = []
+_beginnings: list[None] = []
+"""One for each block `at_first_contact` that this process is in."""
+_came_through: Counter[str] = Counter()
+"""Calls of this process that came through to each place. One alone says nothing: fsspec's look at an http URL asks
+nobody."""
 
 
 class StoreError(OSError):
@@ -52,6 +63,16 @@ def heard_by(hear: Hear) -> Iterator[None]:
         _hearers.remove(hear)
 
 
+@contextmanager
+def at_first_contact() -> Iterator[None]:
+    """Has calls fail soon to places whose names do not resolve and that were not reached yet, until the block ends."""
+    _beginnings.append(None)
+    try:
+        yield
+    finally:
+        _beginnings.pop()
+
+
 class Tries:
     """Makes calls to one place, each until it works, with pauses that double, for as long as there is patience.
 
@@ -63,6 +84,7 @@ class Tries:
     def __init__(self, place: str, patience_s: float = PATIENCE_S) -> None:
         self._place = place
         self._patience_s = patience_s
+        self._host = "://".join(urlsplit(place)[:2])
 
     def __call__(self, doing: str, call: Callable[[], _Result]) -> _Result:
         """Makes a call; `doing` says for people what it does.
@@ -96,18 +118,22 @@ class Tries:
             except Exception as raised:  # each file system has errors of its own
                 error = raised
             else:
+                _came_through[self._host] += 1
                 if failed:
                     say(TryOutcome.THROUGH)
                 return result
+            is_unknown = bool(_beginnings) and _came_through[self._host] < 2 and _is_unresolved(error)
+            patience_s = min(self._patience_s, UNRESOLVED_S) if is_unknown else self._patience_s
             is_answer = isinstance(error, FileNotFoundError | FileExistsError)
             is_final = isinstance(error, _FINAL) or type(error).__name__ == "NoCredentialsError"
-            if is_final or time.monotonic() - began + pause_s > self._patience_s:
+            if is_final or time.monotonic() - began + pause_s > patience_s:
                 if failed:
                     failed += not is_answer
                     say(TryOutcome.THROUGH if is_answer else TryOutcome.GIVEN_UP)
                 if is_answer:
                     raise error
-                raise StoreError(errno.EIO, line_of(error)) from error
+                why = f"a name in it does not resolve: {line_of(error)}" if is_unknown else line_of(error)
+                raise StoreError(errno.EIO, why) from error
             failed += 1
             say(TryOutcome.AGAIN, pause_s)
             time.sleep(pause_s)
@@ -172,6 +198,14 @@ def sentence_of(said: StoreTried) -> str:
     if said.outcome is TryOutcome.THROUGH:
         return f"{place}: attempt {said.failed + 1} to {doing} came through, {after}"
     return f"{place}: attempt {said.failed} to {doing} failed too, {after} ({said.why}): it is given up"
+
+
+def _is_unresolved(error: BaseException) -> bool:
+    """Returns whether an error comes of a host's name that is not known."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, socket.gaierror):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
 
 
 def line_of(error: BaseException) -> str:

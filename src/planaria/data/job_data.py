@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -54,9 +55,9 @@ class JobData:
     reader: ReaderProcess | None = None
 
     @property
-    def is_stream(self) -> bool:
-        """Whether what is trained on is a stream."""
-        return isinstance(self.trained, Blocks)
+    def stream_about(self) -> bytes:
+        """The file that says what the stream is that is trained on; empty: it is none."""
+        return msgspec.json.encode(self.trained.about) if isinstance(self.trained, Blocks) else b""
 
     def close(self) -> None:
         """Ends the process that reads a stream, if there is one."""

@@ -17,7 +17,7 @@ import msgspec
 from planaria.data.job_data import JobData, stream_identity, token_identity
 from planaria.data.reading.remote import AttemptsAt, once_at
 from planaria.data.reading.sources import DataError
-from planaria.data.streams.blocks import Blocks, open_stream, remove_stream, take_stream
+from planaria.data.streams.blocks import Blocks, StreamAbout, open_stream, remove_stream, take_stream
 from planaria.data.streams.reader_process import ReaderProcess
 from planaria.data.streams.shelf import Shelf, most_blocks
 from planaria.data.tokens.encoding import Tell
@@ -132,6 +132,29 @@ def prepare_elsewhere(job: Job, folder: Path, about: bytes, attempts_at: Attempt
     if job.eval.source and not is_dataset(job.data.source):
         _prepare_validation(job, folder, lambda text: None, attempts_at)
     return blocks, Shelf(blocks, most_blocks(job, blocks.about))
+
+
+def begin_elsewhere(job: Job, folder: Path, about: bytes) -> None:
+    """Begins the blocks of a job's stream on a host that may have to read it, where another host reads it now.
+
+    Args:
+        job: whose it is.
+        folder: of the run's data here.
+        about: the file that says what the stream is.
+
+    Raises:
+        DataError: it cannot be read here, or is another one here.
+        UserError: its function cannot be imported.
+    """
+    from planaria.data.streams.preparation import prepare_stream
+
+    told = take_stream(folder, about).about
+
+    def check(found: StreamAbout) -> None:
+        if msgspec.structs.replace(found, block_samples=told.block_samples) != told:
+            raise DataError(f"{told.named} gives other samples here than where the run began. Put the same code here.")
+
+    prepare_stream(job, folder, check)
 
 
 @contextmanager

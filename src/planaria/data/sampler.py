@@ -96,8 +96,12 @@ class Sampler:
         return places if self._validation is not None else self._split(self.num_samples + places)
 
     def microbatch(self, step: int, index: int) -> Batch:
-        """Returns the batch of microbatch `index` of `step`; see `numbers`."""
-        return self._samples.batch(self.numbers(step, index), generator(self._train.seed, CHANCE, step, index))
+        """Returns the batch of microbatch `index` of `step`; see `numbers`. Of a stream that of the next step is wanted
+        then: most likely this process is to have that too, and it may lie on another host."""
+        batch = self._samples.batch(self.numbers(step, index), generator(self._train.seed, CHANCE, step, index))
+        if isinstance(self._samples, StreamSamples):
+            self._samples.want(of_microbatch(self._train, step + 1, index), self._train.seed)
+        return batch
 
     def eval_microbatch(self, index: int) -> Batch:
         """Returns the batch of microbatch `index` of those to evaluate on: the same in every run; see `held_out`."""

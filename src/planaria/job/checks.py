@@ -6,6 +6,8 @@ section alone says is checked beside it, in `planaria.job.sections`.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from planaria.job.errors import UserError
 from planaria.job.registry import Launcher, PolicyName
 from planaria.job.sections.budget import check_budget
@@ -93,7 +95,7 @@ def _check_hourly_price(job: Job) -> None:
     if budget.per_hour is None:
         return
     zones = job.cluster.zones or ("",)
-    hourly = budget.hourly(zones[node % len(zones)] for node in range(nodes))
+    hourly = budget.hourly(Counter(zones[node % len(zones)] for node in range(nodes)))
     if hourly > budget.per_hour:
         raise UserError(
             f"cluster.nodes = {nodes} cost {hourly:g} dollars an hour, over budget.per_hour = {budget.per_hour:g}. "

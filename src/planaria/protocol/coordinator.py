@@ -7,7 +7,7 @@ names. Here is shown what others may know of the run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
 
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.planner.reroute.plans import shares
@@ -117,9 +117,13 @@ class Coordinator:
         """Returns why a device of a node is not started again now; None if it may be."""
         return joins.device_refusal(self._run, NodeId(node), device)
 
-    def no_room(self, started: Mapping[NodeId, str], zones: Sequence[str]) -> str | None:
+    def no_room(self, coming: Counter[str], zones: Counter[str]) -> str | None:
         """Returns why nodes in these zones are not started now; None if they may be. See `handlers.joins`."""
-        return joins.no_room(self._run, started, zones)
+        return joins.no_room(self._run, coming, zones)
+
+    def is_coming(self, node: NodeId) -> bool:
+        """Returns whether a node that runs somewhere has neither joined nor gone."""
+        return joins.is_coming(self._run, node)
 
     def times_wrong(self, host: str) -> int:
         """Returns how many nodes of a host computed wrong so far."""

@@ -51,11 +51,11 @@ def at_work(
     """
     run.step = step
     run.checkpoints.last = CheckpointRef(step=saved_step, folder="", exponents=run.exponents)
-    run.members.enrol(map(NodeId, range(run.settings.num_nodes)), "-")
-    run.members.leaving = dict.fromkeys(leaving, 0.0)
     if zones:
         run.members.zones = dict(zones)
         run.plan_selector.locate(zones)
+    run.members.enrol(map(NodeId, range(run.settings.num_nodes)), "-")
+    run.members.leaving = dict.fromkeys(leaving, 0.0)
     plan = run.current = proposal.plan
     run.plan_selector.generation = plan.generation
     run.is_degraded = bool(lacking(plan, run.settings.fault_tolerance))

@@ -224,6 +224,10 @@ AGENT_SILENCE_S = 3.0
 AGENT_CONNECT_S = 1.0
 """Seconds that an agent's attempt to connect may take. Not measured."""
 
+AGENT_HANDSHAKE_S = 4.0
+"""Most seconds that the TLS handshake after it may take: as long as an attempt to connect at first, and twice as long
+after each that failed, as a coordinator shakes hands with thousands one after the other. Not measured."""
+
 AGENT_AWAY_S = AGENT_CONNECT_S + 1.0
 """Seconds between two looks at the clock above which an agent cannot say that others were silent. Not measured."""
 

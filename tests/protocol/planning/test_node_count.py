@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -28,6 +29,7 @@ from tests.plan.profiles import uniform_profile
 from tests.protocol.test_coordinator import vote
 
 LEAST, MOST = 2, 5
+ONE = Counter({"": 1})
 
 
 class Job:
@@ -133,11 +135,11 @@ def test_a_node_that_brings_too_little_is_given_back_once(
     assert Release(NodeId(nodes - 1)) in commands
     assert job.machine.plan.nodes == tuple(range(nodes - 1))
     assert job.machine.state.wanted == nodes - 1
-    assert job.machine.no_room({}, [""]) == f"the run has {nodes - 1} nodes, and another one brought too little"
+    assert job.machine.no_room(Counter(), ONE) == f"the run has {nodes - 1} nodes, and another one brought too little"
     assert causes(job.train(2 * STEPS_BEFORE_GIVING_BACK)) == []
     job.machine.handle(NodeGone(NodeId(0), "connection closed"), job.now)
-    assert job.machine.no_room({}, [""]) is None, "a lost one is replaced"
-    assert job.machine.no_room({NodeId(9): ""}, [""]) is not None, "one is on its way"
+    assert job.machine.no_room(Counter(), ONE) is None, "a lost one is replaced"
+    assert job.machine.no_room(ONE, ONE) is not None, "one is on its way"
 
 
 def test_a_run_never_gives_back_its_least_nor_one_without_a_range() -> None:
@@ -146,17 +148,17 @@ def test_a_run_never_gives_back_its_least_nor_one_without_a_range() -> None:
         assert causes(job.train(3 * STEPS_BEFORE_GIVING_BACK)) == []
         assert len(job.machine.state.nodes) == nodes
     assert job.machine.state.wanted == 0
-    assert job.machine.no_room({}, [""] * 100) is None
+    assert job.machine.no_room(Counter(), Counter({"": 100})) is None
 
 
 def test_nodes_that_cost_too_much_are_not_started_and_not_kept() -> None:
     job = Job(num_microbatches=4, most=None, price_command="prices", per_hour=4.0)
-    assert job.machine.no_room({}, [""]) is None, "no price is known yet"
+    assert job.machine.no_room(Counter(), ONE) is None, "no price is known yet"
     job.machine.handle(PriceChanged(1.0), job.now)
     job.join(0, 1, 2)
-    assert job.machine.no_room({}, [""]) is None
+    assert job.machine.no_room(Counter(), ONE) is None
     over = "the nodes would cost 5.00 dollars an hour, over budget.per_hour = 4"
-    assert job.machine.no_room({NodeId(2): "", NodeId(3): ""}, [""]) == over
+    assert job.machine.no_room(ONE, ONE) == over
     job.join(3)
     commands = job.train(3)
     assert causes(commands) == []
@@ -171,7 +173,7 @@ def test_nodes_that_cost_too_much_are_not_started_and_not_kept() -> None:
     notes = [command.record for command in told if isinstance(command, Publish)]
     assert [note.level for note in notes if isinstance(note, Note)] == ["info", "warning"]
     assert causes(job.train(3)) == [], "the least are kept"
-    assert job.machine.no_room({}, [""]) is not None
+    assert job.machine.no_room(Counter(), ONE) is not None
 
 
 def test_of_a_range_no_more_are_wanted_than_the_budget_allows_for() -> None:
@@ -236,4 +238,4 @@ def test_the_next_coordinator_knows_of_it() -> None:
     learnt = [command.learnt for command in commands if isinstance(command, JournalCommit) and command.learnt]
     assert learnt[-1].given_back.most == 4
     successor = Coordinator(job.settings, job.policy, JournalState(learnt=learnt[-1]))
-    assert successor.no_room({NodeId(node): "" for node in range(4)}, [""]) is not None
+    assert successor.no_room(Counter({"": 4}), ONE) is not None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from typing import Any
+import random
+from collections.abc import Collection, Iterable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -48,7 +50,7 @@ from planaria.protocol.messages.records import (
 from planaria.protocol.messages.to_worker import Commit, Halt, PlanMessage, Recall, Save, StateSource, Stop
 from planaria.protocol.phases import Phase
 from planaria.protocol.run.replay import JournalState
-from planaria.protocol.run.returning import without_routes
+from planaria.protocol.run.returning import ReturningWorkers, without_routes
 from tests.protocol.test_coordinator import make_machine, sent, vote
 
 
@@ -390,3 +392,41 @@ def test_a_ledger_is_told_without_the_work_of_routes(life: Life) -> None:
     ledger = Ledger.of([[0, 1, 2], [1]])
     assert without_routes(plan, WorkerId(0), ledger) == Ledger.of([[0], [1]])
     assert without_routes(plan, WorkerId(1), ledger) == ledger, "the route does not count there"
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending", "mixed"])
+@pytest.mark.parametrize("has_plan", [False, True])
+def test_whether_anybody_is_awaited_is_asked_of_few(
+    has_plan: bool, order: str, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_nodes = 256
+    past = JournalState(joined=frozenset(map(NodeId, range(num_nodes))))
+    returning = ReturningWorkers(past, num_nodes, devices_per_node=1)
+    if has_plan:
+        plan = SimpleNamespace(workers=tuple(range(num_nodes - 9)), generation=1)
+        returning.message = cast("PlanMessage", SimpleNamespace(plan=plan))
+    awaited, looks = returning.awaited, 0
+
+    def look(joined: Collection[WorkerId], gone: Collection[NodeId]) -> frozenset[WorkerId]:
+        nonlocal looks
+        looks += 1
+        return awaited(joined, gone)
+
+    monkeypatch.setattr(returning, "awaited", look)
+    report = returned(life, 0, generation=1).message
+    assert isinstance(report, Returned)
+    events = [(WorkerId(worker), is_report) for worker in range(num_nodes) for is_report in (False, True)]
+    events = events[::-1] if order == "descending" else events
+    if order == "mixed":
+        random.Random(1).shuffle(events)
+    joined, gone, lost = dict[WorkerId, str](), set[NodeId](), {WorkerId(7)}
+    for worker, is_report in events:
+        if worker % 16 == 3:
+            gone.add(NodeId(worker))
+        elif is_report and worker not in lost:
+            returning.report(worker, report)
+        else:
+            joined[worker] = "there"
+        assert returning.awaits_anybody(joined, gone, lost) == bool(awaited(joined, gone) - lost)
+    assert not returning.awaits_anybody(joined, gone, lost)
+    assert looks < 40, "of 512 times"

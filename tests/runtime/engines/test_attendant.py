@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from signal import Signals
+from types import SimpleNamespace
 
 import pytest
 
-from planaria.runtime.engines.attendant import is_complete, prepare
+from planaria.runtime.engines.attendant import EXHAUSTED, Attendant, is_complete, prepare
 from planaria.runtime.engines.engine import EngineError, Task, TaskState
 from planaria.runtime.engines.keeper import Keeper
+from planaria.runtime.engines.launch_folder import Launch
 from planaria.runtime.engines.slurm import state_of
 from planaria.runtime.run_folder.run_folder import RunFolder
 
@@ -24,6 +30,7 @@ class EngineStandIn:
         self.now: list[Task] = []
         self.replaced: list[str] = []
         self.allowed: list[int] = []
+        self.asked: list[str] = []
         self.fails = False
 
     def tasks(self) -> list[Task]:
@@ -37,9 +44,11 @@ class EngineStandIn:
     def allow(self, num_running: int) -> None:
         self.allowed.append(num_running)
 
-    def come_back(self) -> None: ...
+    def come_back(self) -> None:
+        self.asked.append("come back")
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        self.asked.append("end")
 
 
 class Looking(Keeper):
@@ -153,6 +162,38 @@ def test_a_run_without_a_checkpoint_is_moved_away(tmp_path: Path) -> None:
     (run.checkpoints / "step-00000010").mkdir()
     (run.checkpoints / "step-00000010" / "manifest.json").write_text("{}")
     assert prepare(run)
+
+
+@pytest.mark.parametrize(
+    ("notice", "code", "asked"),
+    [
+        (Signals.SIGUSR1, 143, ["come back"]),
+        (Signals.SIGUSR1, EXHAUSTED, ["come back"]),  # its agents, whose limit is near too, have handed over first
+        (Signals.SIGUSR1, 0, []),
+        (Signals.SIGTERM, 143, []),
+        (None, 0, ["end"]),
+    ],
+)
+def test_who_is_to_come_back_after_a_time_limit_does(
+    notice: Signals | None, code: int, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    launch = Launch(
+        job_file="", overrides=(), name="job", runs=str(tmp_path), nodes=1, most_nodes=1, spares=0, python="",
+        directory="",
+    )  # fmt: skip
+    engine, started = EngineStandIn(), SimpleNamespace(wait=lambda patience_s: code, send_signal=lambda number: None)
+    attendant = Attendant(launch, (), engine, lambda text: None)
+
+    def train(command: list[str]) -> SimpleNamespace:
+        if notice is not None:
+            attendant._heed(notice, None)
+        return started
+
+    monkeypatch.setattr(subprocess, "Popen", train)
+    monkeypatch.setattr(signal, "signal", lambda number, heed: None)
+    assert attendant.run() == code
+    assert engine.asked == asked
 
 
 def test_a_complete_run_is_known(tmp_path: Path) -> None:

@@ -89,6 +89,21 @@ def test_a_block_that_is_not_read_yet_is_wanted_there_and_asked_for_again(pair: 
     assert pair.here.num_read == 3
 
 
+def test_what_is_wanted_first_comes_first(pair: Pair) -> None:
+    for block in range(10):
+        pair.read.keep(block, content_of(block)[:5], None)
+    asked = []
+    for block in (7, 5):
+        pair.here.want_block(block)
+        wanted = pair.own.next(pair.now)
+        asked += [] if wanted is None else [wanted.block]
+    pair.here.want_block(6)  # while an answer is awaited
+    pair.own.ask_again()
+    pair.go_on()
+    assert asked == [7]
+    assert [block for block, _ in pair.asked] == [7, 5, 6]
+
+
 def test_the_end_and_a_failure_are_told(pair: Pair) -> None:
     pair.read.end(3)
     pair.read.keep(1, content_of(1)[:4], None)

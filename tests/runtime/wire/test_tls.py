@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import ssl
 import stat
 import threading
 from collections.abc import Iterator
@@ -18,9 +19,10 @@ from planaria.runtime.coordinator.client import Contact, ask
 from planaria.runtime.nodes.agent_settings import AgentSettings
 from planaria.runtime.nodes.node_agent import NodeAgent
 from planaria.runtime.wire.certificates import make_certificates
-from planaria.runtime.wire.control_frames import read_exactly
+from planaria.runtime.wire.control_frames import HANDSHAKE_BYTE, read_exactly
 from planaria.runtime.wire.link_probe import ProbeListener, probe
 from planaria.runtime.wire.tls import NotSecured, SecureSocket, Security, pending
+from tests.e2e.commands import wait_until
 from tests.runtime.coordinator.test_server import TOKEN, Running
 
 DEADLINE_S = 10.0
@@ -73,6 +75,28 @@ def test_what_is_no_certificate_is_refused_in_a_line(folder: Path, foreign: Path
     (foreign / "key.pem").write_bytes((folder / "key.pem").read_bytes())
     with pytest.raises(UserError, match=r"are no certificate and its key \(KEY_VALUES_MISMATCH\)"):
         Security(foreign)
+
+
+def test_who_has_given_up_is_not_shaken_hands_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first words are there, and so is its end."""
+    security, begun = Security(folder), list[str]()
+    monkeypatch.setattr(ssl.SSLSocket, "do_handshake", lambda sock: begun.append("server" if sock.server_side else ""))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        with security.accepted(listener.accept()[0]) as accepted:
+            accepted.setblocking(False)
+            near.sendall(bytes([HANDSHAKE_BYTE]))
+            assert wait_until(accepted.shake_hands)
+            near.close()
+            assert begun == ["server"]
+        near = socket.create_connection(listener.getsockname())
+        with security.accepted(listener.accept()[0]) as accepted:
+            accepted.setblocking(False)
+            near.sendall(bytes([HANDSHAKE_BYTE]))
+            near.close()
+            with pytest.raises(ConnectionError, match="it closed before it had greeted"):
+                wait_until(accepted.shake_hands)
+            assert begun == ["server"]
 
 
 def test_two_threads_send_and_receive_on_both_ends_at_once(folder: Path) -> None:

@@ -202,6 +202,12 @@ class Blocks:
         """Has a sample read ahead, with all before it."""
         self.want_block(number // self.about.block_samples)
 
+    def want_missing(self, numbers: Numbers) -> None:
+        """Has the blocks of these samples read that are not here."""
+        for block in np.unique(numbers // self.about.block_samples).tolist():
+            if block not in self._opened and not self.path(block).exists():
+                self.want_block(block)
+
     def want_block(self, block: int) -> None:
         """Has a block read, with all before it."""
         (self.folder / _WANTED / str(block)).touch()

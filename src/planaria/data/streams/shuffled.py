@@ -63,8 +63,25 @@ class StreamSamples:
         """
         places = places - self._train.global_batch  # steps count from 1
         assert places.min() >= 0, "samples of step 0, which there is not"
-        found = np.empty_like(places)
-        passes, within = self._passes(places)
+        return self._shuffled(*self._passes(places), seed)
+
+    def want(self, places: Numbers, seed: int) -> None:
+        """Has the samples at these places brought here, as far as it is known which they are; waits for none.
+
+        Args:
+            places: counted as for `dealt`.
+            seed: of the order.
+        """
+        places = places - self._train.global_batch
+        end = self._blocks.num_samples
+        if places[-1] >= len(self) or (end is not None and not self._repeats and places[-1] >= end):
+            return
+        passes, within = (np.zeros_like(places), places) if end is None else np.divmod(places, end)
+        self._blocks.want_missing(self._shuffled(passes, within, seed))
+
+    def _shuffled(self, passes: Numbers, within: Numbers, seed: int) -> Numbers:
+        """Returns the numbers of the samples at places within passes through the stream."""
+        found = np.empty_like(within)
         groups = within // self._buffer
         for one, group in sorted({*zip(passes.tolist(), groups.tolist(), strict=True)}):
             is_here = (passes == one) & (groups == group)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 
 from planaria.job.errors import UserError
 from planaria.job.sections.section import Section
@@ -35,9 +36,9 @@ class BudgetSection(Section, frozen=True):
         """Whether there are prices at all."""
         return bool(self.price or self.zones or self.price_command)
 
-    def hourly(self, zones: Iterable[str]) -> float:
-        """Returns the dollars an hour of nodes in these zones; "" where a node's is not known."""
-        return sum(self.zones.get(zone, self.price) for zone in zones)
+    def hourly(self, in_zones: Counter[str]) -> float:
+        """Returns the dollars an hour of so many nodes in each zone; "" where a node's is not known."""
+        return sum(number * self.zones.get(zone, self.price) for zone, number in in_zones.items())
 
 
 def check_budget(budget: BudgetSection) -> None:

@@ -194,7 +194,7 @@ def release(run: Run) -> list[Command]:
     for node in sorted(run.members.leaving.keys() - set(run.plan.nodes)):
         noticed_at = run.members.leaving[node]
         workers = run.members.lose(node)
-        run.count_cost()
+        run.spending.count(run.members.in_zones, run.now)
         run.plan_selector.forget(node, run.step)
         released = NodeReleased(
             node=node,

@@ -47,7 +47,7 @@ def unsaved(run: Run) -> list[Command]:
 def end(run: Run, status: RunStatus, message: str) -> list[Command]:
     """Ends the run: stops all workers and tells how it ended."""
     run.phase = Phase.ENDED
-    run.count_cost()
+    run.spending.count(run.members.in_zones, run.now)
     stop = Stop(reason=status.value)
     ended = RunEnded(
         status=status,

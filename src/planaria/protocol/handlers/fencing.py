@@ -49,7 +49,7 @@ def lose(run: Run, event: NodeGone, *why: ComputedWrong) -> list[Command]:
     for worker in run.members.lose(event.node):
         run.attempt.forget(worker)
     run.plan_selector.lack(run.members.lost_devices)
-    run.count_cost()
+    run.spending.count(run.members.in_zones, run.now)
     run.returning.forget(run.members.workers_of(event.node))
     given_up = checkpoints.lose_writers(run, run.members.workers_of(event.node))
     strikes = run.needs(event.node)

@@ -3,7 +3,8 @@ given back because they bring too little or cost too much."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable
 
 from planaria.job.sections.train import Numerics
 from planaria.plan.plan import NodeId, PlanError, WorkerId
@@ -45,7 +46,7 @@ def join(run: Run, event: WorkerJoined) -> list[Command]:
     comes_back = event.worker in run.members.lost_devices
     is_complete = run.members.join(event.worker, event.data_address)
     if event.zone and run.members.zones.get(node) != event.zone:
-        run.members.zones[node] = event.zone
+        run.members.locate(node, event.zone)
         run.plan_selector.locate(run.members.zones)
     if event.label:
         run.members.labels[node] = event.label
@@ -59,7 +60,7 @@ def join(run: Run, event: WorkerJoined) -> list[Command]:
         return []
     if run.settings.train.numerics is Numerics.EXACT:
         run.members.try_out(node)
-    run.count_cost()
+    run.spending.count(run.members.in_zones, run.now)
     zone, label = run.members.zones.get(node, ""), run.members.labels.get(node, "")
     record = NodeJoined(node=node, live_nodes=run.num_live, zone=zone, label=label)
     learnt = run.to_write_of_join()
@@ -71,7 +72,7 @@ def joined_running(run: Run, event: WorkerJoined) -> list[Command]:
     """Handles a worker that joins while the job runs: its node is considered at the next step boundary."""
     commands = join(run, event)
     node = run.members.node_of(event.worker)
-    if node not in run.members.nodes:
+    if not run.members.is_live(node):
         return commands
     run.plan_validity.newcomers.add(node)
     return commands + (boundary.try_again(run) if run.phase is Phase.WAITING else [])
@@ -108,7 +109,7 @@ def notice(run: Run, event: Received) -> list[Command]:
 
 def node_notice(run: Run, event: NodeNotice) -> list[Command]:
     """Marks a node as leaving: from the next step boundary on the job does without it, if possible."""
-    is_here = event.node in run.members.nodes or (run.phase is Phase.RETURNING and run.is_known(event.node))
+    is_here = run.members.is_live(event.node) or (run.phase is Phase.RETURNING and run.is_known(event.node))
     if not is_here or event.node in run.members.leaving:
         return []
     run.members.leaving[event.node] = run.now
@@ -120,23 +121,29 @@ def node_notice(run: Run, event: NodeNotice) -> list[Command]:
 # How many nodes there are to be
 
 
-def no_room(run: Run, started: Mapping[NodeId, str], zones: Sequence[str]) -> str | None:
-    """Returns why nodes in these zones are not started now; None if they may be.
+def no_room(run: Run, coming: Counter[str], zones: Counter[str]) -> str | None:
+    """Returns why nodes are not started now; None if they may be.
 
-    The nodes that a run starts on are, whatever they cost.
+    The nodes that a run starts on are, whatever they cost. It is asked for each of thousands that join at once: it
+    looks at none of the others.
 
     Args:
         run: the run.
-        started: nodes that were started and may not have joined yet, with their zones.
-        zones: of those that would be started.
+        coming: how many were started in each zone, and have neither joined nor gone.
+        zones: how many would be started in each.
     """
-    members = run.members
-    there = {*members.nodes, *run.past.joined, *started} - members.gone
-    number = len(there - members.leaving.keys()) + len(zones)
+    members, away = run.members, run.away
+    there = members.in_zones + _in_zones(run, away) + coming + zones
+    leaving = sum(1 for node in members.leaving if members.is_live(node) or node in away)
+    number = there.total() - leaving
     if number <= run.node_count.least:
         return None
-    all_zones = (*(started.get(node) or members.zones.get(node, "") for node in sorted(there)), *zones)
-    return run.node_count.refusal(run.step, number) or run.spending.over_hourly(all_zones)
+    return run.node_count.refusal(run.step, number) or run.spending.over_hourly(there)
+
+
+def is_coming(run: Run, node: NodeId) -> bool:
+    """Returns whether a node that runs somewhere has neither joined nor gone, so that it counts as one that comes."""
+    return not (run.members.is_live(node) or node in run.members.gone or node in run.past.joined)
 
 
 def device_refusal(run: Run, node: NodeId, device: int) -> str | None:
@@ -144,7 +151,7 @@ def device_refusal(run: Run, node: NodeId, device: int) -> str | None:
 
     While a plan has it still, that plan takes it to hold what it lost.
     """
-    if node not in run.members.nodes:
+    if not run.members.is_live(node):
         live = ", ".join(map(str, run.members.nodes))
         return f"node {node} is not there. The nodes are {live}"
     per_node = run.settings.devices_per_node
@@ -163,12 +170,17 @@ def wanted(run: Run) -> int:
     wanted = run.node_count.wanted(run.step)
     if wanted is None:
         return 0
-    return max(run.node_count.least, int(min(wanted, run.spending.affordable(_zones(run)))))
+    return max(run.node_count.least, int(min(wanted, run.spending.affordable(_staying(run)))))
 
 
-def _zones(run: Run) -> list[str]:
-    """Returns the zones of the nodes that stay."""
-    return [run.members.zones.get(node, "") for node in sorted(run.members.staying)]
+def _in_zones(run: Run, nodes: Iterable[NodeId]) -> Counter[str]:
+    """Returns how many of these nodes are in each zone."""
+    return Counter(run.members.zones.get(node, "") for node in nodes)
+
+
+def _staying(run: Run) -> Counter[str]:
+    """Returns how many nodes that stay are in each zone."""
+    return _in_zones(run, run.members.staying)
 
 
 def give_back(run: Run) -> list[Command]:
@@ -177,7 +189,7 @@ def give_back(run: Run) -> list[Command]:
     is_ending = run.step == run.settings.train.steps or run.intent.is_stopping or run.fatal is not None
     if run.members.leaving or run.recovery is not None or is_ending or len(staying) <= run.node_count.least:
         return []
-    why = run.spending.over_hourly(_zones(run)) or run.node_count.refusal(run.step, len(staying))
+    why = run.spending.over_hourly(_staying(run)) or run.node_count.refusal(run.step, len(staying))
     is_asked = why is None and run.stands and not run.is_degraded and run.node_count.is_due(run.step, staying)
     if why is None and not is_asked:
         return []
@@ -185,7 +197,7 @@ def give_back(run: Run) -> list[Command]:
         staying,
         frozenset(run.plan.nodes),
         run.plan_selector.measured.speeds.known,
-        lambda node: run.spending.hourly_of([run.members.zones.get(node, "")]),
+        lambda node: run.spending.hourly_of(_in_zones(run, [node])),
     )
     if is_asked and (why := _too_little(run, node)) is not None:
         run.node_count.gave_back(run.step, len(staying) - 1)
@@ -194,8 +206,8 @@ def give_back(run: Run) -> list[Command]:
 
 def _too_little(run: Run, node: NodeId) -> str | None:
     """Returns why a node brings too little; None: it does not, or the others cannot do without it."""
-    hourly = run.spending.hourly_of(_zones(run))
-    share = run.spending.hourly_of([run.members.zones.get(node, "")]) / hourly if hourly else 0.0
+    hourly = run.spending.hourly_of(_staying(run))
+    share = run.spending.hourly_of(_in_zones(run, [node])) / hourly if hourly else 0.0
     at_rest = run.plan_selector.straggler_policy.resting | {node}
     try:
         without = run.plan_selector.placement(run.situation(run.holders()), at_once=False, at_rest=at_rest)
@@ -208,12 +220,12 @@ def price_changed(run: Run, event: PriceChanged) -> list[Command]:
     """Counts nodes at another price from now on, and warns where the fewest that there may be cost too much."""
     if event.price == run.spending.price:
         return []
-    run.count_cost()
+    run.spending.count(run.members.in_zones, run.now)
     run.spending.change_price(event.price)
-    run.count_cost()
+    run.spending.count(run.members.in_zones, run.now)
     run.node_count.look_again()
     told = [Note(level="info", text=f"a node costs {event.price:g} dollars an hour from now on")]
-    over = run.spending.over_hourly([""] * run.node_count.least)
+    over = run.spending.over_hourly(Counter({"": run.node_count.least}))
     if over is not None:
         text = f"{run.node_count.least} nodes, the fewest of cluster.nodes, are kept all the same: {over}"
         told.append(Note(level="warning", text=text))

@@ -110,7 +110,10 @@ def ready_while_returning(run: Run, event: Received) -> list[Command]:
 
 
 def _go_on_when_returned(run: Run) -> list[Command]:
-    if run.awaited:
+    members = run.members
+    if run.phase is Phase.RETURNING and run.returning.awaits_anybody(
+        members.addresses, members.gone, members.lost_devices
+    ):
         return []
     ask = run.returning.to_ask()
     if ask is not None:

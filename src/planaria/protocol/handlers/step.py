@@ -152,7 +152,7 @@ def _require_whole(run: Run, tally: VoteCount) -> None:
 
 def _tell(run: Run, message: Commit, found: Outcome, news: tuple[AnyRecord, ...]) -> list[Command]:
     """Writes the commit down, then sends it to all voters, with what each is to save of it."""
-    run.count_cost()
+    run.spending.count(run.members.in_zones, run.now)
     record = step_committed(
         run.settings.train,
         message,

@@ -21,7 +21,8 @@ class Membership:
         gone: nodes that were lost or released; they never come back under the same number.
         lost_devices: of live nodes, which go on with their other devices.
         leaving: live nodes that gave notice, and when (monotonic seconds).
-        zones: of live nodes that said where they are.
+        zones: of live nodes that said where they are; `locate` adds one.
+        in_zones: how many of `nodes` are in each zone; "" where that is not known.
         wrong_hosts: how many nodes of a host computed wrong.
         probation: live nodes on such hosts that joined since, and how many more steps of theirs are audited wholly.
         labels: of live nodes that have one.
@@ -36,12 +37,16 @@ class Membership:
         self.lost_devices: set[WorkerId] = set()
         self.leaving: dict[NodeId, float] = {}
         self.zones: dict[NodeId, str] = {}
+        self.in_zones: Counter[str] = Counter()
         self.wrong_hosts: Counter[str] = Counter()
         self.probation: dict[NodeId, int] = {}
         self.labels: dict[NodeId, str] = {}
         self._faults: dict[NodeId, float] = {}
         self._joined: Counter[NodeId] = Counter()
-        self._nodes: tuple[NodeId, ...] | None = ()
+        self._whole: set[NodeId] = set()
+        self._nodes: tuple[NodeId, ...] = ()
+        self._came: list[NodeId] = []
+        """Nodes of `_whole` that `_nodes` lacks: thousands may join before anybody asks for it."""
         self._workers: tuple[WorkerId, ...] | None = ()
 
     def node_of(self, worker: WorkerId) -> NodeId:
@@ -85,11 +90,23 @@ class Membership:
     @property
     def nodes(self) -> tuple[NodeId, ...]:
         """Live nodes, all of whose workers but the lost ones have joined."""
-        if self._nodes is None:
-            joined = self._joined
-            is_whole = set(joined.values()) <= {self._devices_per_node}
-            self._nodes = tuple(sorted(joined if is_whole else filter(self._is_complete, joined)))
+        if self._came:
+            self._nodes = tuple(sorted((*self._nodes, *self._came)))
+            self._came = []
         return self._nodes
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of `nodes`."""
+        return len(self._whole)
+
+    def is_live(self, node: NodeId) -> bool:
+        """Returns whether a node is among `nodes`."""
+        return node in self._whole
+
+    def absent(self, nodes: Iterable[NodeId]) -> frozenset[NodeId]:
+        """Returns those of these nodes that have neither joined nor gone."""
+        return frozenset(nodes) - self._whole - self.gone
 
     def _is_complete(self, node: NodeId) -> bool:
         lacking = self._devices_per_node - self._joined[node]
@@ -99,7 +116,7 @@ class Membership:
         """Returns whether a worker's node goes on when it alone is lost: where another of its devices lives."""
         node = self.node_of(worker)
         others = (other for other in self.workers_of(node) if other != worker and not self._loses_nodes_whole)
-        return node in self.nodes and any(other in self.addresses for other in others)
+        return self.is_live(node) and any(other in self.addresses for other in others)
 
     @property
     def staying(self) -> frozenset[NodeId]:
@@ -109,7 +126,7 @@ class Membership:
     @property
     def is_gathered(self) -> bool:
         """Whether as many nodes have joined as the job starts on, less those that are gone."""
-        return len(self.nodes) >= self._num_nodes - len(self.gone)
+        return self.num_nodes >= self._num_nodes - len(self.gone)
 
     def join(self, worker: WorkerId, address: str) -> bool:
         """Adds a worker; returns whether its node is complete now."""
@@ -118,12 +135,24 @@ class Membership:
             self._joined[node] += 1
             self._workers = None
             self.lost_devices.discard(worker)
-            if self._nodes is not None and self._is_complete(node):
-                at = bisect_left(self._nodes, node)  # asked whenever one joins
-                if self._nodes[at : at + 1] != (node,):
-                    self._nodes = (*self._nodes[:at], node, *self._nodes[at:])
+            if self._is_complete(node):
+                self._add_whole((node,))
         self.addresses[worker] = address
         return self._is_complete(node)
+
+    def _add_whole(self, nodes: Collection[NodeId]) -> None:
+        """Adds nodes all of whose workers are there; those that it has already change nothing."""
+        came = [node for node in nodes if node not in self._whole]
+        self._whole.update(came)
+        self._came += came
+        self.in_zones.update(self.zones.get(node, "") for node in came)
+
+    def locate(self, node: NodeId, zone: str) -> None:
+        """Records where a node is."""
+        if self.is_live(node):
+            self.in_zones[self.zones.get(node, "")] -= 1
+            self.in_zones[zone] += 1
+        self.zones[node] = zone
 
     def enrol(self, nodes: Iterable[NodeId], address: str) -> None:
         """Adds all workers of these nodes at one address: for simulations, which need no real one."""
@@ -134,12 +163,17 @@ class Membership:
         if per_node > 1:
             workers = [WorkerId(node * per_node + device) for node in joined for device in range(per_node)]
         self.addresses.update(dict.fromkeys(workers, address))
-        self._nodes = self._workers = None
+        self._workers = None
+        self._add_whole(joined)
 
     def lose(self, node: NodeId) -> tuple[WorkerId, ...]:
         """Forgets a node; returns the workers that lived on it."""
         self.gone.add(node)
         self.leaving.pop(node, None)
+        if self.is_live(node):
+            self._nodes = _without(self.nodes, (node,))
+            self._whole.discard(node)
+            self.in_zones[self.zones.get(node, "")] -= 1
         self.zones.pop(node, None)
         self.labels.pop(node, None)
         self.probation.pop(node, None)
@@ -148,7 +182,6 @@ class Membership:
             del self.addresses[worker]
         self.lost_devices.difference_update(self.workers_of(node))
         self._joined.pop(node, None)
-        self._nodes = None if self._nodes is None else _without(self._nodes, (node,))
         self._workers = None if self._workers is None else _without(self._workers, lost)
         return lost
 

@@ -7,7 +7,7 @@ back, so that the highest of the journal and all reports is where the job is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass
 
 import msgspec
@@ -73,6 +73,9 @@ class ReturningWorkers:
         self.reports: dict[WorkerId, Returned] = {}
         self.complaints: list[Received] = []
         self._asked: set[WorkerId] = set()
+        self._watched: WorkerId | None = None
+        self._watched_with: PlanMessage | None = None
+        self._watched_reports = False
         self._past = past
         self._num_nodes = num_nodes
         self._devices_per_node = devices_per_node
@@ -127,15 +130,29 @@ class ReturningWorkers:
         Those of the plan must have reported; of others that are known it is enough that they are there, as they may
         be busy beginning. Without a plan the job waits for all that it was started with.
         """
-        message, per_node = self.message, self._devices_per_node
-        if message is None:
-            must = {WorkerId(worker) for worker in range(self._num_nodes * per_node)}
-        else:
-            must = set(message.plan.workers)
+        per_node, must = self._devices_per_node, {WorkerId(worker) for worker in self._must_report}
         known = {WorkerId(node * per_node + device) for node in self._past.joined for device in range(per_node)}
         away = {worker for worker in must if worker not in self.reports} | {w for w in known if w not in joined}
         away |= self._asked & self._with_a_later_plan()
         return frozenset(worker for worker in away if worker // per_node not in gone)
+
+    def awaits_anybody(
+        self, joined: Collection[WorkerId], gone: Collection[NodeId], lost_devices: Collection[WorkerId]
+    ) -> bool:
+        """Returns whether anybody is awaited who is no lost device. It is asked at each worker that comes back: the one
+        that was awaited the last time is looked at first, and all others only once that is here."""
+        one, here = self._watched, self.reports if self._watched_reports else joined
+        is_live = one is not None and one not in lost_devices and one // self._devices_per_node not in gone
+        if is_live and one not in here and self.message is self._watched_with:
+            return True
+        away = sorted(self.awaited(joined, gone).difference(lost_devices))
+        self._watched = one = away[len(away) // 2] if away else None  # in whatever order they come
+        self._watched_with, self._watched_reports = self.message, one in self._must_report
+        return one is not None
+
+    @property
+    def _must_report(self) -> Sequence[int]:
+        return range(self._num_nodes * self._devices_per_node) if self.message is None else self.message.plan.workers
 
     # What they say together
 

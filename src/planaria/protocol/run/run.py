@@ -238,9 +238,8 @@ class Run:
         self.counts.dropped = past.num_dropped
         self.decision = past.decision
         if past.policy is not None and past.policy is not self.plan_selector.policy_switch.name:
-            self.plan_selector.switch(
-                past.policy
-            )  # before shortages are known: it may have no plan within what is left
+            # Before shortages are known: it may have no plan within what is left.
+            self.plan_selector.switch(past.policy)
         self.shortages.recall(past.learnt.shortages, past.carried)
         self.intent.is_stopping = past.is_stopping
         self.members.gone = set(past.gone)
@@ -389,10 +388,10 @@ class Run:
         return self._written
 
     def to_write_of_join(self) -> RunMeasurements | None:
-        """Returns what `to_write` does. While nodes gather, only once an eighth more have joined than last time: the
-        links of all of them are in it, and thousands may join in a second."""
-        num_nodes = len(self.members.nodes)
-        if self.phase is Phase.GATHERING and 8 * num_nodes < 9 * self._num_written:
+        """Returns what `to_write` does, but only once an eighth more have joined than last time: the links of all of
+        them are in it, and thousands may join in a second. The next plan or commit has it too."""
+        num_nodes = self.members.num_nodes
+        if 8 * num_nodes < 9 * self._num_written:
             return None
         self._num_written = num_nodes
         return self.to_write()
@@ -420,11 +419,6 @@ class Run:
 
     # Nodes
 
-    def count_cost(self) -> None:
-        """Counts what the nodes cost by now: called where others are there, and at each step's end."""
-        if self.spending.is_counted:
-            self.spending.count([self.members.zones.get(node, "") for node in self.members.nodes], self.now)
-
     def is_known(self, node: NodeId) -> bool:
         """Returns whether the node is in the job, though it may not have come back yet."""
         return node not in self.members.gone and (node in self.past.joined or node < self.settings.num_nodes)
@@ -432,8 +426,12 @@ class Run:
     @property
     def num_live(self) -> int:
         """Number of live nodes, for people, with those that have not come back yet to a new coordinator."""
-        away = self.past.joined - self.members.gone if self.phase is Phase.RETURNING else frozenset[NodeId]()
-        return len(away | frozenset(self.members.nodes))
+        return self.members.num_nodes + len(self.away)
+
+    @property
+    def away(self) -> frozenset[NodeId]:
+        """Nodes of an earlier coordinator that are not back yet; none unless the phase is `RETURNING`."""
+        return self.members.absent(self.past.joined) if self.phase is Phase.RETURNING else frozenset()
 
     def needs(self, node: NodeId) -> bool:
         """Returns whether the plan in force needs the node, so that its loss strikes the job."""

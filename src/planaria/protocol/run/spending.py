@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
 
 import msgspec
 
@@ -40,22 +40,24 @@ class Spending:
         """Sets the dollars for a node and an hour from now on; what was spent so far is to be counted before."""
         self._budget = msgspec.structs.replace(self._budget, price=price)
 
-    def hourly_of(self, zones: Iterable[str]) -> float:
-        """Returns the dollars an hour of nodes in these zones; each counts as one dollar where there are no prices."""
-        return self._budget.hourly(zones) if self.is_counted else float(sum(1 for _ in zones))
+    def hourly_of(self, in_zones: Counter[str]) -> float:
+        """Returns the dollars an hour of so many nodes in each zone; each counts as one dollar where there are no
+        prices."""
+        return self._budget.hourly(in_zones) if self.is_counted else float(in_zones.total())
 
-    def count(self, zones: Iterable[str], now: float) -> None:
-        """Counts the time until now at the price of the nodes that were there, and goes on with those that are.
+    def count(self, in_zones: Counter[str], now: float) -> None:
+        """Counts the time until now at the price of the nodes that were there, and goes on with those that are: called
+        where others are there, and at each step's end.
 
         Args:
-            zones: of each live node; "" where it is not known.
+            in_zones: how many live nodes there are in each zone; "" where it is not known.
             now: monotonic seconds.
         """
         if not self.is_counted:
             return
         if self._since is not None:
             self.dollars += self.hourly * max(0.0, now - self._since) / HOUR_S
-        self._since, self.hourly = now, self._budget.hourly(zones)
+        self._since, self.hourly = now, self._budget.hourly(in_zones)
 
     def over(self, step_s: float) -> str | None:
         """Returns why a step of so many seconds is not begun; None where the budget is enough for it."""
@@ -64,18 +66,19 @@ class Spending:
             return None
         return f"the budget is spent: {self.dollars:.2f} of budget.total = {total:g} dollars. Raise it to go on"
 
-    def over_hourly(self, zones: Iterable[str]) -> str | None:
-        """Returns why nodes in these zones are too many; None: they are not."""
-        limit, hourly = self._budget.per_hour, self._budget.hourly(zones)
+    def over_hourly(self, in_zones: Counter[str]) -> str | None:
+        """Returns why so many nodes in each zone are too many; None: they are not."""
+        limit, hourly = self._budget.per_hour, self._budget.hourly(in_zones)
         if limit is None or hourly <= limit:
             return None
         return f"the nodes would cost {hourly:.2f} dollars an hour, over budget.per_hour = {limit:g}"
 
-    def affordable(self, zones: Sequence[str]) -> float:
+    def affordable(self, in_zones: Counter[str]) -> float:
         """Returns how many nodes `per_hour` allows for: those in these zones, and others at the usual price."""
         if self._budget.per_hour is None or not self._budget.price:
             return math.inf
-        return len(zones) + math.floor((self._budget.per_hour - self._budget.hourly(zones)) / self._budget.price)
+        left = self._budget.per_hour - self._budget.hourly(in_zones)
+        return in_zones.total() + math.floor(left / self._budget.price)
 
     @property
     def seen(self) -> Spent:

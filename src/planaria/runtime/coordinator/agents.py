@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ from planaria.protocol.messages.agent import (
     decode_from_agent,
 )
 from planaria.protocol.messages.message import Message, decode_first, encode, other_version
+from planaria.protocol.messages.records import AnyRecord, NodeJoined
 from planaria.protocol.messages.run_measurements import HostLink
 from planaria.protocol.thresholds import MOST_WRONG
 from planaria.runtime.coordinator.stream_blocks import StreamBlocks
@@ -64,9 +66,13 @@ class Desk(Protocol):
         """Takes what a node's host measured of its links, before the node starts."""
         ...
 
-    def no_room(self, started: Mapping[NodeId, str], zone: str) -> str | None:
-        """Returns why a node in this zone is not started now, beside those that were, with their zones; None if it may
-        be."""
+    def no_room(self, coming: Counter[str], zone: str) -> str | None:
+        """Returns why a node in this zone is not started now, beside so many in each zone that were and have not
+        joined yet; None if it may be."""
+        ...
+
+    def is_coming(self, node: NodeId) -> bool:
+        """Returns whether a node that an agent runs has neither joined nor gone."""
         ...
 
     def times_wrong(self, host: str) -> int:
@@ -142,8 +148,10 @@ class Agents:
         self._agents: dict[Connection, _Agent] = {}
         self._by_identity: dict[str, _Agent] = {}
         self._by_node: dict[NodeId, _Agent] = {}
-        self._zones: dict[NodeId, str] = {}
-        """Nodes that agents run, each with its zone."""
+        self._coming: dict[NodeId, str] = {}
+        """Nodes that agents run and that have not joined yet, each with its zone."""
+        self._coming_in: Counter[str] = Counter()
+        """How many of them are in each zone."""
         self._probes: LinkProbes[Connection] = LinkProbes()
         self._spares: dict[Connection, tuple[HostLink, ...] | None] = {}
         """Agents whose node may start, with its links, and for which there is no room for now."""
@@ -301,7 +309,7 @@ class Agents:
             self.desk.tell(reason)
             self._tell(agent, OfferRefused(reason=reason))
             return True
-        if (no_room := self.desk.no_room(self._zones, agent.zone)) is not None:
+        if (no_room := self.desk.no_room(self._coming_in, agent.zone)) is not None:
             self._spares[agent.connection] = links
             if no_room != self._spares_told:
                 self._spares_told = no_room
@@ -319,10 +327,23 @@ class Agents:
     def _set_node(self, agent: _Agent, node: NodeId | None) -> None:
         """Records which node the agent runs; None: none."""
         if agent.node is not None:
-            del self._by_node[agent.node], self._zones[agent.node]
+            del self._by_node[agent.node]
+            self._comes_no_more(agent.node)
         agent.node = node
         if node is not None:
-            self._by_node[node], self._zones[node] = agent, agent.zone
+            self._by_node[node] = agent
+            if self.desk.is_coming(node):
+                self._coming[node] = agent.zone
+                self._coming_in[agent.zone] += 1
+
+    def hear(self, record: AnyRecord, time_s: float) -> None:
+        """Hears of each record of the run: nodes that have joined do not come any more."""
+        if isinstance(record, NodeJoined):
+            self._comes_no_more(NodeId(record.node))
+
+    def _comes_no_more(self, node: NodeId) -> None:
+        if (zone := self._coming.pop(node, None)) is not None:
+            self._coming_in[zone] -= 1
 
     def dropped(self, connection: Connection) -> None:
         """Forgets a closed connection. If it was an agent's, its node's workers may live on."""
@@ -349,6 +370,8 @@ class Agents:
     def kill(self, node: NodeId, worker: WorkerId | None = None) -> None:
         """Has a node's agent kill its workers, or one of them; an agent that is out of reach is told of a node when it
         comes back, and of a worker never: that is told to end when it says hello."""
+        if worker is None:
+            self._comes_no_more(node)
         if (agent := self._by_node.get(node)) is not None:
             self._tell(agent, KillNode(node=node, worker=worker))
 

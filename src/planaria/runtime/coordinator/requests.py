@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import msgspec
@@ -222,7 +222,7 @@ class Requests:
                 f"there are {there} nodes, and this machine is for {self._most_nodes} at most "
                 "(cluster.most_workers in the job file)"
             )
-        if (no_room := self._machine.no_room(dict.fromkeys(self._coming, ""), [""] * count)) is not None:
+        if (no_room := self._machine.no_room(Counter({"": len(self._coming)}), Counter({"": count}))) is not None:
             return False, no_room
         added = self._started = tuple(self._start_node() for _ in range(count))
         self._coming.update(added)

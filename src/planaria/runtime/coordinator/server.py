@@ -10,7 +10,7 @@ import hmac
 import secrets
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 from planaria.checkpoint.retries import RetryNews, heard_by
@@ -159,19 +159,17 @@ class Server(Reception[Connection]):
             agents,
             journal,
             self._manifests,
-            (*observers, lambda record, time_s: self._requests.note(record)),
+            (*observers, lambda record, time_s: self._requests.note(record), *([agents.hear] if agents else [])),
             tell_again,
         )
-        start_node = self._start_node if agents is None else None
-        is_gone = self._admission.is_fenced
         self._requests = Requests(
             machine,
             token,
             self._socket_server,
             self.handle,
-            start_node,
+            self._start_node if agents is None else None,
             self._start_device,
-            is_gone,
+            self._admission.is_fenced,
             judge.liveness,
             most_nodes,
             lambda: agents is not None and agents.has_own_folders,
@@ -415,8 +413,11 @@ class Server(Reception[Connection]):
     def links_measured(self, node: NodeId, host: str, links: tuple[HostLink, ...]) -> None:
         self.handle(LinksMeasured(node, host, links))
 
-    def no_room(self, started: Mapping[NodeId, str], zone: str) -> str | None:
-        return self._machine.no_room(started, [zone])
+    def no_room(self, coming: Counter[str], zone: str) -> str | None:
+        return self._machine.no_room(coming, Counter({zone: 1}))
+
+    def is_coming(self, node: NodeId) -> bool:
+        return self._machine.is_coming(node)
 
     def times_wrong(self, host: str) -> int:
         return self._machine.times_wrong(host)

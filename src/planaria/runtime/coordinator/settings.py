@@ -29,7 +29,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         history: of the run's samples and rates, for its checkpoints.
         rate_factors: of a schedule that is a function: what it gives for each step.
         data_hash: of the data, as every node must have them; "": there are none.
-        is_stream: whether the data are a stream, which is read into the run folder.
+        stream: the file that says what the stream is that is trained on; empty: the data are none.
         opening_s: seconds that the data took to be opened, as they do in every worker before it joins.
         faults: on order, of nodes whose workers agents start.
     """
@@ -43,7 +43,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     history: History = ()
     rate_factors: tuple[float, ...] = ()
     data_hash: str = ""
-    is_stream: bool = False
+    stream: bytes = b""
     opening_s: float = 0.0
     faults: tuple[Fault, ...] = ()
     evaluated: tuple[Evaluated, ...] = ()

@@ -84,7 +84,8 @@ class Attendant:
 
     def _end(self, code: int) -> None:
         try:
-            if self._notice is Signals.SIGUSR1 and code == 128 + Signals.SIGTERM:
+            # Exhausted: the agents' own limit was near too, and they handed over first.
+            if self._notice is Signals.SIGUSR1 and code in (128 + Signals.SIGTERM, EXHAUSTED):
                 self._say("the time limit is near: the run is saved, and this job goes back into the queue")
                 self._engine.come_back()
                 time.sleep(ENGINE_COMMAND_S)  # an end of its own, beside the engine's, would count as the task's

@@ -5,6 +5,7 @@ It knows nothing of nodes: frames are handed on as they come.
 
 from __future__ import annotations
 
+import random
 import selectors
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from planaria.protocol.messages.message import MAX_FRAME_BYTES, Message, encode
 from planaria.runtime.journal.coordinator_place import CoordinatorPlace
 from planaria.runtime.thresholds import (
     AGENT_CONNECT_S,
+    AGENT_HANDSHAKE_S,
     AGENT_SILENCE_S,
     FIRST_OFFER_PAUSE_S,
     LONGEST_RETRY_S,
@@ -68,6 +70,7 @@ class CoordinatorLink:
         self._pinged = 0.0
         self._retry_at = 0.0
         self._retry_pause_s = FIRST_OFFER_PAUSE_S
+        self._handshake_s = AGENT_CONNECT_S
         self._told_out_of_reach = False
         self._was_accepted = False
 
@@ -93,11 +96,12 @@ class CoordinatorLink:
             return False
         try:
             host, _, port = self.address.rpartition(":")
-            sock = connect((host, int(port)), AGENT_CONNECT_S, self._security)
+            sock = connect((host, int(port)), AGENT_CONNECT_S, self._security, self._handshake_s)
         except NotSecured as error:
             self._not_understood(error)
             return False
         except OSError as error:
+            self._handshake_s = min(AGENT_HANDSHAKE_S, 2 * self._handshake_s)
             self._retry_later(str(error))
             return False
         sock.setblocking(False)
@@ -127,7 +131,7 @@ class CoordinatorLink:
     def accepted(self) -> bool:
         """Records that the coordinator has taken this host in; returns whether it had been out of reach."""
         was_out_of_reach, self._told_out_of_reach = self._told_out_of_reach, False
-        self._retry_pause_s = FIRST_OFFER_PAUSE_S
+        self._retry_pause_s, self._handshake_s = FIRST_OFFER_PAUSE_S, AGENT_CONNECT_S
         self._was_accepted = True
         return was_out_of_reach
 
@@ -172,7 +176,7 @@ class CoordinatorLink:
         if not self._told_out_of_reach:
             self._say(f"the coordinator at {self.address} is out of reach ({reason}); trying again")
             self._told_out_of_reach = True
-        self._retry_at = time.monotonic() + self._retry_pause_s
+        self._retry_at = time.monotonic() + self._retry_pause_s * random.uniform(0.5, 1.0)  # others try, too
         self._retry_pause_s = min(LONGEST_RETRY_S, 2 * self._retry_pause_s)
 
     def _not_understood(self, error: FrameError | NotSecured) -> None:

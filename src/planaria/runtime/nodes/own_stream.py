@@ -24,7 +24,7 @@ class OwnStream:
         self._blocks = blocks
         self._shelf = shelf
         self._wanted: dict[int, float] = {}
-        """Blocks that are wanted: when to ask for each, in monotonic seconds."""
+        """Blocks that are wanted, those first that were wanted first: when to ask for each, in monotonic seconds."""
         self._asked: WantBlock | None = None
         self._came = bytearray()
         """Pieces of the block that was asked for last."""
@@ -40,9 +40,9 @@ class OwnStream:
             return None
         wants = self._blocks.taken_wants()
         self._shelf.wanted(wants)
-        for block in wants:
+        for block in sorted(wants):
             self._wanted.setdefault(block, now)
-        for block in sorted(block for block, at in self._wanted.items() if at <= now):
+        for block in [block for block, at in self._wanted.items() if at <= now]:
             if not self._blocks.is_behind_the_end(block) and not self._blocks.path(block).exists():
                 self._asked = WantBlock(block=block)
                 return self._asked

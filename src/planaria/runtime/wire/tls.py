@@ -107,12 +107,18 @@ class SecureSocket(ssl.SSLSocket):
         return True
 
     def _speaks_tls(self) -> bool:
-        """Returns whether the other end has begun a handshake; False: it has said nothing. Raises NotSecured."""
+        """Returns whether the other end has begun a handshake; False: it has said nothing. Raises NotSecured.
+
+        An end that has given up meanwhile is not shaken hands with, which would cost as much as with one that is there:
+        where thousands connect at once, some are.
+        """
         try:
             first = socket.socket.recv(self, 1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
-        if not first:
+        waiting = select.poll()
+        waiting.register(self.fileno(), select.POLLRDHUP)
+        if not first or waiting.poll(0):
             raise ConnectionError("it closed before it had greeted")
         if first[0] != HANDSHAKE_BYTE:
             with contextlib.suppress(OSError):
@@ -357,10 +363,19 @@ def security_of(folder: str) -> Security | None:
     return Security(Path(folder)) if folder else None
 
 
-def connect(address: tuple[str, int], seconds: float, security: Security | None) -> socket.socket:
-    """Connects, and shakes hands where there is security. Raises NotSecured, or another OSError."""
+def connect(
+    address: tuple[str, int], seconds: float, security: Security | None, handshake_s: float | None = None
+) -> socket.socket:
+    """Connects, and shakes hands where there is security. Raises NotSecured, or another OSError.
+
+    Args:
+        address: host and port.
+        seconds: that it may take to connect.
+        security: of the connection; None: it is plain.
+        handshake_s: that the handshake may take then; None: as long.
+    """
     sock = socket.create_connection(address, timeout=seconds)
-    return sock if security is None else security.connected(sock, seconds)
+    return sock if security is None else security.connected(sock, handshake_s or seconds)
 
 
 def pending(sock: socket.socket) -> int:

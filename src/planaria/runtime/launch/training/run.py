@@ -127,7 +127,7 @@ def _settings(
         history=data.history,
         rate_factors=request.rate_factors,
         data_hash=data.data_hash,
-        is_stream=data.data is not None and data.data.is_stream,
+        stream=b"" if data.data is None else data.data.stream_about,
         opening_s=data.opening_s,
         watched=watched,
         spent=recorder.cost if request.resume else 0.0,

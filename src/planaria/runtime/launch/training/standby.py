@@ -19,6 +19,8 @@ from signal import Signals
 import msgspec
 
 from planaria.checkpoint.manifest import link_all
+from planaria.data.opening import begin_elsewhere
+from planaria.data.reading.sources import DataError
 from planaria.job.errors import UserError
 from planaria.job.parse import job_json
 from planaria.job.settings import Job
@@ -69,11 +71,6 @@ def own_settings(lead: Lead, settings: CoordinatorSettings, folder: Path) -> Coo
     job = settings.job
     if refused := own_folders_refused(job):
         raise UserError(f"run {lead.run} cannot be led from here: {refused}.")
-    if settings.is_stream:
-        raise UserError(
-            f"run {lead.run} cannot be led from here: its stream is read into its run folder. Give that one, on a host "
-            "that sees it."
-        )
     own = RunFolder(folder)
     try:
         own.path.mkdir(parents=True, exist_ok=True)
@@ -84,6 +81,11 @@ def own_settings(lead: Lead, settings: CoordinatorSettings, folder: Path) -> Coo
         own.data.mkdir(exist_ok=True)
     except OSError as error:
         raise UserError(f"--folder: {own.path} cannot be written ({error.strerror or error}).") from None
+    if settings.stream:
+        try:
+            begin_elsewhere(job, own.data, settings.stream)
+        except (DataError, UserError) as error:
+            raise UserError(f"run {lead.run} cannot be led from here: it trains on a stream. {error}") from None
     log = str(own.logs / "coordinator.log")
     return msgspec.structs.replace(settings, folder=str(own.path), log=log)
 
