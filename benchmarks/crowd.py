@@ -47,6 +47,7 @@ from planaria.protocol.messages.from_worker import (
     Saved,
     SavedGroup,
     Vote,
+    beat_every_s,
 )
 from planaria.protocol.messages.message import PROTOCOL_VERSION, Message, encode
 from planaria.protocol.messages.plan_delta import UpdateError, decode_order
@@ -199,7 +200,8 @@ class Crowd:
     def _beat(self) -> None:
         self._turn += 1
         beat = encode(Alive(pulse=Pulse(activity=Activity.COMPUTING, progress=self._turn)))
-        for agent in self._agents[self._turn % SLOTS :: SLOTS]:
+        slots = round(SLOTS * beat_every_s(len(self._workers)) / BEAT_S)
+        for agent in self._agents[self._turn % slots :: slots]:
             if agent.worker is not None:
                 say(agent.worker.link, beat)
         every = round(SLOTS * PING_EVERY_S / BEAT_S)

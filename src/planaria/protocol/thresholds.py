@@ -24,6 +24,9 @@ DETECTOR_AWAY_S = 0.5
 OVERDUE_S = 0.5
 """Seconds after which a heartbeat is overdue; there is one every 0.2 s. Not measured."""
 
+MISSED_BEATS = 5
+"""Heartbeats that do not come, after which a worker is silent. Not measured."""
+
 WORKED_S = 1e-3
 """Seconds more of work, from one heartbeat to the next, that count as working; waiting takes next to none. Not
 measured."""

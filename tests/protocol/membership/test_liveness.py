@@ -6,7 +6,7 @@ import pytest
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.membership.liveness import Limits, Liveness
-from planaria.protocol.messages.from_worker import Activity, Pulse
+from planaria.protocol.messages.from_worker import Activity, Pulse, beat_every_s
 
 LIMITS = Limits(silence_s=1.0, oversubscribed_silence_s=10.0, least_s=1.0, factor=3.0, busy_s=60.0)
 
@@ -41,6 +41,16 @@ def test_a_worker_that_says_nothing_is_silent(liveness: Liveness) -> None:
     assert liveness.is_gone(1.1, runnable=False)
     assert not liveness.is_gone(9.0, runnable=True)
     assert liveness.is_gone(10.1, runnable=True)
+
+
+def test_thousands_may_be_silent_for_longer_as_they_beat_less_often() -> None:
+    liveness = Liveness(LIMITS)
+    for number in range(5000):
+        liveness.joined(worker(number), 0.0)
+    assert beat_every_s(5000) == 1.0
+    assert list(liveness.silent(4.9)) == []
+    assert len(list(liveness.silent(5.1))) == 5000
+    assert not liveness.is_gone(4.9, runnable=False)
 
 
 def test_who_waited_for_a_lost_worker_is_not_to_blame(liveness: Liveness) -> None:

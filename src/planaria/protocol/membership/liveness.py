@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.from_worker import Activity, Pulse
+from planaria.protocol.messages.from_worker import BEAT_S, Activity, Pulse, beat_every_s
 from planaria.protocol.messages.user import WorkerWord
-from planaria.protocol.thresholds import OVERDUE_S, WORKED_S
+from planaria.protocol.thresholds import MISSED_BEATS, OVERDUE_S, WORKED_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,8 @@ class Limits:
     """Seconds after which a worker counts as hung.
 
     Attributes:
-        silence_s: without any message from a process that is stopped or on another host.
+        silence_s: without any message from a process that is stopped or on another host; of thousands, who beat less
+            often, at least `MISSED_BEATS` heartbeats.
         oversubscribed_silence_s: without any message from a process that is known to be there and runnable.
         least_s: in one instruction, however short it is.
         factor: how many times its expected duration an instruction may take.
@@ -141,12 +142,18 @@ class Liveness:
 
     def silent(self, now: float) -> Iterator[tuple[WorkerId, float]]:
         """Yields workers that sent nothing for longer than `silence_s`, and for how long."""
-        limit_s = self._limits.silence_s
+        limit_s = self._silence_s
         yield from sorted((w, now - seen.heard) for w, seen in self._seen.items() if now - seen.heard > limit_s)
 
     def is_gone(self, silence_s: float, *, runnable: bool) -> bool:
         """Returns whether a silence means that the worker is gone; `runnable`: its process is known to be there."""
-        return silence_s > (self._limits.oversubscribed_silence_s if runnable else self._limits.silence_s)
+        return silence_s > (
+            max(self._limits.oversubscribed_silence_s, self._silence_s) if runnable else self._silence_s
+        )
+
+    @property
+    def _silence_s(self) -> float:
+        return max(self._limits.silence_s, MISSED_BEATS * beat_every_s(len(self._seen)))
 
     def hung(self, now: float, instruction_s: float, step_s: float) -> Iterator[tuple[WorkerId, str]]:
         """Yields workers that answer but make no progress, each with the cause.
@@ -162,7 +169,7 @@ class Liveness:
         for worker in sorted(w for w, seen in self._seen.items() if now - seen.since > shortest_s and w not in quiet):
             seen = self._seen[worker]
             stuck_s = now - seen.since
-            works = now - seen.worked_at <= limits.silence_s
+            works = now - seen.worked_at <= self._silence_s
             computing_s = max(limits.least_s, (limits.working_factor if works else limits.factor) * instruction_s)
             if seen.pulse.activity is Activity.COMPUTING and stuck_s > computing_s:
                 yield worker, f"hung: one instruction for {stuck_s:.1f} s, where {instruction_s:.3f} s is expected"
@@ -175,7 +182,8 @@ class Liveness:
     def _quiet(self) -> set[WorkerId]:
         """Returns workers whose heartbeats are overdue while others' arrive; only their silence is judged."""
         newest = max((seen.heard for seen in self._seen.values()), default=0.0)
-        return {worker for worker, seen in self._seen.items() if newest - seen.heard > OVERDUE_S}
+        overdue_s = OVERDUE_S * beat_every_s(len(self._seen)) / BEAT_S
+        return {worker for worker, seen in self._seen.items() if newest - seen.heard > overdue_s}
 
     def _blocked(self, now: float, limit_s: float) -> tuple[WorkerId, str] | None:
         """Finds the worker that is cut off where all wait and none works, so that a message must be stuck.

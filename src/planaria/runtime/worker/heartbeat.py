@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.from_worker import BEAT_S, MAX_DOING_LENGTH, Activity, Alive, FromWorker, Notice, Pulse
+from planaria.protocol.messages.from_worker import (
+    BEAT_S,
+    MAX_DOING_LENGTH,
+    Activity,
+    Alive,
+    FromWorker,
+    Notice,
+    Pulse,
+    beat_every_s,
+)
 from planaria.runtime.thresholds import MEMORY_TOLD_EVERY_S
 
 
@@ -42,6 +51,7 @@ class Heartbeat:
         self._progress = 0
         self._waits_for = -1
         self._ended = threading.Event()
+        self._every_s = BEAT_S
 
     def start(self) -> None:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -52,6 +62,10 @@ class Heartbeat:
     def give_notice(self, grace_s: float, cause: str) -> None:
         """Announces with the next beat that the node will go away. Safe in a signal handler."""
         self._notice = Notice(grace_s=grace_s, cause=cause)
+
+    def pace(self, num_workers: int) -> None:
+        """Beats as often as one of so many workers does."""
+        self._every_s = beat_every_s(num_workers)
 
     def advance(self) -> None:
         """Notes that something is finished."""
@@ -75,7 +89,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         doing, asks_again_s = "", 0.0
-        while not self._ended.wait(BEAT_S):
+        while not self._ended.wait(self._every_s):
             if self._notice is not None:
                 self._send(self._notice)
                 self._notice = None

@@ -159,6 +159,7 @@ class WorkerLoop(WorkerExecutor):
     def _adopt(self, message: PlanMessage, *, continues: bool, forgets: bool) -> None:
         self._act = "while a plan is taken over"
         log.info("plan %d from step %d", message.plan.generation, message.step)
+        self._heartbeat.pace(len(message.plan.layers_of))
         super()._adopt(message, continues=continues, forgets=forgets)
 
     def _apply(self, commit: Commit, *, proceed: bool) -> None:
