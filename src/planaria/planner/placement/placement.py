@@ -99,6 +99,7 @@ def _spread(
     """Returns the same roles spread over zones; unchanged where the placement is as good as can be."""
     num_layers = max(stage.end_layer for role in roles for stage in role)
     used = [NodeId(stages[0].worker // devices_per_node) for stages in placed]
+    taken = set(used)
     by_zone: dict[str, list[NodeId]] = {}
     for node in nodes:
         by_zone.setdefault(zone_of(zones, node), []).append(node)
@@ -106,7 +107,7 @@ def _spread(
     wanted = zones_of_roles(
         [Role(first_layer=role[0].first_layer, end_layer=role[-1].end_layer) for role in roles],
         used,
-        [(node, 1.0) for node in nodes if node not in set(used)],
+        [(node, 1.0) for node in nodes if node not in taken],
         zones,
         replicas_by_zone(standing, num_layers, zones, devices_per_node),
         {zone: table.least_moved(members) for zone, members in by_zone.items()},

@@ -8,6 +8,7 @@ smallest size, and the rest of it makes the smallest pipelines larger.
 from __future__ import annotations
 
 import enum
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -80,10 +81,10 @@ def borrow_sizes(situation: Situation) -> list[int] | None:
 def merge_sizes(situation: Situation) -> list[int] | None:
     """Returns sizes as `simple_sizes` does, where pipelines too small for a template merge into the smallest others."""
     result, spares = _filled(situation)
-    while (short := _short(result, situation.smallest)) is not None:
-        if sum(size > 0 for size in result) == 1:
+    merging = _Merging(result, situation.smallest)
+    while (short := merging.short()) is not None:
+        if not merging.merge(short):
             return None
-        _merge(result, short)
     return _complete(situation, result, spares)
 
 
@@ -96,12 +97,13 @@ def reinstantiate(situation: Situation) -> tuple[list[int], How] | None:
     """
     result, spares = _filled(situation)
     how = How.SIMPLE
-    while (short := _short(result, situation.smallest)) is not None:
-        if _surplus(result, situation.smallest) >= situation.smallest - result[short]:
+    merging = _Merging(result, situation.smallest)
+    while (short := merging.short()) is not None:
+        if merging.surplus >= situation.smallest - result[short]:
             _borrow(result, short, situation.smallest)
             how = How.BORROW if how is How.SIMPLE else how
-        elif sum(size > 0 for size in result) > 1:
-            _merge(result, short)
+            merging = _Merging(result, situation.smallest)
+        elif merging.merge(short):
             how = How.MERGE
         else:
             return None
@@ -170,10 +172,6 @@ def _add_replicas(situation: Situation, result: list[int], spares: list[int]) ->
     return borrowed
 
 
-def _short(sizes: list[int], smallest: int) -> int | None:
-    return next((at for at, size in enumerate(sizes) if 0 < size < smallest), None)
-
-
 def _surplus(sizes: list[int], smallest: int) -> int:
     return sum(max(0, size - smallest) for size in sizes)
 
@@ -185,9 +183,40 @@ def _borrow(sizes: list[int], borrower: int, smallest: int) -> None:
         sizes[borrower] += 1
 
 
-def _merge(sizes: list[int], short: int) -> None:
-    """Merges the pipeline that is too small into the smallest other one."""
-    others = [at for at, size in enumerate(sizes) if size and at != short]
-    partner = min(others, key=lambda at: (sizes[at], at))
-    sizes[partner] += sizes[short]
-    sizes[short] = 0
+class _Merging:
+    """Merges pipelines that are too small, one after another, into the smallest other one: linear in thousands of them.
+
+    Args:
+        sizes: of the pipelines, which it changes; nobody else does meanwhile.
+        smallest: that a pipeline may have.
+
+    Attributes:
+        surplus: nodes that pipelines have above the smallest size.
+    """
+
+    def __init__(self, sizes: list[int], smallest: int) -> None:
+        self.surplus = _surplus(sizes, smallest)
+        self._smallest = smallest
+        self._sizes = sizes
+        self._by_size = [(size, at) for at, size in enumerate(sizes) if size]
+        heapq.heapify(self._by_size)
+        self._from = 0
+
+    def short(self) -> int | None:
+        """Returns the first pipeline that is too small. None: there is none. What was not too small never will be."""
+        sizes, smallest = self._sizes, self._smallest
+        self._from = next((at for at in range(self._from, len(sizes)) if 0 < sizes[at] < smallest), len(sizes))
+        return self._from if self._from < len(sizes) else None
+
+    def merge(self, short: int) -> bool:
+        """Merges a pipeline into the smallest other one; returns False where there is no other."""
+        sizes, by_size = self._sizes, self._by_size
+        while by_size:
+            size, at = heapq.heappop(by_size)
+            if sizes[at] == size and at != short:
+                sizes[at] += sizes[short]
+                sizes[short] = 0
+                self.surplus += max(0, sizes[at] - self._smallest) - max(0, size - self._smallest)
+                heapq.heappush(by_size, (sizes[at], at))
+                return True
+        return False
