@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -116,22 +117,21 @@ def test_the_notice_of_a_task_drains_its_node(cluster: SlurmCluster, launch: Cal
 
 
 def test_a_run_outlives_the_time_limit_of_its_jobs(cluster: SlurmCluster, launch: Callable[..., Launched]) -> None:
-    """SLURM looks at limits twice a minute, and would kill both jobs after the first: they are queued again before."""
-    launched = launch("--nodes", "2", "--time", "1", "--notice", "5")
+    """SLURM looks at limits twice a minute, gives notice, and would kill both jobs: they are queued again before."""
+    began = time.monotonic()
+    launched = launch("--nodes", "2", "--time", "10", "--notice", "5")
     jobs = launched.jobs.coordinator, launched.jobs.agents
     launched.wait_for("two nodes train", lambda: launched.live_nodes == 2 and launched.step > 0)
+    minutes = 1 + int(time.monotonic() - began + 35) // 60  # a minute, where the machine has nothing else to do
+    for job in jobs:
+        cluster.run("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
     launched.wait_for("it is queued", lambda: launched.state_of(launched.jobs.coordinator) == "PENDING")
     saved = launched.events("checkpoint_saved")[-1]["step"]
     assert launched.events("run_ended")[-1]["steps"] == saved > 0, "nothing is done again"
     assert "the time limit is near: the run is saved, and this job goes back into the queue" in launched.said
 
-    def goes_on() -> bool:
-        waiting = cluster.run("squeue", "-h", "--array", "--states=PENDING", "--jobs", ",".join(jobs), "-o", "%i")
-        for task in waiting.split():
-            cluster.run("scontrol", "update", f"JobId={task}", "StartTime=now+3")
-        return launched.step > saved and launched.live_nodes == 2
-
-    launched.wait_for("the run goes on", goes_on)
+    cluster.run("scontrol", "update", f"JobId={launched.jobs.coordinator}", "StartTime=now+3")
+    launched.wait_for("the run goes on", lambda: launched.step > saved and launched.live_nodes == 2)
     launched.stop_and_compare()
     assert "TIMEOUT" not in cluster.run("squeue", "-h", "--array", "--states=all", "--jobs", ",".join(jobs), "-o", "%T")
 
