@@ -190,14 +190,16 @@ class Cluster:
 
     def run(self) -> Finish:
         """Runs to the end. Raises BrokenPromise, or whatever the protocol raised."""
+        clock, injector, liveness, check = self.clock, self.injector, self.liveness, self.witness.check
         while not self._is_at_its_end():
-            if not self.clock.tick():
+            if not clock.tick():
                 raise BrokenPromise("nothing happens any more")
-            if self.injector.counts_events:
-                self.happened("event")
-            self.witness.check()
-            self.liveness.check()
-            if self.clock.num_events > MAX_EVENTS:
+            if injector.counts_events:
+                injector.happened("event")
+            check()
+            if clock.now >= liveness.deadline_s:
+                liveness.check()
+            if clock.num_events > MAX_EVENTS:
                 raise BrokenPromise(f"no end after {MAX_EVENTS} events")
         assert self.server.finished is not None
         self.liveness.ended(self.server.finished)

@@ -63,12 +63,17 @@ class Injector:
 
     def happened(self, name: str, node: int = -1) -> None:
         """Injects the faults that wait for this event."""
+        if not self._triggers:
+            return
         for full in (name, f"{name}@{node}") if node >= 0 else (name,):
             waiting = self._triggers.get(full)
             if waiting is None:
                 continue
             count = self._counts[full] = self._counts.get(full, 0) + 1
-            for fault in waiting.pop(count, ()):
+            due = waiting.pop(count, ())
+            if not waiting:
+                del self._triggers[full]  # nobody waits for this any more
+            for fault in due:
                 if fault.delay_s:
                     self._clock.after(fault.delay_s, partial(self.strike, fault))
                 else:

@@ -46,6 +46,7 @@ class Network:
 
     Attributes:
         arrives: called with a connection on which something is about to arrive.
+        islands: the partitions that there are now.
         lost_at_cut: says how many of so many last things under way are lost when their connection is cut.
     """
 
@@ -53,11 +54,11 @@ class Network:
         self.clock = clock
         self.arrives: Callable[[Way], None] | None = None
         self.lost_at_cut: Callable[[int], int] = lambda number: clock.random.randint(0, number)
-        self._islands: list[Island] = []
+        self.islands: tuple[Island, ...] = ()
         self._held: list[Way] = []
 
     def passes(self, source: int, target: int) -> bool:
-        return not any(island.stops(source, target) for island in self._islands)
+        return not self.islands or not any(island.stops(source, target) for island in self.islands)
 
     def reaches(self, place: int, other: int) -> bool:
         """Returns whether a connection can be made between the two places."""
@@ -66,19 +67,15 @@ class Network:
     def part(self, places: Collection[int], what: str = "") -> Island:
         """Parts these places from all others: nothing passes between them from now on; or less, see `Island`."""
         island = Island(frozenset(places), what)
-        self._islands.append(island)
+        self.islands = (*self.islands, island)
         return island
 
     def heal(self, island: Island) -> None:
         """Heals a partition, unless that was done before."""
-        self._islands = [other for other in self._islands if other is not island]
+        self.islands = tuple(other for other in self.islands if other is not island)
         held, self._held = self._held, []
         for way in held:
             way.release()
-
-    @property
-    def islands(self) -> tuple[Island, ...]:
-        return tuple(self._islands)
 
     def hold(self, way: Way) -> None:
         self._held.append(way)
@@ -168,7 +165,12 @@ class Way:
 
     def _may_arrive(self) -> bool:
         network = self._network
-        if self._num_held or not network.passes(self.source, self.target):
+        if self._num_held:
+            return False
+        if not network.islands:
+            self._unheard_since_s = None
+            return True
+        if not network.passes(self.source, self.target):
             return False
         if network.passes(self.target, self.source):
             self._unheard_since_s = None

@@ -35,7 +35,7 @@ class HistoryRecorder:
         self._entries.append(("cut", kept))
 
     def heard(self, event: Event) -> None:
-        if isinstance(event, Received) and isinstance(event.message, Vote | Returned):
+        if isinstance(event, Received) and isinstance(event.message, (Vote, Returned)):
             self._entries.append(("heard", event.worker, event.message))
 
     def adopted(self, worker: WorkerId, message: PlanMessage) -> None:

@@ -164,7 +164,7 @@ class Worker(WorkerExecutor):
         if isinstance(order, Challenge):
             self.control.challenged(order)
             return
-        if isinstance(order, Stop | CoordinatorGone):
+        if isinstance(order, (Stop, CoordinatorGone)):
             self.control.is_closed = True
             if self._is_done_for:
                 self._exit()
