@@ -81,6 +81,7 @@ class Cluster:
         history: lines for people.
         dark: nodes whose hosts are gone without a word.
         recorder: of the run's history, for the witness.
+        happened: injects the faults that wait for an event, given its name and where it was.
         sent: messages that were played to the coordinator, where a schedule wants them again.
         may_fail: pieces of messages with which the run may fail.
         is_stopped: the user wants the run to end.
@@ -144,6 +145,7 @@ class Cluster:
         self.is_stopped = False
         self.may_fail = {"there is no checkpoint", "could not be saved", "the user does without it"}
         self.injector = Injector(self)
+        self.happened = self.injector.happened
         self.sent: dict[WorkerId, list[FromWorker]] = {}
         self._records_messages = any(fault.kind is FaultKind.REPLAY for fault in schedule.faults)
         self.server = self._serve(None)
@@ -190,13 +192,14 @@ class Cluster:
 
     def run(self) -> Finish:
         """Runs to the end. Raises BrokenPromise, or whatever the protocol raised."""
-        clock, injector, liveness, check = self.clock, self.injector, self.liveness, self.witness.check
+        clock, injector, liveness, witness = self.clock, self.injector, self.liveness, self.witness
         while not self._is_at_its_end():
             if not clock.tick():
                 raise BrokenPromise("nothing happens any more")
             if injector.counts_events:
                 injector.happened("event")
-            check()
+            if witness.touched:
+                witness.check()
             if clock.now >= liveness.deadline_s:
                 liveness.check()
             if clock.num_events > MAX_EVENTS:
@@ -210,10 +213,11 @@ class Cluster:
 
     def _is_at_its_end(self) -> bool:
         """Returns whether all is over. Raises BrokenPromise when there will be no end."""
-        finished = self.server.finished
+        finished, idle_s = self.server.finished, self.clock.now - self._noted_s
+        if finished is None and idle_s < WAITING_PATIENCE_S:
+            return False
         if finished is not None and all(worker.is_over or not worker.is_started for worker in self.workers.values()):
             return True
-        idle_s = self.clock.now - self._noted_s
         if idle_s < WAITING_PATIENCE_S:
             return False
         machine = self.server.machine
@@ -418,9 +422,6 @@ class Cluster:
 
     def is_dark(self, node: NodeId) -> bool:
         return node in self.dark
-
-    def happened(self, name: str, node: int = -1) -> None:
-        self.injector.happened(name, node)
 
     def pass_the_lead(self) -> None:
         """Gives the lead to another coordinator, which begins a moment later, whatever becomes of the one before."""

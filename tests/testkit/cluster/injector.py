@@ -39,27 +39,25 @@ class Injector:
     Attributes:
         disturbed: nodes that may be taken for lost though they live, for what befell them or a peer of theirs.
         leaving: nodes that gave notice, or that the user wants to go.
+        counts_events: some fault waits for any event at all.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self.disturbed: set[NodeId] = set()
         self.leaving: set[NodeId] = set()
+        self.counts_events = False
         self._is_calm = False
         self._cluster = cluster
         self._clock = cluster.clock
         self._triggers: dict[str, dict[int, list[Fault]]] = {}
         self._counts: dict[str, int] = {}
 
-    @property
-    def counts_events(self) -> bool:
-        """Whether some fault waits for any event at all."""
-        return "event" in self._triggers
-
     def expect(self, fault: Fault) -> None:
         if fault.at == "start":
             self._clock.after(fault.delay_s, partial(self.strike, fault))
         else:
             self._triggers.setdefault(fault.at, {}).setdefault(fault.nth, []).append(fault)
+            self.counts_events |= fault.at == "event"
 
     def happened(self, name: str, node: int = -1) -> None:
         """Injects the faults that wait for this event."""
@@ -73,6 +71,7 @@ class Injector:
             due = waiting.pop(count, ())
             if not waiting:
                 del self._triggers[full]  # nobody waits for this any more
+                self.counts_events &= full != "event"
             for fault in due:
                 if fault.delay_s:
                     self._clock.after(fault.delay_s, partial(self.strike, fault))
@@ -92,6 +91,7 @@ class Injector:
     def calm(self, broken: Sequence[Fault]) -> None:
         """Ends the storm: nothing befalls anybody any more, and what passes by itself is over; `broken` stays."""
         self._triggers.clear()
+        self.counts_events = False
         self._cluster.note("* the storm is over")
         self._cluster.late.clear()
         self._make_room()

@@ -236,7 +236,7 @@ class Worker(WorkerExecutor):
         if instruction is None:
             self._agenda.extend(self.machine.handle(ProgramDone(self.machine.generation, self.machine.step)))
             return True
-        self._cluster.happened(instruction.op.value, self.node)
+        self._cluster.happened(instruction.op, self.node)
         if not self.is_active:
             return False
         if self.is_in_trouble:
@@ -325,7 +325,7 @@ class Worker(WorkerExecutor):
         except DiskDamaged as error:
             self.control.send(Failed(where=str(error), text="a checkpoint is damaged"))
             self._exit()
-        self._cluster.witness.touched(self)
+        self._cluster.witness.touched[self.number] = self
 
     def _counted(self, group: int, layer: int, microbatch: int, value: int) -> None:
         at = self.interpreter
@@ -357,7 +357,7 @@ class Worker(WorkerExecutor):
             return missing.source
         self.moves.settle()
         self._progress += 1
-        self._cluster.witness.touched(self)
+        self._cluster.witness.touched[self.number] = self
         return None
 
     def describe(self) -> str:
