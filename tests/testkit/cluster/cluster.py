@@ -354,8 +354,8 @@ class Cluster:
         """Receives a message at the coordinator's end of a connection."""
         if self._records_messages and connection.process is not None and not isinstance(message, Alive):
             self.sent.setdefault(connection.process.number, []).append(message)
-        if connection.server is not None:
-            connection.server.take(connection, message)
+        if (server := connection.server) is not None:
+            server.take(connection, message)
 
     def way(self, node: NodeId, peer: WorkerId, broken: Callable[[Way], None]) -> Way:
         return Way(self.network, node, self.workers[peer].node, self.weather.network_s, broken)

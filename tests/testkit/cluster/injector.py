@@ -52,6 +52,11 @@ class Injector:
         self._triggers: dict[str, dict[int, list[Fault]]] = {}
         self._counts: dict[str, int] = {}
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether some fault waits for an event."""
+        return bool(self._triggers)
+
     def expect(self, fault: Fault) -> None:
         if fault.at == "start":
             self._clock.after(fault.delay_s, partial(self.strike, fault))

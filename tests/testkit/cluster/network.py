@@ -112,6 +112,7 @@ class Way:
         self._broken = broken
         self._lost_after_s = lost_after_s
         self._network = network
+        self._clock = network.clock
         self.source = source
         self.target = target
         self._mean_s = mean_s
@@ -124,9 +125,11 @@ class Way:
     def send(self, action: Action, takes_s: float | None = None, at_cut: Action | None = None) -> None:
         """Sends something; `action` is the arrival; what is known to take so long goes when the last such message has
         gone. `at_cut` is done if the connection is cut while it is under way, and it still arrives."""
-        clock = self._network.clock
+        clock = self._clock
         if takes_s is None:
-            self._last_s = max(self._last_s, clock.now + clock.vary(self._mean_s))
+            arrives_s = clock.now + clock.vary(self._mean_s)
+            if arrives_s > self._last_s:
+                self._last_s = arrives_s
         else:
             self._last_s = max(self._last_s, clock.now) + takes_s
         self._under_way.append((action, at_cut))

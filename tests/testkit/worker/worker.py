@@ -187,6 +187,8 @@ class Worker(WorkerExecutor):
 
     def run(self) -> None:
         """Runs the main thread until it waits, or until something takes time."""
+        if self._then is not None and not self._is_due:
+            return
         while self.is_active:
             if self._then is not None:
                 if not self._is_due:
@@ -236,9 +238,10 @@ class Worker(WorkerExecutor):
         if instruction is None:
             self._agenda.extend(self.machine.handle(ProgramDone(self.machine.generation, self.machine.step)))
             return True
-        self._cluster.happened(instruction.op, self.node)
-        if not self.is_active:
-            return False
+        if self._cluster.injector.is_waiting:
+            self._cluster.happened(instruction.op, self.node)
+            if not self.is_active:
+                return False
         if self.is_in_trouble:
             return self._misbehave()
         if instruction.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT, Op.VOTE):

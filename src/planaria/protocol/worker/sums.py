@@ -8,7 +8,7 @@ subclass's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -379,13 +379,13 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
 
     def awaited(self) -> WorkerId | None:
         """Returns an owner from which something of a sum is not here yet."""
-        return next(self._missing(), None)
-
-    def _missing(self) -> Iterator[WorkerId]:
         for pending in self._sums.values():
-            yield from pending.unheard
-            yield from pending.awaited
-            yield from (self._source(pending.slices, about)[1] for about in pending.totals if about != self._worker)
+            if pending.unheard or pending.awaited:
+                return (pending.unheard or pending.awaited)[0]
+            for about in pending.totals:
+                if about != self._worker:
+                    return self._source(pending.slices, about)[1]
+        return None
 
     @property
     def norms(self) -> dict[int, float]:
