@@ -12,7 +12,7 @@ from pathlib import Path
 from generated import ROOT, wrapped, write
 
 SCRIPT = "scripts/thresholds_reference.py"
-MODULES = ("plan/thresholds.py", "protocol/thresholds.py", "runtime/thresholds.py")
+MODULES = ("plan/thresholds.py", "protocol/thresholds.py", "runtime/thresholds.py", "runtime/observers/thresholds.py")
 
 
 def reference() -> str:

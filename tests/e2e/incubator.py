@@ -11,6 +11,7 @@ import ctypes
 import errno
 import functools
 import gc
+import importlib
 import itertools
 import json
 import os
@@ -334,6 +335,8 @@ def import_everything() -> None:
     for model_type in ("gpt2", "bert", "llama"):
         forkserver._import_what_workers_need(model_type)
     forkserver._import_what_coordinators_need()
+    with contextlib.suppress(ImportError):
+        importlib.import_module("s3fs")  # takes each process a second
     tap.install()
     forkserver._compile_for_workers()
     gc.collect()

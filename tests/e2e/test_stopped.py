@@ -106,9 +106,9 @@ def test_a_standby_that_is_stopped_is_replaced_before_it_is_needed(
 # Whoever stops the command, or everything
 
 
-def suspended(command: Command, suspend: Callable[[subprocess.Popen[str]], None]) -> None:
+def suspended(command: Command, suspend: Callable[[subprocess.Popen[str]], None], steps: int) -> None:
     """A run that is suspended in between ends as if it had not been. Its steps take half a second."""
-    command.write_emulated_job(steps=10, layer_s=0.01)
+    command.write_emulated_job(steps=steps, layer_s=0.01)
     # In this session, and a process group of its own: what a shell makes of a job.
     process = subprocess.Popen(
         [*PLANARIA, "train", "job.toml"],
@@ -143,7 +143,7 @@ def test_ctrl_z_and_fg_kill_nobody(command: Command) -> None:
         time.sleep(LONG_S)
         os.killpg(process.pid, signal.SIGCONT)
 
-    suspended(command, suspend)
+    suspended(command, suspend, steps=10)
 
 
 def test_a_job_that_is_suspended_as_a_whole_goes_on(command: Command) -> None:
@@ -161,4 +161,4 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(command: Command) -> None:
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.5 if pid == process.pid else 0)
 
-    suspended(command, suspend)
+    suspended(command, suspend, steps=6)

@@ -6,6 +6,7 @@ and runs one again with its whole history.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -23,6 +24,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from planaria.runtime.thresholds import OBJECTS_BETWEEN_COLLECTIONS
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.promises.marks import MARKS, watch
 from tests.testkit.schedules.schedule import Schedule, schedule
@@ -105,8 +107,13 @@ def _replay(which: Schedule) -> int:
 
 @cache
 def _watched() -> set[str]:
-    """Returns the set of the marks that are reached in this process, from the first call on."""
-    return watch()
+    """Returns the set of the marks that are reached in this process, from the first call on. What is there by then
+    stays: no collection of garbage looks at it."""
+    reached = watch()
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
+    gc.collect()
+    gc.freeze()
+    return reached
 
 
 def try_seeds(seeds: range) -> Tried:

@@ -14,6 +14,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def sections(table: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, 
         UserError: one line with field, value and remedy.
     """
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
-    types_ = typing.get_type_hints(kind)
+    types_ = _types(kind)
     _refuse_unknown(table, fields, prefix="", kind="section")
     return {
         name: _section(name, table.get(name, {}), types_[name])
@@ -239,8 +240,8 @@ def _section(name: str, value: object, section: type[Section]) -> Section:
     if not isinstance(value, dict):
         raise UserError(f"{name} = {shown(value)} is not a section. Write a table: [{name}].")
     fields = {field.name: field for field in msgspec.structs.fields(section)}
-    types_ = typing.get_type_hints(section)
-    is_jobs = typing.get_type_hints(Job).get(name) is section
+    types_ = _types(section)
+    is_jobs = _types(Job).get(name) is section
     elsewhere = _sections_of_fields() if is_jobs else None
     _refuse_unknown(value, fields, prefix=f"{name}.", kind="field", elsewhere=elsewhere)
     arguments = {}
@@ -306,10 +307,17 @@ def _refuse_unknown(
             raise UserError(f"{prefix}{_key(key)} = {shown(table[key])}: there is no such {kind}.{remedy}")
 
 
-def _sections_of_fields() -> dict[str, str]:
+@cache
+def _types(kind: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """Returns the types of a struct's fields."""
+    return typing.get_type_hints(kind)
+
+
+@cache
+def _sections_of_fields() -> Mapping[str, str]:
     """Returns the section of each field of a job; the first, where several sections have one of this name."""
     found: dict[str, str] = {}
-    for name, section in typing.get_type_hints(Job).items():
+    for name, section in _types(Job).items():
         for field in section.__struct_fields__:
             found.setdefault(field, name)
     return found

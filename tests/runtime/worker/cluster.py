@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import torch
 
 from planaria.checkpoint.manifest import read_manifest, weights_sha256, write_manifest
@@ -28,9 +29,12 @@ from planaria.data.opening import open_data
 from planaria.job.parse import job_fingerprint
 from planaria.job.registry import PolicyName
 from planaria.job.sections.cluster import StageDevices
+from planaria.job.sections.model import ModelSection
 from planaria.job.sections.resilience import WhenExhausted
+from planaria.job.sections.train import TrainSection
 from planaria.job.settings import Job
 from planaria.model.load import load_model
+from planaria.model.model import Batch, Model
 from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.plan import Group, NodeId, WorkerId
 from planaria.plan.program.instructions import Instruction
@@ -91,6 +95,7 @@ from planaria.protocol.worker.machine import CoordinatorBack
 from planaria.runtime.component_settings import planner_settings
 from planaria.runtime.worker import fatal_errors
 from planaria.runtime.worker import loop as agent_module
+from planaria.runtime.worker.compute import engine as engine_module
 from planaria.runtime.worker.compute.device_clock import OwnPace
 from planaria.runtime.worker.compute.engine import real_engine
 from planaria.runtime.worker.fatal_errors import last_words
@@ -236,9 +241,27 @@ class Outcome:
         return {step: dropped for step, dropped in last.items() if dropped}
 
 
+MOST_MODELS = 8
+_models: dict[bytes, Model] = {}
+
+
+def loaded_once(
+    section: ModelSection, train: TrainSection, *, vocab_size: int | None, example: Batch | None = None
+) -> Model:
+    """The model that `load_model` gives: one for all workers, each of which makes copies of its layers."""
+    if example is not None:
+        return load_model(section, train, vocab_size=vocab_size, example=example)
+    key = msgspec.json.encode((section, train, vocab_size))
+    if key not in _models:
+        if len(_models) >= MOST_MODELS:
+            _models.clear()
+        _models[key] = load_model(section, train, vocab_size=vocab_size)
+    return _models[key]
+
+
 def profile_of(job: Job, vocab_size: int) -> ModelProfile:
     """Uneven layers; the groups are the model's own."""
-    model = load_model(job.model, job.train, vocab_size=vocab_size)
+    model = loaded_once(job.model, job.train, vocab_size=vocab_size)
     draw = random.Random(31 * job.cluster.nodes + job.train.num_microbatches)
     layers = tuple(
         LayerCost(
@@ -405,6 +428,7 @@ class Cluster:
         with (
             mock.patch.object(agent_module, "FaultInjector", _faults_of_the_worker_being_built),
             mock.patch.object(fatal_errors, "held_bytes", return_value=0),  # one seed, one history
+            mock.patch.object(engine_module, "load_model", loaded_once),
         ):
             try:
                 for _ in range(MAX_EVENTS):

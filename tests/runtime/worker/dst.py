@@ -137,6 +137,8 @@ def try_batch(kind: str, seeds: Sequence[int]) -> list[Failure]:
     """Run the schedules of some seeds."""
     failures = []
     with laboratory() as place:
+        gc.collect()
+        gc.freeze()  # what is there stays, and is not looked at after each schedule
         for seed in seeds:
             which = KINDS[kind](seed, place)
             error = error_of(which, place)

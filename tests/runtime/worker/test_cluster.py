@@ -67,7 +67,7 @@ from tests.runtime.worker.schedules import (
 )
 
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.json"))
-BATCHES = batches(range(1000, 1124), size=15, kept=4)
+BATCHES = batches(range(1000, 1064), size=15, kept=4)
 
 
 class Laboratory:
@@ -181,14 +181,14 @@ def test_a_journal_that_lags_behind_its_workers_is_made_up_for(batch: range, lab
     assert sum(record.lag for outcome in outcomes for record in outcome.of(CoordinatorRestarted)) >= 1
 
 
-@pytest.mark.parametrize("batch", batches(range(5000, 5060), size=10, kept=4), ids=str)
+@pytest.mark.parametrize("batch", batches(range(5000, 5044), size=10, kept=4), ids=str)
 def test_stages_on_several_devices_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
     """Under all policies, with deaths at any instruction, comings, goings and restarts: the reference's bits."""
     kinds = (schedule, comings_and_goings, restarts, any_policy, switching)
     laboratory.run_all(batch, lambda seed, source: on_devices(kinds[seed % 5](seed, source), 2 + seed % 2))
 
 
-@pytest.mark.parametrize("batch", batches(range(6004, 6064), size=10, kept=3), ids=str)
+@pytest.mark.parametrize("batch", batches(range(6004, 6037), size=10, kept=3), ids=str)
 def test_a_change_of_the_number_of_a_stages_devices_costs_no_bit(
     batch: range, laboratory: Laboratory, changing_devices: list[tuple[int, int]]
 ) -> None:
@@ -322,7 +322,7 @@ def test_backwards_in_two_passes_keep_every_promise(
     laboratory.run_all(batch, schedule)
 
 
-@pytest.mark.parametrize("batch", batches(range(7000, 7060), size=10, kept=2), ids=str)
+@pytest.mark.parametrize("batch", batches(range(7000, 7042), size=10, kept=2), ids=str)
 def test_what_is_run_again_for_an_audit_has_the_same_bits_whatever_happens(
     batch: range, laboratory: Laboratory
 ) -> None:

@@ -33,7 +33,8 @@ class Clock:
         return len(self._heap)
 
     def after(self, delay_s: float, action: Action) -> None:
-        self.at(self.now + delay_s, action)
+        self._sequence += 1
+        heapq.heappush(self._heap, (self.now + delay_s, self._sequence, action))
 
     def at(self, when_s: float, action: Action) -> None:
         self._sequence += 1

@@ -81,6 +81,7 @@ class Cluster:
         history: lines for people.
         dark: nodes whose hosts are gone without a word.
         recorder: of the run's history, for the witness.
+        happened: injects the faults that wait for an event, given its name and where it was.
         sent: messages that were played to the coordinator, where a schedule wants them again.
         may_fail: pieces of messages with which the run may fail.
         is_stopped: the user wants the run to end.
@@ -144,6 +145,7 @@ class Cluster:
         self.is_stopped = False
         self.may_fail = {"there is no checkpoint", "could not be saved", "the user does without it"}
         self.injector = Injector(self)
+        self.happened = self.injector.happened
         self.sent: dict[WorkerId, list[FromWorker]] = {}
         self._records_messages = any(fault.kind is FaultKind.REPLAY for fault in schedule.faults)
         self.server = self._serve(None)
@@ -190,14 +192,17 @@ class Cluster:
 
     def run(self) -> Finish:
         """Runs to the end. Raises BrokenPromise, or whatever the protocol raised."""
+        clock, injector, liveness, witness = self.clock, self.injector, self.liveness, self.witness
         while not self._is_at_its_end():
-            if not self.clock.tick():
+            if not clock.tick():
                 raise BrokenPromise("nothing happens any more")
-            if self.injector.counts_events:
-                self.happened("event")
-            self.witness.check()
-            self.liveness.check()
-            if self.clock.num_events > MAX_EVENTS:
+            if injector.counts_events:
+                injector.happened("event")
+            if witness.touched:
+                witness.check()
+            if clock.now >= liveness.deadline_s:
+                liveness.check()
+            if clock.num_events > MAX_EVENTS:
                 raise BrokenPromise(f"no end after {MAX_EVENTS} events")
         assert self.server.finished is not None
         self.liveness.ended(self.server.finished)
@@ -208,10 +213,11 @@ class Cluster:
 
     def _is_at_its_end(self) -> bool:
         """Returns whether all is over. Raises BrokenPromise when there will be no end."""
-        finished = self.server.finished
+        finished, idle_s = self.server.finished, self.clock.now - self._noted_s
+        if finished is None and idle_s < WAITING_PATIENCE_S:
+            return False
         if finished is not None and all(worker.is_over or not worker.is_started for worker in self.workers.values()):
             return True
-        idle_s = self.clock.now - self._noted_s
         if idle_s < WAITING_PATIENCE_S:
             return False
         machine = self.server.machine
@@ -348,8 +354,8 @@ class Cluster:
         """Receives a message at the coordinator's end of a connection."""
         if self._records_messages and connection.process is not None and not isinstance(message, Alive):
             self.sent.setdefault(connection.process.number, []).append(message)
-        if connection.server is not None:
-            connection.server.take(connection, message)
+        if (server := connection.server) is not None:
+            server.take(connection, message)
 
     def way(self, node: NodeId, peer: WorkerId, broken: Callable[[Way], None]) -> Way:
         return Way(self.network, node, self.workers[peer].node, self.weather.network_s, broken)
@@ -416,9 +422,6 @@ class Cluster:
 
     def is_dark(self, node: NodeId) -> bool:
         return node in self.dark
-
-    def happened(self, name: str, node: int = -1) -> None:
-        self.injector.happened(name, node)
 
     def pass_the_lead(self) -> None:
         """Gives the lead to another coordinator, which begins a moment later, whatever becomes of the one before."""

@@ -39,11 +39,13 @@ class Injector:
     Attributes:
         disturbed: nodes that may be taken for lost though they live, for what befell them or a peer of theirs.
         leaving: nodes that gave notice, or that the user wants to go.
+        counts_events: some fault waits for any event at all.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self.disturbed: set[NodeId] = set()
         self.leaving: set[NodeId] = set()
+        self.counts_events = False
         self._is_calm = False
         self._cluster = cluster
         self._clock = cluster.clock
@@ -51,24 +53,31 @@ class Injector:
         self._counts: dict[str, int] = {}
 
     @property
-    def counts_events(self) -> bool:
-        """Whether some fault waits for any event at all."""
-        return "event" in self._triggers
+    def is_waiting(self) -> bool:
+        """Whether some fault waits for an event."""
+        return bool(self._triggers)
 
     def expect(self, fault: Fault) -> None:
         if fault.at == "start":
             self._clock.after(fault.delay_s, partial(self.strike, fault))
         else:
             self._triggers.setdefault(fault.at, {}).setdefault(fault.nth, []).append(fault)
+            self.counts_events |= fault.at == "event"
 
     def happened(self, name: str, node: int = -1) -> None:
         """Injects the faults that wait for this event."""
+        if not self._triggers:
+            return
         for full in (name, f"{name}@{node}") if node >= 0 else (name,):
             waiting = self._triggers.get(full)
             if waiting is None:
                 continue
             count = self._counts[full] = self._counts.get(full, 0) + 1
-            for fault in waiting.pop(count, ()):
+            due = waiting.pop(count, ())
+            if not waiting:
+                del self._triggers[full]  # nobody waits for this any more
+                self.counts_events &= full != "event"
+            for fault in due:
                 if fault.delay_s:
                     self._clock.after(fault.delay_s, partial(self.strike, fault))
                 else:
@@ -87,6 +96,7 @@ class Injector:
     def calm(self, broken: Sequence[Fault]) -> None:
         """Ends the storm: nothing befalls anybody any more, and what passes by itself is over; `broken` stays."""
         self._triggers.clear()
+        self.counts_events = False
         self._cluster.note("* the storm is over")
         self._cluster.late.clear()
         self._make_room()

@@ -46,6 +46,7 @@ class Network:
 
     Attributes:
         arrives: called with a connection on which something is about to arrive.
+        islands: the partitions that there are now.
         lost_at_cut: says how many of so many last things under way are lost when their connection is cut.
     """
 
@@ -53,11 +54,11 @@ class Network:
         self.clock = clock
         self.arrives: Callable[[Way], None] | None = None
         self.lost_at_cut: Callable[[int], int] = lambda number: clock.random.randint(0, number)
-        self._islands: list[Island] = []
+        self.islands: tuple[Island, ...] = ()
         self._held: list[Way] = []
 
     def passes(self, source: int, target: int) -> bool:
-        return not any(island.stops(source, target) for island in self._islands)
+        return not self.islands or not any(island.stops(source, target) for island in self.islands)
 
     def reaches(self, place: int, other: int) -> bool:
         """Returns whether a connection can be made between the two places."""
@@ -66,19 +67,15 @@ class Network:
     def part(self, places: Collection[int], what: str = "") -> Island:
         """Parts these places from all others: nothing passes between them from now on; or less, see `Island`."""
         island = Island(frozenset(places), what)
-        self._islands.append(island)
+        self.islands = (*self.islands, island)
         return island
 
     def heal(self, island: Island) -> None:
         """Heals a partition, unless that was done before."""
-        self._islands = [other for other in self._islands if other is not island]
+        self.islands = tuple(other for other in self.islands if other is not island)
         held, self._held = self._held, []
         for way in held:
             way.release()
-
-    @property
-    def islands(self) -> tuple[Island, ...]:
-        return tuple(self._islands)
 
     def hold(self, way: Way) -> None:
         self._held.append(way)
@@ -115,6 +112,7 @@ class Way:
         self._broken = broken
         self._lost_after_s = lost_after_s
         self._network = network
+        self._clock = network.clock
         self.source = source
         self.target = target
         self._mean_s = mean_s
@@ -127,9 +125,11 @@ class Way:
     def send(self, action: Action, takes_s: float | None = None, at_cut: Action | None = None) -> None:
         """Sends something; `action` is the arrival; what is known to take so long goes when the last such message has
         gone. `at_cut` is done if the connection is cut while it is under way, and it still arrives."""
-        clock = self._network.clock
+        clock = self._clock
         if takes_s is None:
-            self._last_s = max(self._last_s, clock.now + clock.vary(self._mean_s))
+            arrives_s = clock.now + clock.vary(self._mean_s)
+            if arrives_s > self._last_s:
+                self._last_s = arrives_s
         else:
             self._last_s = max(self._last_s, clock.now) + takes_s
         self._under_way.append((action, at_cut))
@@ -168,7 +168,12 @@ class Way:
 
     def _may_arrive(self) -> bool:
         network = self._network
-        if self._num_held or not network.passes(self.source, self.target):
+        if self._num_held:
+            return False
+        if not network.islands:
+            self._unheard_since_s = None
+            return True
+        if not network.passes(self.source, self.target):
             return False
         if network.passes(self.target, self.source):
             self._unheard_since_s = None

@@ -35,7 +35,7 @@ class HistoryRecorder:
         self._entries.append(("cut", kept))
 
     def heard(self, event: Event) -> None:
-        if isinstance(event, Received) and isinstance(event.message, Vote | Returned):
+        if isinstance(event, Received) and isinstance(event.message, (Vote, Returned)):
             self._entries.append(("heard", event.worker, event.message))
 
     def adopted(self, worker: WorkerId, message: PlanMessage) -> None:
@@ -73,6 +73,7 @@ class HistoryRecorder:
         """Returns the history as plain values."""
         encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.decode
         made: list[tuple[Any, ...]] = []
+        commits: dict[int, Any] = {}  # what workers were told together is one message
         for entry in self._entries:
             match entry:
                 case ("journal", body):
@@ -82,7 +83,9 @@ class HistoryRecorder:
                 case ("heard", worker, message):
                     made.append(("heard", worker, decode(encode(message))))
                 case ("applied", worker, commit, states):
-                    made.append(("applied", worker, decode(encode(commit)), states))
+                    if id(commit) not in commits:
+                        commits[id(commit)] = decode(encode(commit))
+                    made.append(("applied", worker, commits[id(commit)], states))
                 case _:
                     made.append(entry)
         return made

@@ -32,11 +32,15 @@ PREVENTING = frozenset({FaultKind.RAISE, FaultKind.SHORT, FaultKind.DECAY, Fault
 
 
 class Liveness:
-    """Whether one run goes on after its storm."""
+    """Whether one run goes on after its storm.
+
+    Attributes:
+        deadline_s: virtual time by which it must have; infinite: there is none.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._deadline_s = float("inf")
+        self.deadline_s = float("inf")
         self._num_steps = 0
         self._must_go_on = False
         setup, faults = cluster.schedule.setup, cluster.schedule.faults
@@ -48,23 +52,22 @@ class Liveness:
         cluster = self._cluster
         well = self._well() - cluster.injector.disturbed
         num_unwell = len({worker.node for worker in cluster.workers.values()} - well)
-        self._deadline_s = cluster.clock.now + BOUND_S * (1 + num_unwell)
+        self.deadline_s = cluster.clock.now + BOUND_S * (1 + num_unwell)
         self._must_go_on = self._can_go_on(well)
         cluster.note(f"* well: {sorted(well)}, and the job {'must' if self._must_go_on else 'may'} go on")
 
     def committed(self) -> None:
         """Notes a step; after enough of them the user ends the run."""
-        if self._deadline_s == float("inf"):
+        if self.deadline_s == float("inf"):
             return
         self._num_steps += 1
         if self._num_steps == ENOUGH_STEPS:
             self._cluster.injector.stop()
 
     def check(self) -> None:
+        """Checks, once the deadline has come, that the job went on, or says why it does not."""
         cluster = self._cluster
-        if cluster.clock.now < self._deadline_s:
-            return
-        self._deadline_s = float("inf")
+        self.deadline_s = float("inf")
         if cluster.server.finished is not None or self._num_steps >= ENOUGH_STEPS:
             return
         self.waits()
@@ -76,7 +79,7 @@ class Liveness:
 
     def waits(self) -> None:
         """Checks a job that waits: it must not be able to go on."""
-        if self._deadline_s == float("inf") and not self._must_go_on:
+        if self.deadline_s == float("inf") and not self._must_go_on:
             return
         could = self._must_go_on or self._can_go_on(self._well())
         self._cluster.witness.require(

@@ -74,6 +74,7 @@ class InvariantChecker:
         committed: the last committed step, as of the journal.
         before: for each plan's generation, the plan in whose place it was taken; None: the journal lost it.
         reference: one process's numbers.
+        touched: workers whose state may have changed since it was checked, by number.
         struck: nodes that faults made compute wrong.
         tainted: states that faults have changed, and what came of them.
     """
@@ -103,7 +104,7 @@ class InvariantChecker:
         self.reference = reference
         self._workers = workers
         self._is_clear = is_clear
-        self._touched: dict[WorkerId, Worker] = {}
+        self.touched: dict[WorkerId, Worker] = {}
         self._commits: dict[tuple[int, int], JournalCommit] = {}
         self._unwritten: set[tuple[int, int]] = set()
         self._evicted_alive: set[NodeId] = set()
@@ -163,39 +164,34 @@ class InvariantChecker:
             case _:
                 pass
 
-    def touched(self, worker: Worker) -> None:
-        """Notes that the worker's state may have changed."""
-        self._touched[worker.number] = worker
-
     def check(self) -> None:
-        """Checks after every event that all replicas as of a step are the same, and what one process would have.
+        """Checks after every event that touched any that all replicas as of a step are the same, and what one process
+        would have.
 
         Of a step that is done again, other samples may be left out; who has had no plan since then is not looked at.
         """
-        if not self._touched:
-            return
-        for worker in self._touched.values():
+        for worker in self.touched.values():
             if worker.interpreter.has_plan and worker.interpreter.plan.generation < self._lineage:
                 continue
             for group, replica in worker.holdings.replicas.items():
                 right = self.reference.after(replica.step).replicas[group]
-                if any(piece in self.tainted for piece, _ in replica.pieces):
+                if self.tainted and any(piece in self.tainted for piece, _ in replica.pieces):
                     self.tainted.add(replica.state)  # some of it came from a holder that is right, maybe
-                self.require(
-                    replica.state == right or replica.state in self.tainted,
-                    f"worker {worker.number} has a replica of group {group} as of step {replica.step} that is wrong",
-                )
-        self._touched.clear()
+                if replica.state != right and replica.state not in self.tainted:
+                    raise BrokenPromise(
+                        f"worker {worker.number} has a replica of group {group} as of step {replica.step} that is wrong"
+                    )
+        self.touched.clear()
 
     def applied(self, worker: Worker, commit: Commit) -> None:
         """Checks a step that a worker applied: the journal must have it, as it was told."""
         entry = self._commits.get((commit.step, commit.generation))
         told = None if entry is None else (entry.commit.clip_factor, entry.commit.exponents, entry.commit.hold)
-        self.require(
-            told == (commit.clip_factor, commit.exponents, commit.hold),
-            f"worker {worker.number} applied step {commit.step} of generation {commit.generation}, which the journal "
-            f"has as {entry}",
-        )
+        if told != (commit.clip_factor, commit.exponents, commit.hold):
+            raise BrokenPromise(
+                f"worker {worker.number} applied step {commit.step} of generation {commit.generation}, which the "
+                f"journal has as {entry}"
+            )
 
     def ended_itself(self, worker: Worker, reason: str) -> None:
         """Checks that a worker that ended itself had to: it is alone, or the protocol was violated."""
@@ -275,13 +271,14 @@ class InvariantChecker:
         self.require(is_known or self._is_cut, f"generation {commit.generation} commits step {step}")
         self.reference.leave_out(step, commit.dropped)
         right = self.reference.after(step)
-        self.require(
+        is_right = (
             (commit.loss == right.loss or not right.is_finite)
             and commit.clip_factor == right.clip_factor
             and commit.scale == right.scale
-            and commit.exponents == right.exponents,
-            f"step {step} is committed with other numbers than one process has: {entry}",
+            and commit.exponents == right.exponents
         )
+        if not is_right:
+            raise BrokenPromise(f"step {step} is committed with other numbers than one process has: {entry}")
         if is_known:
             self._check_sums(machine, step)
         self._commits[key] = entry

@@ -108,14 +108,23 @@ class Connection:
             self.process.lose_connection(self)
 
     def send(self, message: ToWorker | Challenge) -> None:
-        if self.process is not None:
-            order, read = self.process.order, self._wire.order(message) if self._wire else lambda: message
-            self.down.send(lambda: None if self.is_left else order(read()))
+        if self.process is not None and self._wire is None:
+            self.down.send(partial(self._ordered, message))
+        elif self.process is not None and self._wire is not None:
+            read = self._wire.order(message)
+            self.down.send(lambda: None if self.is_left else self._ordered(read()))
+
+    def _ordered(self, message: ToWorker | Challenge) -> None:
+        if not self.is_left and self.process is not None:
+            self.process.order(message)
 
     def tell(self, cluster: Cluster, message: FromWorker) -> None:
         """Sends a message from the worker."""
-        read = self._wire.news(message) if self._wire else lambda: message
-        self.up.send(lambda: cluster.received(self, read()))
+        if self._wire is None:
+            self.up.send(partial(cluster.received, self, message))
+        else:
+            read = self._wire.news(message)
+            self.up.send(lambda: cluster.received(self, read()))
 
     def close(self) -> None:
         """Closes the connection from the coordinator's end: what is under way may be lost."""

@@ -173,8 +173,10 @@ class Interpreter(StepWork[Symbol, Symbol]):
 
     def _change(self, what: str) -> None:
         """Changes the first replica that is held, or its sum, if that is due."""
+        if not self.corrupts.get(what):
+            return
         held = [self._holdings.replicas[group] for group in self.given if group in self._holdings.replicas]
-        if not self.corrupts[what] or not held:
+        if not held:
             return
         self.corrupts[what] -= 1
         if what == "sync":
@@ -186,20 +188,20 @@ class Interpreter(StepWork[Symbol, Symbol]):
     def _change_activation(self, instruction: Instruction) -> None:
         """Changes what a forward made, if that is due and goes on."""
         at = (instruction.microbatch, instruction.born), instruction.end_layer
-        if self.corrupts["forward"] and at in self._activations and self.plan.evaluation is None:
+        if self.corrupts.get("forward") and at in self._activations and self.plan.evaluation is None:
             self.corrupts["forward"] -= 1
             self._activations[at] = hash((self._activations[at], "forward"))
 
     def _note_backward(self, work: Work, layer: int, *, counted: bool) -> None:
         super()._note_backward(work, layer, counted=counted)
-        groups = self._algebra.groups_of[layer] if counted and self.corrupts["backward"] else ()
+        groups = self._algebra.groups_of[layer] if counted and self.corrupts.get("backward") else ()
         for group in groups[:1]:
             self.corrupts["backward"] -= 1
             self._holdings.accumulators[group].total += hash((work, layer, "backward"))
 
     def _audit(self, instruction: Instruction) -> None:
         super()._audit(instruction)
-        if self.corrupts["audit"]:
+        if self.corrupts.get("audit"):
             self.corrupts["audit"] -= 1
             told = self._audits.computed[-1]
             told.made.update({name: told_digest ^ 1 for name, told_digest in told.made.items()})
@@ -219,15 +221,21 @@ class Interpreter(StepWork[Symbol, Symbol]):
         return self.sums.awaited() if instruction.op is Op.VOTE else instruction.peer
 
     def execute(self, instruction: Instruction) -> None:
-        self.corrupt_at_rest()
+        if self.corrupts:
+            self.corrupt_at_rest()
         self.perform(instruction)
+        if self.corrupts:
+            self._corrupt_after(instruction)
+        if instruction.op is Op.FORWARD and self.plan.evaluation is not None:
+            assert instruction.microbatch not in self._batches, "an evaluated batch stays on the device"
+        self.progress.finish()
+
+    def _corrupt_after(self, instruction: Instruction) -> None:
+        """Changes what the instruction made, if that is due."""
         if instruction.op is Op.FORWARD:
             self._change_activation(instruction)
         if instruction.op is Op.VOTE and self.plan.evaluation is None:
             self._change("sync")
-        if self.plan.evaluation is not None and instruction.op is Op.FORWARD:
-            assert instruction.microbatch not in self._batches, "an evaluated batch stays on the device"
-        self.progress.finish()
 
     def _batch(self, microbatch: int) -> Symbol:
         if self.plan.evaluation is not None:

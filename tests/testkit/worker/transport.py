@@ -41,6 +41,7 @@ class Transport:
         self._worker = worker
         self._cluster = cluster
         self._clock = cluster.clock
+        self._is_exact = cluster.weather.is_exact
         self._ways: dict[WorkerId, Way] = {}
         self._read_at = 0.0
         self._peers: dict[WorkerId, str] = {}
@@ -56,11 +57,11 @@ class Transport:
         way = self._ways.get(peer)
         if way is None:
             way = self._ways[peer] = self._cluster.way(self._worker.node, peer, partial(self._broke, peer))
-        takes_s = self._takes_s(peer, key, size_bytes) if self._cluster.weather.is_exact else None
+        takes_s, read_bytes = None, 0.0
+        if self._is_exact:
+            takes_s, read_bytes = self._takes_s(peer, key, size_bytes), self._read_bytes(peer, key)
         payload, target = _Payload(read), self._cluster.workers[peer]
-        way.send(
-            partial(self._deliver, way, target, key, payload.get, self._read_bytes(peer, key)), takes_s, payload.leave
-        )
+        way.send(partial(self._deliver, way, target, key, payload, read_bytes), takes_s, payload.leave)
 
     def _takes_s(self, peer: WorkerId, key: Key, size_bytes: int | None) -> float:
         """Returns seconds on the link; of a sum's part, until it can be read."""
@@ -96,10 +97,10 @@ class Transport:
         for way in self._ways.values():
             way.is_stuck = True
 
-    def _deliver(self, way: Way, target: Worker, key: Key, read: Read, read_bytes: float) -> None:
+    def _deliver(self, way: Way, target: Worker, key: Key, sent: _Payload, read_bytes: float) -> None:
         if not target.is_over:
-            payload, is_damaged = read(), self._damages(key)
-            if key.kind in Kind.SUMS and payload != (None,) and self._cluster.weather.is_exact:
+            payload, is_damaged = sent.read(), bool(self.damages) and self._damages(key)
+            if self._is_exact and key.kind in Kind.SUMS and payload != (None,):
                 target.transport.hear(self._worker.number, key, payload, read_bytes, is_damaged=is_damaged)
             else:
                 target.receive(key, payload, is_damaged=is_damaged)
@@ -142,13 +143,12 @@ class _Payload:
     """A message's payload, read from the sender's memory when it arrives, or when the connection is cut, after which
     the sender may write over it."""
 
-    def __init__(self, read: Read) -> None:
-        self._read = read
+    __slots__ = ("read",)
 
-    def get(self) -> Any:
-        return self._read()
+    def __init__(self, read: Read) -> None:
+        self.read = read
 
     def leave(self) -> None:
         """Leaves the sender's memory."""
-        payload = self._read()
-        self._read = lambda: payload
+        payload = self.read()
+        self.read = lambda: payload

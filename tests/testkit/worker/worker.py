@@ -164,7 +164,7 @@ class Worker(WorkerExecutor):
         if isinstance(order, Challenge):
             self.control.challenged(order)
             return
-        if isinstance(order, Stop | CoordinatorGone):
+        if isinstance(order, (Stop, CoordinatorGone)):
             self.control.is_closed = True
             if self._is_done_for:
                 self._exit()
@@ -187,6 +187,8 @@ class Worker(WorkerExecutor):
 
     def run(self) -> None:
         """Runs the main thread until it waits, or until something takes time."""
+        if self._then is not None and not self._is_due:
+            return
         while self.is_active:
             if self._then is not None:
                 if not self._is_due:
@@ -236,9 +238,10 @@ class Worker(WorkerExecutor):
         if instruction is None:
             self._agenda.extend(self.machine.handle(ProgramDone(self.machine.generation, self.machine.step)))
             return True
-        self._cluster.happened(instruction.op.value, self.node)
-        if not self.is_active:
-            return False
+        if self._cluster.injector.is_waiting:
+            self._cluster.happened(instruction.op, self.node)
+            if not self.is_active:
+                return False
         if self.is_in_trouble:
             return self._misbehave()
         if instruction.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT, Op.VOTE):
@@ -325,7 +328,7 @@ class Worker(WorkerExecutor):
         except DiskDamaged as error:
             self.control.send(Failed(where=str(error), text="a checkpoint is damaged"))
             self._exit()
-        self._cluster.witness.touched(self)
+        self._cluster.witness.touched[self.number] = self
 
     def _counted(self, group: int, layer: int, microbatch: int, value: int) -> None:
         at = self.interpreter
@@ -357,7 +360,7 @@ class Worker(WorkerExecutor):
             return missing.source
         self.moves.settle()
         self._progress += 1
-        self._cluster.witness.touched(self)
+        self._cluster.witness.touched[self.number] = self
         return None
 
     def describe(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -75,17 +76,20 @@ def shadowed(pipeline: PipelineRoutes, place: int, kind: ScheduleKind) -> Passin
     return passing(pipeline, successor, kind) if is_mine else []
 
 
-def _passing(pipeline: PipelineRoutes, routes: Sequence[Route], place: int, kind: ScheduleKind) -> Passing:
+def _passing(pipeline: PipelineRoutes, routes: tuple[Route, ...], place: int, kind: ScheduleKind) -> Passing:
     hops = [
-        route_hops(
-            route,
-            split=kind.splits_backward,
-            keeps_sent=pipeline.keeps_sent,
-            redundant_backwards=pipeline.redundant_backwards,
-        )[place]
+        _hops_of_pipeline(route, kind.splits_backward, pipeline.keeps_sent, pipeline.redundant_backwards)[place]
         for route in routes
     ]
     return [(hops[at], microbatch) for _, microbatch, at in travellers(routes)]
+
+
+@lru_cache(maxsize=256)
+def _hops_of_pipeline(
+    route: Route, split: bool, keeps_sent: bool, redundant_backwards: tuple[WorkerId | None, ...]
+) -> tuple[RouteHop, ...]:
+    """Returns the hops of a route, made once for all workers on it."""
+    return route_hops(route, split=split, keeps_sent=keeps_sent, redundant_backwards=redundant_backwards)
 
 
 def route_hops(

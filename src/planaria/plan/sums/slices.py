@@ -19,9 +19,9 @@ ALIGNMENT = 16
 """Floats to whose multiples slices are cut."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Slices:
-    """The slices of one group's sum. A slice is named by its owner.
+    """The slices of one group's sum. A slice is named by its owner. Each is equal to itself alone, and made once.
 
     Attributes:
         hosts: owners by host, in the order of the vector.

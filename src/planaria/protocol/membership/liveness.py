@@ -138,12 +138,12 @@ class Liveness:
 
     def quiet_s(self, now: float) -> float:
         """Returns seconds since the last sign of any worker; 0 where there is none."""
-        return min((now - seen.heard for seen in self._seen.values()), default=0.0)
+        return now - max([seen.heard for seen in self._seen.values()], default=now)
 
     def silent(self, now: float) -> Iterator[tuple[WorkerId, float]]:
         """Yields workers that sent nothing for longer than `silence_s`, and for how long."""
         limit_s = self._silence_s
-        yield from sorted((w, now - seen.heard) for w, seen in self._seen.items() if now - seen.heard > limit_s)
+        yield from sorted([(w, now - seen.heard) for w, seen in self._seen.items() if now - seen.heard > limit_s])
 
     def is_gone(self, silence_s: float, *, runnable: bool) -> bool:
         """Returns whether a silence means that the worker is gone; `runnable`: its process is known to be there."""
@@ -164,9 +164,12 @@ class Liveness:
             step_s: how long a step is.
         """
         limits = self._limits
-        quiet = self._quiet()
         shortest_s = min(limits.least_s, limits.busy_s)  # hardly anybody is without progress for as long
-        for worker in sorted(w for w, seen in self._seen.items() if now - seen.since > shortest_s and w not in quiet):
+        idle = [worker for worker, seen in self._seen.items() if now - seen.since > shortest_s]
+        if not idle:
+            return  # nor is anybody blocked, for which all must be
+        quiet = self._quiet()
+        for worker in sorted(worker for worker in idle if worker not in quiet):
             seen = self._seen[worker]
             stuck_s = now - seen.since
             works = now - seen.worked_at <= self._silence_s
@@ -190,9 +193,9 @@ class Liveness:
 
         From waiter to waiter, the way ends with one whose peer waits for nothing: that peer has sent.
         """
-        works = any(s.pulse.activity in (Activity.COMPUTING, Activity.BUSY) for s in self._seen.values())
-        if works or any(now - seen.since <= limit_s for seen in self._seen.values()):
-            return None
+        for seen in self._seen.values():
+            if now - seen.since <= limit_s or seen.pulse.activity in (Activity.COMPUTING, Activity.BUSY):
+                return None
         waiting = {w: seen for w, seen in sorted(self._seen.items()) if seen.pulse.activity is Activity.WAITING}
         if not waiting:
             return None

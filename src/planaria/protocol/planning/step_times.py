@@ -36,6 +36,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._measured: deque[float] = deque(maxlen=MEASURED_STEPS)
+        self._median_s = 0.0
         self.step_s = 0.0
         self.instruction_s = 0.0
         self.patience_s = 0.0
@@ -88,13 +89,14 @@ class StepTimes:
         """Records the duration of a step in which no node was lost."""
         self.patience_s = 0.0
         self._measured.append(duration_s)
+        self._median_s = statistics.median(self._measured)
 
     def calibration(self) -> float | None:
         """Returns the factor for all estimates from now on, applied here to the plan in force; None if too few of its
         steps were measured."""
         if len(self._measured) < CALIBRATED_AFTER or self.step_s <= 0:
             return None
-        factor = statistics.median(self._measured) / self.step_s
+        factor = self._median_s / self.step_s
         self.step_s *= factor
         self.instruction_s *= factor
         return factor
@@ -102,7 +104,7 @@ class StepTimes:
     @property
     def just_measured_s(self) -> float | None:
         """The median of the plan's first steps, once: when there are enough to tell what a step takes."""
-        return statistics.median(self._measured) if len(self._measured) == CALIBRATED_AFTER else None
+        return self._median_s if len(self._measured) == CALIBRATED_AFTER else None
 
     def close(self, generation: int) -> PlanMeasured | None:
         """Ends the plan's measurements; returns its measured times beside the estimates.
@@ -117,7 +119,7 @@ class StepTimes:
         if self._is_beside:
             self._beside = self._measured[-1] - self._decided_s, self._transition_s
         self._stretch = self._current_stretch
-        usual_s = statistics.median(self._measured)
+        usual_s = self._median_s
         first_s = self._measured[0] if 3 <= len(self._measured) < MEASURED_STEPS else None
         transition_s, passed_s = self._transition_s, None
         if first_s is not None:
@@ -162,4 +164,4 @@ class StepTimes:
     def _current_stretch(self) -> float:
         if not self._measured or self.step_s <= 0:
             return self._stretch
-        return max(1.0, statistics.median(self._measured) / self.step_s)
+        return max(1.0, self._median_s / self.step_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, TypeVar
 
 from planaria.plan.plan import WorkerId
@@ -29,6 +29,8 @@ NO_SUM = (1 << 64) - 1
 
 Value = TypeVar("Value")
 
+
+_UNAUDITED = nullcontext()
 
 _BORN_OF_NONE = -1
 """Stands for a route's generation in what is run again: a shadow may keep its forward of the same work meanwhile."""
@@ -81,8 +83,7 @@ class Audits(Generic[Value]):
 
     def note(self, kind: str, work: Work, boundary: int, value: Value) -> None:
         """Notes an activation or gradient of a microbatch that is audited, as it is taken or sent first."""
-        name = f"{kind}{boundary}"
-        if self._wants(work, name):
+        if work in self._told and self._wants(work, name := f"{kind}{boundary}"):
             self._told[work][name] = self._digest_of(value)
 
     def _wants(self, work: Work, name: str) -> bool:
@@ -94,14 +95,11 @@ class Audits(Generic[Value]):
         if self._wants(work, LOSS):
             self._told[work][LOSS] = _bits(loss)
 
-    @contextmanager
-    def counting(self, work: Work, layer: int) -> Iterator[None]:
+    def counting(self, work: Work, layer: int) -> AbstractContextManager[None]:
         """Notes what a layer's backward adds to sums of gradients while this is open."""
-        if self._wants(work, f"{WEIGHTS}{layer}"):
-            with self._counting(self._told[work], layer):
-                yield
-        else:
-            yield
+        if work in self._told and self._wants(work, f"{WEIGHTS}{layer}"):
+            return self._counting(self._told[work], layer)
+        return _UNAUDITED
 
     @contextmanager
     def _counting(self, told: dict[str, int | None], layer: int) -> Iterator[None]:

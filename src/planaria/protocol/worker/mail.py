@@ -7,8 +7,7 @@ under way is never taken: it bears another name. Knows no thread and no tensor; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from planaria.plan.plan import WorkerId
 
@@ -37,8 +36,7 @@ class Kind:
     """Names of the kinds of messages, for people."""
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """Names one data message between two workers.
 
     Attributes:

@@ -39,10 +39,11 @@ class Progress:
 
     def go_on(self, program: Program) -> None:
         """Goes on with this program: what is done stays done, and so does what followed from a message."""
-        self._todo = deque(
-            i for i in program if i not in self._done and i.op is not Op.APPLY and not self._came_before(i)
-        )
-        self._num_sends = sum(i.op in _SENDS for i in self._todo)
+        todo = [i for i in program if i.op is not Op.APPLY]
+        if self._done or self._done_forward or self._done_input:
+            todo = [i for i in todo if i not in self._done and not self._came_before(i)]
+        self._todo = deque(todo)
+        self._num_sends = sum([i.op in _SENDS for i in todo])
 
     def _came_before(self, instruction: Instruction) -> bool:
         """Returns whether an instruction receives what a worker that is now lost had sent, and what was used."""

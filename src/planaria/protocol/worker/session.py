@@ -21,6 +21,9 @@ from planaria.protocol.messages.from_worker import (
     Vote,
 )
 
+_LASTING = (Notice, Failed, OutOfMemory)
+"""Messages that every coordinator has to hear of."""
+
 _OF_A_STEP = (Vote, Ready, AwaitsSamples, Report, Saved, NotSaved, FaultInjected)
 """Messages of no use to a coordinator that does not know yet where this worker is; `Returned` says the same."""
 
@@ -41,7 +44,7 @@ class WorkerSession:
     def may_say(self, message: FromWorker) -> bool:
         """Returns whether the coordinator that is there now can use the message. What cannot be sent now is lost,
         unless every coordinator has to hear of it: that is kept, the last of each kind."""
-        if isinstance(message, Notice | Failed | OutOfMemory):
+        if isinstance(message, _LASTING):
             self._lasting.pop(type(message), None)
             self._lasting[type(message)] = message
         return not isinstance(message, _OF_A_STEP) or self._told == self._connection

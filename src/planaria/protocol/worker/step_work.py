@@ -107,6 +107,7 @@ class StepWork(ABC, Generic[Batch, Value]):
             Op.RECV_GRADIENT: self._await_taken,
             Op.VOTE: lambda instruction: None,
         }
+        self._performs = self._run
 
     # What a worker does for it
 
@@ -152,6 +153,7 @@ class StepWork(ABC, Generic[Batch, Value]):
     def adopt(self, message: PlanMessage, *, continues: bool) -> None:
         """Takes a plan for the step in progress; what is done of it stays done if the step `continues`."""
         self._plan = message.plan
+        self._performs = self._run if message.plan.evaluation is None else self._run_evaluating
         self._program = program(self._plan, self._worker) if self._worker in self._plan.groups_of else ()
         if not continues:
             self._begin_step(message.step, message.exponents, message.audits)
@@ -230,8 +232,7 @@ class StepWork(ABC, Generic[Batch, Value]):
 
     def perform(self, instruction: Instruction) -> None:
         """Performs the instruction; it counts as done once `progress` is told so."""
-        run = self._run if self.plan.evaluation is None else self._run_evaluating
-        run[instruction.op](instruction)
+        self._performs[instruction.op](instruction)
 
     def _load(self, instruction: Instruction) -> None:
         if instruction.microbatch not in self._batches:

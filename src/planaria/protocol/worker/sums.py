@@ -8,9 +8,10 @@ subclass's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from functools import lru_cache
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.sums.slices import Slices, slices_of
@@ -63,8 +64,7 @@ class Sum(Generic[Part]):
         return [self.counts[owner] for owner in sorted(self.counts)]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece(Generic[Part]):
+class Piece(NamedTuple, Generic[Part]):
     """Something that can be done for a sum without waiting.
 
     Attributes:
@@ -85,6 +85,37 @@ class Piece(Generic[Part]):
         if self.total is not None:
             return 0
         return len(self.sum.counts) + (0 if self.is_carried else len(self.sum.parts))
+
+
+class _Exchange(NamedTuple):
+    """What one owner of slices exchanges with the others.
+
+    Attributes:
+        mates: other owners on its host.
+        awaited: owners that carry the other hosts' parts of its slice.
+        carried: slices of other hosts whose part of this host it carries.
+        sources: how each other slice's total comes to it: the kind of message, and the sender.
+        news: messages that come to it.
+    """
+
+    mates: tuple[WorkerId, ...]
+    awaited: tuple[WorkerId, ...]
+    carried: tuple[WorkerId, ...]
+    sources: dict[WorkerId, tuple[str, WorkerId]]
+    news: frozenset[News]
+
+
+@lru_cache(maxsize=1024)
+def _exchange_of(slices: Slices, worker: WorkerId) -> _Exchange:
+    mates = tuple(owner for owner in slices.on_host_of(worker) if owner != worker)
+    awaited, sources = slices.carriers(worker), dict[WorkerId, tuple[str, WorkerId]]()
+    for about in slices.owners:
+        carrier = about if about in mates else slices.carrier_at(worker, about)
+        sources[about] = (Kind.TOTAL, about) if carrier == worker else (Kind.SHARED_TOTAL, carrier)
+    del sources[worker]
+    news = {(Kind.SHARED_SUM, owner, owner) for owner in mates} | {(Kind.SUM, owner, worker) for owner in awaited}
+    news |= {(kind, sender, about) for about, (kind, sender) in sources.items()}
+    return _Exchange(mates, awaited, slices.carried_by(worker), sources, frozenset(news))
 
 
 def read_share(key: Key, reader: WorkerId, slices: Slices) -> float:
@@ -197,21 +228,16 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
         accumulator = self._holdings.accumulator(group) if group in self._holdings.replicas else None
         if accumulator is not None and accumulator.is_empty:
             accumulator = None
-        unheard = [owner for owner in slices.on_host_of(self._worker) if owner != self._worker]
-        awaited = slices.carriers(self._worker)
-        # All may have come before.
-        news = {(Kind.SHARED_SUM, owner, owner) for owner in unheard}
-        news |= {(Kind.SUM, owner, self._worker) for owner in awaited}
-        news |= {(*self._source(slices, owner), owner) for owner in slices.owners if owner != self._worker}
+        exchange = _exchange_of(slices, self._worker)
         pending: Sum[Part] = Sum(
             epoch,
             round_,
             slices,
-            unheard=unheard,
-            carried=list(slices.carried_by(self._worker)),
-            awaited=list(awaited),
-            totals=list(slices.owners),
-            news=news,
+            unheard=[*exchange.mates],
+            carried=[*exchange.carried],
+            awaited=[*exchange.awaited],
+            totals=[*slices.owners],
+            news={*exchange.news},  # all may have come before
         )
         if accumulator is not None:
             pending.counts[self._worker] = self._own(accumulator)
@@ -242,6 +268,8 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
             if pending is not None and not pending.is_done:
                 pending.news.add((key.kind, WorkerId(key.sender), WorkerId(key.layer)))
                 self._open.add((pending.round, key.item))
+        if not self._open:
+            return None
         for round_, group in sorted(self._open):
             pending = self._sums[group]
             piece = None if pending.is_done else self._next_of(group, pending)
@@ -256,7 +284,8 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
 
         A total waits for the replica that it belongs to, where that is on its way.
         """
-        self._hear(group, pending)
+        if pending.news:
+            self._hear(group, pending)
         if not pending.unheard and pending.carried:
             return Piece(group, pending, pending.carried[0], is_carried=True)
         if group not in self._holdings.replicas:
@@ -291,11 +320,8 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
         pending.news.clear()
 
     def _source(self, slices: Slices, about: WorkerId) -> tuple[str, WorkerId]:
-        """Returns how a slice's total comes, and from whom."""
-        if about in slices.on_host_of(self._worker):
-            return Kind.SHARED_TOTAL, about
-        carrier = slices.carrier_at(self._worker, about)
-        return (Kind.TOTAL, about) if carrier == self._worker else (Kind.SHARED_TOTAL, carrier)
+        """Returns how another slice's total comes, and from whom."""
+        return _exchange_of(slices, self._worker).sources[about]
 
     def do(self, piece: Piece[Part]) -> None:
         """Does a piece, as long as its sum is not void by now."""
@@ -331,9 +357,8 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
             for carrier in pending.slices.carriers(about):
                 self._send(carrier, Kind.TOTAL, pending, group, about, self._total(group, about, pending.slices))
         if about == self._worker or self._source(pending.slices, about)[0] == Kind.TOTAL:
-            for owner in pending.slices.on_host_of(self._worker):
-                if owner != self._worker:
-                    self._send(owner, Kind.SHARED_TOTAL, pending, group, about, self._total_place(group))
+            for owner in _exchange_of(pending.slices, self._worker).mates:
+                self._send(owner, Kind.SHARED_TOTAL, pending, group, about, self._total_place(group))
 
     def _finish(self, group: int, pending: Sum[Part]) -> None:
         owners = pending.slices.owners
@@ -354,13 +379,13 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
 
     def awaited(self) -> WorkerId | None:
         """Returns an owner from which something of a sum is not here yet."""
-        return next(self._missing(), None)
-
-    def _missing(self) -> Iterator[WorkerId]:
         for pending in self._sums.values():
-            yield from pending.unheard
-            yield from pending.awaited
-            yield from (self._source(pending.slices, about)[1] for about in pending.totals if about != self._worker)
+            if pending.unheard or pending.awaited:
+                return (pending.unheard or pending.awaited)[0]
+            for about in pending.totals:
+                if about != self._worker:
+                    return self._source(pending.slices, about)[1]
+        return None
 
     @property
     def norms(self) -> dict[int, float]:

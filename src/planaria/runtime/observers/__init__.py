@@ -5,5 +5,5 @@
 - `tensorboard_files`, `wandb_run`, `mlflow_run`: the run as a curve; `prometheus_page`: the run as it is now.
 - `dashboard_page`: the page of `planaria dashboard`, in a process of its own.
 - `alerts`: what is worth a message, and how often; `webhook` and `shell_command`: who gets it.
-- `secret_urls`: what nobody else may read.
+- `secret_urls`: what nobody else may read. `thresholds`: how long each may take.
 """

@@ -12,9 +12,9 @@ from typing import Protocol
 from planaria.plan.quantities import count
 from planaria.protocol.messages.records import AnyRecord, Note, NoteSubject, RunEnded, RunStatus, Waiting
 from planaria.runtime.observers.figures import ending
+from planaria.runtime.observers.thresholds import ALERT_EVERY_S
 from planaria.runtime.observers.view import TimedRecord, ViewedRun
 from planaria.runtime.run_folder.sentences import sentence
-from planaria.runtime.thresholds import ALERT_EVERY_S
 
 
 class AlertKind(enum.StrEnum):

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from planaria.job.sections.cluster import LOOPBACK
 from planaria.protocol.messages.records import Note
+from planaria.runtime.observers.thresholds import PAGE_END_S, VIEW_LOOK_S
 from planaria.runtime.run_folder.run_folder import RunFolder
-from planaria.runtime.thresholds import PAGE_END_S, VIEW_LOOK_S
 
 
 class DashboardPage:

@@ -9,10 +9,10 @@ from typing import Any
 
 from planaria.protocol.messages.records import Recovered, RunEnded, RunStatus
 from planaria.runtime.observers.figures import FigureReader, ending, hyperparameters
+from planaria.runtime.observers.thresholds import RECOVERIES_TAGGED
 from planaria.runtime.observers.view import TimedRecord, ViewedRun
 from planaria.runtime.run_folder.recorder import write_atomically
 from planaria.runtime.run_folder.sentences import sentence
-from planaria.runtime.thresholds import RECOVERIES_TAGGED
 
 _EXPERIMENT = "planaria"
 _PARAMETERS_AT_ONCE = 100

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from planaria.protocol.messages.records import AnyRecord, Note, RunEnded
+from planaria.runtime.observers.thresholds import VIEW_BATCH, VIEW_END_S, VIEW_LOOK_S, VIEW_PAUSE_S, VIEW_QUEUE
 from planaria.runtime.observers.view import TimedRecord, View, ViewedRun
-from planaria.runtime.thresholds import VIEW_BATCH, VIEW_END_S, VIEW_LOOK_S, VIEW_PAUSE_S, VIEW_QUEUE
 
 
 class ViewThread:

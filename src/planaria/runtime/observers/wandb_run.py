@@ -8,9 +8,9 @@ from typing import Any
 
 from planaria.protocol.messages.records import RunEnded, RunStatus
 from planaria.runtime.observers.figures import FigureReader, nested
+from planaria.runtime.observers.thresholds import TRACKER_ENDS_S, TRACKER_STARTS_S
 from planaria.runtime.observers.view import TimedRecord, ViewedRun
 from planaria.runtime.run_folder.recorder import write_atomically
-from planaria.runtime.thresholds import TRACKER_ENDS_S, TRACKER_STARTS_S
 
 
 class WandbRun:

@@ -10,7 +10,7 @@ from typing import Any
 
 from planaria.runtime.observers.alerts import Alert, NotDelivered
 from planaria.runtime.observers.secret_urls import host_of
-from planaria.runtime.thresholds import ALERT_TRIES_S, ALERT_WITHIN_S
+from planaria.runtime.observers.thresholds import ALERT_TRIES_S, ALERT_WITHIN_S
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

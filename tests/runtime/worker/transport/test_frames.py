@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import random
 import socket
 import struct
@@ -164,7 +163,7 @@ def test_a_flipped_bit_is_found(data: st.DataObject) -> None:
     payload_size = 20 * 4 + 7 * 8
     bit = data.draw(st.integers(0, 8 * len(first) - 1))
     first[bit // 8] ^= 1 << bit % 8
-    second = b"".join(data_frame(dataclasses.replace(STATE_KEY, item=6), (torch.ones(2),)))
+    second = b"".join(data_frame(STATE_KEY._replace(item=6), (torch.ones(2),)))
     near, far = socket.socketpair()
     with near, far:
         far.settimeout(5)
@@ -184,7 +183,7 @@ def test_messages_of_any_size_in_pieces_of_any_size(pair: Pair) -> None:
     numbers = random.Random(5)
     sizes = [numbers.choice([0, 1, 30, 5_000, 40_000, 300_000, 1_500_000]) for _ in range(60)]
     tensors = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in sizes]
-    data = b"".join(b"".join(data_frame(dataclasses.replace(KEY, item=i), (t,))) for i, t in enumerate(tensors))
+    data = b"".join(b"".join(data_frame(KEY._replace(item=i), (t,))) for i, t in enumerate(tensors))
     pair[1].settimeout(None)
     reader, found = FrameReader(pair[1], 1 << 30), list[Arrived]()
     at = 0
