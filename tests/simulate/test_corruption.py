@@ -1,6 +1,6 @@
 """Random schedules in which a node computes wrong: no step is committed with it, and nobody else is named.
 
-The witness holds every commit, sum, evaluation and record against the reference, and against who was struck.
+The checker of invariants holds every commit, sum, evaluation and record against the reference and who was struck.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def test_no_step_is_committed_with_what_a_node_computed_wrong(seeds: range) -> N
             cluster.run()
         except Exception as error:  # a broken promise, or whatever the protocol raised
             broken.append(f"corrupted({seed}): {type(error).__name__}: {str(error)[:200]}")
-        for record in cluster.witness.records:
+        for record in cluster.invariants.records:
             seen["named"] += isinstance(record, ComputedWrong)
             seen["went back"] += isinstance(record, Restored) and "differ" in record.reason
             seen["lost"] += isinstance(record, NodeLost)

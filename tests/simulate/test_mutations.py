@@ -53,7 +53,7 @@ from tests.protocol.mutations import (
     votes_of_before_the_restart_are_forgotten,
 )
 from tests.testkit.cluster.cluster import Cluster
-from tests.testkit.promises.witness import InvariantChecker
+from tests.testkit.promises.invariants import InvariantChecker
 from tests.testkit.schedules.faults import FaultKind
 from tests.testkit.schedules.schedule import Schedule, schedule
 from tests.testkit.schedules.search import error_of, first_line
@@ -166,7 +166,7 @@ def a_commit_is_written_twice_after_a_power_cut(patch: Patch) -> None:
 
     def twice(self: Server, command: Command) -> None:
         carry_out(self, command)
-        if isinstance(command, JournalCommit) and self._cluster.witness in cut:
+        if isinstance(command, JournalCommit) and self._cluster.invariants in cut:
             carry_out(self, command)
 
     patch.setattr(InvariantChecker, "forget_after", forgetting)

@@ -193,7 +193,7 @@ class Injector:
             case FaultKind.DAMAGE:
                 worker.transport.damages[fault.what] += fault.times
             case FaultKind.CORRUPT:
-                self._cluster.witness.struck.add(worker.node)
+                self._cluster.invariants.struck.add(worker.node)
                 worker.interpreter.corrupts[fault.what] += fault.times
                 worker.interpreter.corrupt_at_rest()
             case FaultKind.TWICE:
