@@ -13,7 +13,7 @@ from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.events import NodeNotice, PolicyRequested, SaveRequested, StopRequested
 from planaria.protocol.messages.from_worker import Notice
-from planaria.protocol.messages.journal import LASTING, AnyEntry, JournalStop, decode_entry
+from planaria.protocol.messages.journal import AnyEntry, JournalStop, decode_entry, is_lasting
 from tests.testkit.cluster.clock import Action
 from tests.testkit.cluster.network import PEERS, Island
 from tests.testkit.schedules.faults import CLEAR, DISCARD, FOR_GOOD, Fault, FaultKind
@@ -267,7 +267,7 @@ class Injector:
         lost: list[AnyEntry] | None = None
         if fault.cut:
             journal = self._cluster.journal
-            lasting = [at for at, entry in enumerate(journal, 1) if isinstance(decode_entry(entry), LASTING)]
+            lasting = [at for at, entry in enumerate(journal, 1) if is_lasting(decode_entry(entry))]
             kept = max(len(journal) - fault.cut, max(lasting, default=0))
             lost = [decode_entry(entry) for entry in journal[kept:]]
             self._cluster.note(f"* the journal loses {[type(entry).__name__ for entry in lost]}")
