@@ -139,6 +139,7 @@ class Cluster:
         )
         self._policy = make_policy(setup.policy, Planner(self.profile, setup.planner))
         self._next_node = setup.num_nodes
+        self._other_releases: set[NodeId] = set()
         self.dark: set[NodeId] = set()
         self._noted_s = 0.0
         self.is_stopped = False
@@ -325,10 +326,17 @@ class Cluster:
         connection.tell(self, self.hello(worker.number, worker.node, address=worker.address))
         return connection
 
-    def hello(self, number: WorkerId, node: NodeId, mark: str = MARK, address: str = "virtual:0") -> Hello:
+    def hello(
+        self,
+        number: WorkerId,
+        node: NodeId,
+        mark: str = MARK,
+        address: str = "virtual:0",
+        version: int = PROTOCOL_VERSION,
+    ) -> Hello:
         """Returns the first message of a worker of this run, or of another."""
         return Hello(
-            version=PROTOCOL_VERSION,
+            version=version,
             token="",
             worker=number,
             pid=number,
@@ -339,7 +347,8 @@ class Cluster:
 
     def new_connection(self, process: Worker | None, place: int) -> Connection:
         """Returns a connection to the coordinator, which may not live long enough to hear of it."""
-        wire = Wire() if self.weather.is_wired else None
+        is_other = process is not None and process.node in self._other_releases
+        wire = Wire(is_of_another_release=is_other) if self.weather.is_wired or is_other else None
         connection = Connection(self.network, process, place, self.weather.control_s, wire)
         connection.lead_to(self.server)
         return connection
@@ -457,8 +466,10 @@ class Cluster:
             if not self.server.admission.is_fenced(node):
                 self._tell_launcher([worker for worker in self.workers_of(node) if worker.is_over])
 
-    def join(self) -> None:
+    def join(self, *, has_another_release: bool = False) -> None:
         if self.server.finished is None:
             node = NodeId(self._next_node)
             self._next_node += 1
+            if has_another_release:
+                self._other_releases.add(node)
             self.start_node(node)

@@ -32,6 +32,7 @@ from planaria.protocol.messages.events import (
 )
 from planaria.protocol.messages.from_worker import FromWorker, Hello
 from planaria.protocol.messages.journal import JournalEntry
+from planaria.protocol.messages.message import PROTOCOL_VERSION
 from planaria.protocol.messages.to_worker import Challenge, PlanMessage, Stop, ToWorker
 from planaria.protocol.reception import Nonsense, Reception, Unwanted
 from planaria.protocol.run.replay import JournalState
@@ -211,7 +212,9 @@ class Server(Reception[Connection]):
             return
         try:
             self._receive(connection, message)
-        except (Nonsense, Unwanted):
+        except (Nonsense, Unwanted) as error:
+            if isinstance(message, Hello) and message.version != PROTOCOL_VERSION:
+                self._cluster.invariants.refused(message.version, str(error))
             self.drop(connection, "it sent what is not a message")
 
     def _now(self) -> float:
@@ -232,6 +235,9 @@ class Server(Reception[Connection]):
 
     def _admit(self, connection: Connection, hello: Hello) -> None:
         self._cluster.invariants.require(hello.mark == MARK, f"worker {hello.worker} of another run takes part")
+        self._cluster.invariants.require(
+            hello.version == PROTOCOL_VERSION, f"worker {hello.worker} takes part, with version {hello.version}"
+        )
         super()._admit(connection, hello)
 
     def drop(self, connection: Connection, cause: str) -> None:
