@@ -158,9 +158,7 @@ class InvariantChecker:
 
     def refused(self, version: int, why: str) -> None:
         """Checks what the worker of another version of the protocol is told, and the coordinator notes."""
-        says = (
-            f"speaks protocol version {version}, the coordinator {PROTOCOL_VERSION}; install the same Planaria on both"
-        )
+        says = f"speaks protocol version {version}, the coordinator {PROTOCOL_VERSION}; install the same Planaria"
         self.require(says in why and "\n" not in why, f"version {version} is refused with {why!r}")
         self.num_refused += 1
 
