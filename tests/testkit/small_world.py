@@ -20,8 +20,8 @@ connections of its own. So whatever the turns, each place has one and the same h
 which order, is its history; a state is the history of all places, with what is kept. What was tried in a state is not
 tried in it again, however it is reached.
 
-What is tried, as (faults, overtakings), is `PARTS`: two faults, the messages as times order them; one fault with any
-one overtaking; no fault with any three. Of `EVERY_ORDER` for one step, all overtakings are tried.
+What is tried is `PARTS`: two faults, the messages as times order them; one fault with any one overtaking; no fault with
+any three. Of `EVERY_ORDER` for one step, all overtakings are tried.
 
 What is not covered: more overtakings beside faults; moments at which a worker looks at what has arrived, other than
 those that times make; jobs of more nodes, layers and steps.
@@ -51,8 +51,8 @@ from tests.testkit.schedules.weather import Weather
 
 POLICIES = (PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.REDUNDANCY)
 
-PARTS = ((2, 0), (1, 1), (0, 3))
-"""(most faults, most overtakings) of runs."""
+PARTS = ((2, 0, 2), (1, 1, 1), (0, 3, 2))
+"""(most faults, most overtakings, steps of the job) of runs."""
 
 BEGINS_AGAIN_S = 1e-3
 """Virtual seconds until a coordinator that died begins again."""
@@ -239,7 +239,7 @@ def enumerate_world(which: Schedule, tally: Tally, *, most: int = 2, stride: int
     """Runs every placement of at most two faults; with a stride, of the pairs every n-th from `at` on."""
     name, number = name_of(which), 0
     base = tally.take(name, run(which))
-    for first in placements(base.deliveries):
+    for first in placements(base.deliveries) if most else ():
         once = tally.take(name, run(which, (first,)), (first,))
         for second in placements(once.deliveries, first.delivery + 1) if most > 1 else ():
             number += 1
@@ -295,23 +295,25 @@ def enumerate_part(which: Schedule, tally: Tally, faults: int, overtakings: int,
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--faults", type=click.IntRange(0, 2), help="Most faults of a run, in place of all parts.")
 @click.option("--overtakings", type=click.IntRange(0), help="Most overtakings of a run, likewise.")
+@click.option("--steps", type=click.IntRange(1), default=2, show_default=True, help="Of the job, likewise.")
 @click.option("--stride", type=click.IntRange(1), default=1, show_default=True, help="Of pairs, every n-th is tried.")
-def small_world(faults: int | None, overtakings: int | None, stride: int) -> None:
+def small_world(faults: int | None, overtakings: int | None, steps: int, stride: int) -> None:
     """Enumerate small worlds: faults on every delivery, messages in other orders.
 
     Exit code 1 when a promise was broken.
     """
     began, tally = time.monotonic(), Tally()
     is_one = faults is not None or overtakings is not None
-    for most, overtaken in [(faults or 0, overtakings or 0)] if is_one else PARTS:
+    for most, overtaken, long in [(faults or 0, overtakings or 0, steps)] if is_one else PARTS:
         for policy in POLICIES:
             before = tally.num_runs
-            enumerate_part(world(policy), tally, most, overtaken, stride)
-            click.echo(f"{policy.value}, faults {most}, overtakings {overtaken}: {tally.num_runs - before} runs")
+            enumerate_part(world(policy, long), tally, most, overtaken, stride)
+            what = f"{name_of(world(policy, long))}, faults {most}, overtakings {overtaken}"
+            click.echo(f"{what}: {tally.num_runs - before} runs")
     if not is_one:
         before = tally.num_runs
         enumerate_orders(world(EVERY_ORDER, 1), tally, most=None)
-        click.echo(f"{EVERY_ORDER.value}, one step, every order: {tally.num_runs - before} runs")
+        click.echo(f"{name_of(world(EVERY_ORDER, 1))}, every order: {tally.num_runs - before} runs")
     for name, placed, kept, error in tally.failed:
         where = "; ".join(f"delivery {one.delivery}: {one.blow.value}" for one in placed)
         click.echo(f"FAILED {name}, {where}, kept {list(kept)}: {error}")
