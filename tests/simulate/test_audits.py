@@ -1,6 +1,6 @@
 """Random schedules in which all computation is audited: who computes wrong is named before a step is committed.
 
-The witness holds every commit against the reference, and every node that is named against who was struck.
+The checker of invariants holds every commit against the reference, and every node that is named against who was struck.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def ran(make: Callable[[int], Schedule], seeds: range) -> Counter[str]:
             cluster.run()
         except Exception as error:  # a broken promise, or whatever the protocol raised
             broken.append(f"{make.__name__}({seed}): {type(error).__name__}: {str(error)[:200]}")
-        for record in cluster.witness.records:
+        for record in cluster.invariants.records:
             seen["computation"] += isinstance(record, ComputedWrong) and record.held == "computation"
             seen["again"] += isinstance(record, Note) and record.text.startswith("computations of ")
     assert not broken

@@ -19,6 +19,7 @@ from planaria.planner.finish_step import shadow_takeover
 from planaria.policy import drop
 from planaria.policy.planner import Planner
 from planaria.policy.reroute import ReroutePolicy
+from planaria.protocol.membership.admission import Admission
 from planaria.protocol.membership.liveness import Liveness
 from planaria.protocol.membership.members import Membership
 from planaria.protocol.messages import plan_delta
@@ -53,7 +54,7 @@ from tests.protocol.mutations import (
     votes_of_before_the_restart_are_forgotten,
 )
 from tests.testkit.cluster.cluster import Cluster
-from tests.testkit.promises.witness import InvariantChecker
+from tests.testkit.promises.invariants import InvariantChecker
 from tests.testkit.schedules.faults import FaultKind
 from tests.testkit.schedules.schedule import Schedule, schedule
 from tests.testkit.schedules.search import error_of, first_line
@@ -106,6 +107,10 @@ def nobody_is_fenced(patch: Patch) -> None:
             carry_out(self, command)
 
     patch.setattr(Server, "_carry_out", lenient)
+
+
+def who_cannot_reach_where_a_lost_device_was_accuses_the_one_that_came_back(patch: Patch) -> None:
+    patch.setattr(Admission, "is_missed", lambda self, peer, address: peer in self._connections)
 
 
 def the_hung_are_not_found(patch: Patch) -> None:
@@ -166,7 +171,7 @@ def a_commit_is_written_twice_after_a_power_cut(patch: Patch) -> None:
 
     def twice(self: Server, command: Command) -> None:
         carry_out(self, command)
-        if isinstance(command, JournalCommit) and self._cluster.witness in cut:
+        if isinstance(command, JournalCommit) and self._cluster.invariants in cut:
             carry_out(self, command)
 
     patch.setattr(InvariantChecker, "forget_after", forgetting)
@@ -391,6 +396,10 @@ def test_state_that_moves_to_who_has_it_is_noticed(monkeypatch: Patch) -> None:
         (the_ledger_of_an_earlier_loss_is_forgotten, "a-ledger-forgotten"),
         (a_commit_that_only_a_worker_knows_is_ignored, "a-commit-that-only-workers-know"),
         (damage_is_not_told, "damage-of-state"),
+        (
+            who_cannot_reach_where_a_lost_device_was_accuses_the_one_that_came_back,
+            "a-device-that-came-back-and-one-without-work-that-knew-it-before",
+        ),
         (a_commit_that_was_undone_is_told_again, "a-commit-told-in-other-words-after-it-was-undone"),
         (
             what_was_held_before_the_job_went_back_counts,

@@ -13,12 +13,15 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from planaria.protocol.messages.records import NodeJoined, NodeLost, RunStatus
 from tests.proof import batches
 from tests.testkit import dst
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.schedules.devices import on_devices, with_devices_alone
+from tests.testkit.schedules.faults import Fault, FaultKind
 from tests.testkit.schedules.schedule import Schedule, schedule
 from tests.testkit.schedules.search import Failure, error_of, first_line, try_seed
+from tests.testkit.schedules.weather import Weather
 
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.json"))
 
@@ -137,3 +140,17 @@ def test_what_cannot_be_repeated_is_refused(what: str) -> None:
     result = CliRunner().invoke(dst.dst, ["--replay", what])
     assert result.exit_code == 2
     assert what in result.output
+
+
+@pytest.mark.parametrize("later_by", [0, 1, -1])
+def test_a_version_of_the_protocol_decides_who_takes_part_not_the_release(later_by: int) -> None:
+    """Whoever speaks another one is refused in a line, and the run goes on; another release of the same one joins."""
+    setup = msgspec.structs.replace(schedule(0).setup, num_nodes=4, devices_per_node=1, steps=4, waits=False)
+    setup = msgspec.structs.replace(setup, devices_per_stage=1, min_nodes=2, fault_tolerance=1, done=0, bad=())
+    comes = Fault(kind=FaultKind.RELEASE, at="StepCommitted", nth=1, times=later_by)
+    cluster = Cluster(Schedule(seed=1, setup=setup, weather=Weather(), faults=(comes,)))
+    assert cluster.run().status is RunStatus.COMPLETED
+    joined = [record.node for record in cluster.invariants.records if isinstance(record, NodeJoined)]
+    assert (4 in joined) is (later_by == 0)
+    assert cluster.invariants.num_refused == (later_by != 0)
+    assert not any(isinstance(record, NodeLost) for record in cluster.invariants.records)

@@ -48,7 +48,7 @@ def outage(*, num_zones: int, policy: PolicyName, seed: int, crashes: bool = Fal
 @pytest.mark.parametrize("policy", [policy for policy in PolicyName if policy is not PolicyName.MORPH])
 def test_an_outage_of_a_zone_costs_no_step(policy: PolicyName, crashes: bool) -> None:
     for seed in range(2):
-        records = outage(num_zones=2, policy=policy, seed=seed, crashes=crashes).witness.records
+        records = outage(num_zones=2, policy=policy, seed=seed, crashes=crashes).invariants.records
         assert len([record for record in records if isinstance(record, NodeLost)]) == NODES // 2
         assert not [record for record in records if isinstance(record, Restored)]
         (ended,) = [record for record in records if isinstance(record, RunEnded)]
@@ -59,7 +59,7 @@ def test_without_zones_it_costs_one() -> None:
     records = [
         record
         for seed in range(4)
-        for record in outage(num_zones=0, policy=PolicyName.TEMPLATES, seed=seed).witness.records
+        for record in outage(num_zones=0, policy=PolicyName.TEMPLATES, seed=seed).invariants.records
     ]
     assert [record for record in records if isinstance(record, Restored)]
 

@@ -1,4 +1,4 @@
-"""Small worlds, enumerated: every placement of two faults on every delivery: `python -m tests.testkit.small_world`.
+"""Small worlds, enumerated: faults on every delivery, messages in other orders: `python -m tests.testkit.small_world`.
 
 A world is a job of 2 layers and 2 microbatches on 3 nodes, under one policy. A run of it without faults has so many
 deliveries: messages that arrive, at workers or the coordinator. At each of them one of these may happen: its receiver
@@ -10,9 +10,21 @@ The reduction: a place may die at any moment, and here it dies only at deliverie
 those it hears nothing and nothing that it said is heard, so its death there and its death at the second of them leave
 everybody with the same history; only the time at which the death is found out differs.
 
-What is not covered: of messages that are under way at the same time, one order of arrival is tried, that of their
-times; `--orders` tries others, by random times. What a place has heard, and in which order, is its history; a state is
-the history of all places. States that two runs share are counted once.
+Messages on one connection arrive in order; those on several may overtake each other. An overtaking: a message is kept
+until the next one on another connection has reached the same place, where it may be kept once more. What nothing
+overtakes while it is kept was concurrent with nothing: that run is counted apart, and nothing follows from it.
+
+The reduction of orders: only what arrives at one place is put in another order, and the places take turns as times
+say. Two arrivals at different places commute: neither place knows of the other's, and what either sends goes on
+connections of its own. So whatever the turns, each place has one and the same history. What a place has heard, and in
+which order, is its history; a state is the history of all places, with what is kept. What was tried in a state is not
+tried in it again, however it is reached.
+
+What is tried is `PARTS`: two faults, the messages as times order them; one fault with any one overtaking; no fault with
+any three. Of `EVERY_ORDER` for one step, all overtakings are tried.
+
+What is not covered: more overtakings beside faults; moments at which a worker looks at what has arrived, other than
+those that times make; jobs of more nodes, layers and steps.
 """
 
 from __future__ import annotations
@@ -20,8 +32,10 @@ from __future__ import annotations
 import enum
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import click
 
@@ -37,8 +51,17 @@ from tests.testkit.schedules.weather import Weather
 
 POLICIES = (PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.REDUNDANCY)
 
+PARTS = ((2, 0, 2), (1, 1, 1), (0, 3, 2))
+"""(most faults, most overtakings, steps of the job) of runs."""
+
 BEGINS_AGAIN_S = 1e-3
 """Virtual seconds until a coordinator that died begins again."""
+
+EVERY_ORDER = PolicyName.REROUTE
+"""Policy of the world of which every order is tried: its two pipelines' workers and an idle node say the least."""
+
+KEPT_S = 0.05
+"""Virtual seconds for which a message is kept at most: longer than a worker computes, shorter than silence counts."""
 
 
 class Blow(enum.Enum):
@@ -66,15 +89,19 @@ class Run:
         deliveries: (sender, receiver) of each, in order.
         error: the promise that it broke; None: none.
         states: after each delivery.
+        choices: the state in which each arrival was let in or kept.
+        is_futile: a message was kept, and nothing overtook it.
     """
 
     deliveries: Sequence[tuple[int, int]]
     error: str | None
     states: Sequence[int]
+    choices: Sequence[int]
+    is_futile: bool
 
 
-def world(policy: PolicyName, order: int = 0) -> Schedule:
-    """Returns the world of one policy; `order` 0: times are as the profile says; else they are drawn from it."""
+def world(policy: PolicyName, steps: int = 2) -> Schedule:
+    """Returns the world of one policy; times are as the profile says."""
     needs_two = policy is not PolicyName.TEMPLATES
     setup = Setup(
         num_layers=2,
@@ -85,20 +112,32 @@ def world(policy: PolicyName, order: int = 0) -> Schedule:
         fault_tolerance=0 if needs_two else 1,
         min_nodes=2 if needs_two else 1,
         num_microbatches=2,
-        steps=2,
+        steps=steps,
         checkpoint_every=1,
         order=ScheduleKind.ONE_F_ONE_B,
         waits=False,
         policy=policy,
     )
-    return Schedule(seed=order, setup=setup, weather=Weather(is_exact=not order), faults=())
+    return Schedule(seed=0, setup=setup, weather=Weather(is_exact=True), faults=())
 
 
 class SmallCluster(Cluster):
-    """A cluster in which faults are placed on deliveries."""
+    """A cluster in which faults are placed on deliveries, and messages overtake others.
 
-    def __init__(self, schedule: Schedule, placements: Sequence[Placement]) -> None:
+    Args:
+        schedule: to be run.
+        placements: of faults.
+        kept: arrivals that are kept, counted from the first; those that are tried again count again.
+    """
+
+    def __init__(self, schedule: Schedule, placements: Sequence[Placement], kept: Collection[int] = ()) -> None:
         super().__init__(schedule)
+        self.choices: list[int] = []
+        self.is_futile = False
+        self._kept = frozenset(kept)
+        self._waiting: dict[int, list[Way]] = {}
+        self._since: dict[Way, int] = {}
+        self.network.postpones = self._postpones
         self.may_fail.add("no replica")
         self.deliveries: list[tuple[int, int]] = []
         self.states: list[int] = []
@@ -107,7 +146,26 @@ class SmallCluster(Cluster):
         self.network.arrives = self._arrives
         self.network.lost_at_cut = lambda number: 0
 
+    def _postpones(self, way: Way) -> bool:
+        number, waiting = len(self.choices), [(w.source, w.target) for ways in self._waiting.values() for w in ways]
+        self.choices.append(hash((self.states[-1] if self.states else 0, way.source, way.target, *sorted(waiting))))
+        if number not in self._kept:
+            return False
+        self._waiting.setdefault(way.target, []).append(way)
+        self.clock.after(KEPT_S, partial(self._nothing_overtook, way, number))
+        self._since[way] = number
+        return True
+
+    def _nothing_overtook(self, way: Way, number: int) -> None:
+        waiting = self._waiting.get(way.target, [])
+        if way in waiting and self._since[way] == number:
+            self.is_futile = True
+            waiting.remove(way)
+            way.resume()
+
     def _arrives(self, way: Way) -> None:
+        for waiting in self._waiting.pop(way.target, ()):
+            waiting.resume()
         number, (source, target) = len(self.deliveries), (way.source, way.target)
         self.deliveries.append((source, target))
         blow = self._blows.get(number)
@@ -140,14 +198,14 @@ def _at(blow: Blow) -> int:
     return list(Blow).index(blow)
 
 
-def run(schedule: Schedule, placements: Sequence[Placement] = ()) -> Run:
-    cluster = SmallCluster(schedule, placements)
+def run(schedule: Schedule, placements: Sequence[Placement] = (), kept: Collection[int] = ()) -> Run:
+    cluster = SmallCluster(schedule, placements, kept)
     error: str | None = None
     try:
         cluster.run()
     except Exception as failed:
         error = first_line(failed)
-    return Run(cluster.deliveries, error, cluster.states)
+    return Run(cluster.deliveries, error, cluster.states, cluster.choices, cluster.is_futile)
 
 
 def placements(deliveries: Sequence[tuple[int, int]], first: int = 0) -> Iterator[Placement]:
@@ -163,53 +221,105 @@ def placements(deliveries: Sequence[tuple[int, int]], first: int = 0) -> Iterato
 class Tally:
     """What was tried of the worlds."""
 
-    num_runs: int
-    states: set[int]
-    failed: list[tuple[str, Sequence[Placement], str]]
+    num_runs: int = 0
+    num_futile: int = 0
+    states: set[int] = field(default_factory=set)
+    failed: list[tuple[str, Sequence[Placement], Collection[int], str]] = field(default_factory=list)
 
-    def take(self, name: str, placed: Sequence[Placement], found: Run) -> Run:
+    def take(self, name: str, found: Run, placed: Sequence[Placement] = (), kept: Collection[int] = ()) -> Run:
         self.num_runs += 1
+        self.num_futile += found.is_futile
         self.states.update(hash((name, state)) for state in found.states)
         if found.error is not None:
-            self.failed.append((name, placed, found.error))
+            self.failed.append((name, placed, kept, found.error))
         return found
 
 
 def enumerate_world(which: Schedule, tally: Tally, *, most: int = 2, stride: int = 1, at: int = 0) -> None:
     """Runs every placement of at most two faults; with a stride, of the pairs every n-th from `at` on."""
-    name, number = f"{which.setup.policy.value}, order {which.seed}", 0
-    base = tally.take(name, (), run(which))
-    for first in placements(base.deliveries):
-        once = tally.take(name, (first,), run(which, (first,)))
+    name, number = name_of(which), 0
+    base = tally.take(name, run(which))
+    for first in placements(base.deliveries) if most else ():
+        once = tally.take(name, run(which, (first,)), (first,))
         for second in placements(once.deliveries, first.delivery + 1) if most > 1 else ():
             number += 1
             if number % stride == at:
-                tally.take(name, (first, second), run(which, (first, second)))
+                tally.take(name, run(which, (first, second)), (first, second))
+
+
+def name_of(which: Schedule) -> str:
+    return f"{which.setup.policy.value}, {which.setup.steps} steps"
+
+
+def enumerate_orders(
+    which: Schedule, tally: Tally, placed: Sequence[Placement] = (), *, most: int | None, known: Run | None = None
+) -> None:
+    """Runs every order with at most so many overtakings (None: any number) beside these faults.
+
+    Args:
+        which: the world.
+        tally: of what was tried.
+        placed: the faults.
+        most: overtakings.
+        known: the run without any, if there was one.
+    """
+    name, tried = name_of(which), set[int]()
+    todo: deque[tuple[tuple[int, ...], Run]] = deque([((), known or tally.take(name, run(which, placed), placed))])
+    while todo:  # first what few overtakings lead to, as fewer may follow there
+        kept, before = todo.popleft()
+        if most is not None and len(kept) == most:
+            continue
+        for number in range(kept[-1] + 1 if kept else 0, len(before.choices)):
+            if (choice := before.choices[number]) in tried:
+                continue
+            tried.add(choice)
+            found = tally.take(name, run(which, placed, (*kept, number)), placed, (*kept, number))
+            if not found.is_futile:
+                todo.append(((*kept, number), found))
+
+
+def enumerate_part(which: Schedule, tally: Tally, faults: int, overtakings: int, stride: int = 1) -> None:
+    """Runs every placement of so many faults, and every order with so many overtakings, one beside the other."""
+    if not overtakings:
+        enumerate_world(which, tally, most=faults, stride=stride)
+    elif not faults:
+        enumerate_orders(which, tally, most=overtakings)
+    else:
+        base = run(which)
+        for number, first in enumerate(placements(base.deliveries)):
+            if number % stride == 0:
+                once = tally.take(name_of(which), run(which, (first,)), (first,))
+                enumerate_orders(which, tally, (first,), most=overtakings, known=once)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--faults", type=click.IntRange(1, 2), default=2, show_default=True, help="Most faults of a run.")
-@click.option(
-    "--orders", type=click.IntRange(1), default=1, show_default=True, help="Orders of messages of each world."
-)
+@click.option("--faults", type=click.IntRange(0, 2), help="Most faults of a run, in place of all parts.")
+@click.option("--overtakings", type=click.IntRange(0), help="Most overtakings of a run, likewise.")
+@click.option("--steps", type=click.IntRange(1), default=2, show_default=True, help="Of the job, likewise.")
 @click.option("--stride", type=click.IntRange(1), default=1, show_default=True, help="Of pairs, every n-th is tried.")
-def small_world(faults: int, orders: int, stride: int) -> None:
-    """Enumerate small worlds: every placement of two faults on every delivery.
+def small_world(faults: int | None, overtakings: int | None, steps: int, stride: int) -> None:
+    """Enumerate small worlds: faults on every delivery, messages in other orders.
 
     Exit code 1 when a promise was broken.
     """
-    began, tally = time.monotonic(), Tally(0, set(), [])
-    for policy in POLICIES:
-        for order in range(orders):
+    began, tally = time.monotonic(), Tally()
+    is_one = faults is not None or overtakings is not None
+    for most, overtaken, long in [(faults or 0, overtakings or 0, steps)] if is_one else PARTS:
+        for policy in POLICIES:
             before = tally.num_runs
-            enumerate_world(world(policy, order), tally, most=faults, stride=stride)
-            click.echo(f"{policy.value}, order {order}: {tally.num_runs - before} runs")
-    for name, placed, error in tally.failed:
+            enumerate_part(world(policy, long), tally, most, overtaken, stride)
+            what = f"{name_of(world(policy, long))}, faults {most}, overtakings {overtaken}"
+            click.echo(f"{what}: {tally.num_runs - before} runs")
+    if not is_one:
+        before = tally.num_runs
+        enumerate_orders(world(EVERY_ORDER, 1), tally, most=None)
+        click.echo(f"{name_of(world(EVERY_ORDER, 1))}, every order: {tally.num_runs - before} runs")
+    for name, placed, kept, error in tally.failed:
         where = "; ".join(f"delivery {one.delivery}: {one.blow.value}" for one in placed)
-        click.echo(f"FAILED {name}, {where}: {error}")
+        click.echo(f"FAILED {name}, {where}, kept {list(kept)}: {error}")
     click.echo(
-        f"{tally.num_runs} runs, {len(tally.states)} states, {len(tally.failed)} failed; "
-        f"{time.monotonic() - began:.1f} s"
+        f"{tally.num_runs} runs, {len(tally.states)} states, {len(tally.failed)} failed; {tally.num_futile} runs kept "
+        f"what nothing overtook; {time.monotonic() - began:.1f} s"
     )
     sys.exit(1 if tally.failed else 0)
 

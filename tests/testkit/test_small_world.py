@@ -1,4 +1,7 @@
-"""Small worlds keep every promise, wherever one fault is placed; pairs are enumerated by `make small-world`."""
+"""Small worlds keep every promise, wherever one fault is placed, whichever message is overtaken.
+
+`make small-world` tries more of both.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,23 @@ from planaria.job.registry import PolicyName
 from planaria.protocol.step.ballot import Ballot
 from tests.proof import rest_in_proof
 from tests.testkit.cluster.network import COORDINATOR
-from tests.testkit.small_world import POLICIES, Blow, Tally, enumerate_world, placements, run, small_world, world
+from tests.testkit.small_world import (
+    POLICIES,
+    Blow,
+    Tally,
+    enumerate_orders,
+    enumerate_part,
+    enumerate_world,
+    placements,
+    run,
+    small_world,
+    world,
+)
 
 
 @pytest.mark.parametrize("policy", rest_in_proof(POLICIES))
 def test_one_fault_on_any_delivery_breaks_no_promise(policy: PolicyName) -> None:
-    tally = Tally(0, set(), [])
+    tally = Tally()
     enumerate_world(world(policy), tally, most=1)
     assert not tally.failed
     assert tally.num_runs > 100
@@ -25,9 +39,40 @@ def test_one_fault_on_any_delivery_breaks_no_promise(policy: PolicyName) -> None
 @pytest.mark.parametrize("policy", POLICIES)
 def test_two_faults_on_any_deliveries_break_no_promise(policy: PolicyName) -> None:
     """Of the pairs, every 101st."""
-    tally = Tally(0, set(), [])
+    tally = Tally()
     enumerate_world(world(policy), tally, stride=101)
     assert not tally.failed
+
+
+@pytest.mark.parametrize("policy", rest_in_proof(POLICIES))
+def test_one_message_that_another_overtakes_breaks_no_promise(policy: PolicyName) -> None:
+    tally = Tally()
+    enumerate_orders(world(policy), tally, most=1)
+    assert not tally.failed
+    assert tally.num_runs - tally.num_futile > 10
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_fault_beside_an_overtaking_breaks_no_promise(policy: PolicyName) -> None:
+    """Of the faults, every 11th."""
+    tally = Tally()
+    enumerate_part(world(policy), tally, 1, 1, stride=11)
+    assert not tally.failed
+
+
+def test_the_order_at_one_place_is_another_and_each_connection_keeps_its_own() -> None:
+    base = run(world(PolicyName.REROUTE, 1))
+    tally = Tally()
+    enumerate_orders(world(PolicyName.REROUTE, 1), tally, most=1)
+    assert len(tally.states) > len(set(base.states)), "other histories"
+    for number in range(len(base.choices)):
+        found = run(world(PolicyName.REROUTE, 1), kept=(number,))
+        if not found.is_futile:
+            break
+    assert found.deliveries != base.deliveries
+    assert sorted(found.deliveries) == sorted(base.deliveries), "nothing is lost or sent twice"
+    assert found == run(world(PolicyName.REROUTE, 1), kept=(number,)), "one order gives one history"
 
 
 def test_only_messages_between_workers_arrive_damaged() -> None:

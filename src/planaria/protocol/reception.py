@@ -148,7 +148,7 @@ class Reception(ABC, Generic[Connection]):
             felt, now = self._judge.liveness.felt, self._now()
             felt(worker, message.pulse, now, message.worked_s, message.doing, message.held_bytes)
         elif isinstance(message, CutOff):
-            verdict = self._judge.cut_off(worker, message.peer)
+            verdict = self._judge.cut_off(worker, message.peer, message.address)
             if verdict is not None:
                 self.lose(*verdict)
         elif isinstance(message, StoreTried):
@@ -206,7 +206,7 @@ class Reception(ABC, Generic[Connection]):
 
     def _admit(self, connection: Connection, hello: Hello) -> None:
         connection.worker = hello.worker
-        self._admission.admit(hello.worker, connection)
+        self._admission.admit(hello.worker, connection, hello.data_address)
         self._judge.liveness.joined(hello.worker, self._now())
         self.handle(WorkerJoined(hello.worker, hello.data_address, hello.zone, hello.label))
 

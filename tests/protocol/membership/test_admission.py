@@ -27,7 +27,7 @@ def admission() -> Admission[object]:
     made: Admission[object] = Admission(devices_per_node=2)
     for worker in range(6):
         assert made.refusal(hello(worker)) is None
-        made.admit(WorkerId(worker), WIRES[worker])
+        made.admit(WorkerId(worker), WIRES[worker], "nowhere:1")
     return made
 
 
@@ -78,11 +78,17 @@ def test_no_number_is_given_twice(admission: Admission[object]) -> None:
 
 
 def test_workers_are_missed_that_should_be_here(admission: Admission[object]) -> None:
-    """Neither those that are not here nor those that are given up."""
-    assert admission.is_missed(WorkerId(2))
-    assert not admission.is_missed(WorkerId(9))
+    """Neither those that are not here nor those that are given up, nor where they were before they came back."""
+    assert admission.is_missed(WorkerId(2), "nowhere:1")
+    assert not admission.is_missed(WorkerId(9), "nowhere:1")
+    admission.fence_device(WorkerId(2))
+    assert not admission.is_missed(WorkerId(2), "nowhere:1")
+    admission.expect_device(WorkerId(2))
+    admission.admit(WorkerId(2), WIRES[2], "nowhere:2")
+    assert not admission.is_missed(WorkerId(2), "nowhere:1")
+    assert admission.is_missed(WorkerId(2), "nowhere:2")
     admission.release(NodeId(1))
-    assert not admission.is_missed(WorkerId(2))
+    assert not admission.is_missed(WorkerId(2), "nowhere:2")
 
 
 def test_who_was_started_for_another_run_has_no_part_in_this_one() -> None:

@@ -24,7 +24,7 @@ class Court:
         self.judge = Judge(self.admission, LIMITS, patience_s, now=0.0)
         self.now = 0.0
         for worker in range(6):
-            self.admission.admit(WorkerId(worker), worker)
+            self.admission.admit(WorkerId(worker), worker, f"nowhere:{worker}")
             self.judge.liveness.joined(WorkerId(worker), 0.0)
 
     def pass_time(
@@ -98,9 +98,13 @@ def test_a_judge_that_hears_of_nobody_waits() -> None:
 
 def test_of_two_that_are_cut_off_the_one_that_was_so_before_goes() -> None:
     court = Court()
-    cut_off = court.judge.cut_off
+
+    def cut_off(worker: WorkerId, peer: WorkerId, address: str = "") -> tuple[NodeId, str] | None:
+        return court.judge.cut_off(worker, peer, address or f"nowhere:{peer}")
+
     assert cut_off(WorkerId(0), WorkerId(9)) is None, "who is not here is waited for"
     assert cut_off(WorkerId(0), WorkerId(2)) == (0, "cut off from worker 2")
     court.admission.fence(NodeId(0))
     assert cut_off(WorkerId(2), WorkerId(1)) is None
+    assert cut_off(WorkerId(2), WorkerId(4), "where it was before it came back:4") is None
     assert cut_off(WorkerId(4), WorkerId(3)) == (1, "cut off from worker 4")

@@ -50,6 +50,17 @@ def test_nodes_come_in_any_order_and_count_once_all_of_their_workers_are_there()
     assert members.is_gathered
 
 
+def test_the_host_of_a_node_is_known_whichever_of_its_devices_are_lost_alone() -> None:
+    members = Membership(1, 2)
+    members.join(WorkerId(0), "[::1]:7")
+    members.join(WorkerId(1), "[::1]:8")
+    assert members.host_of(NodeId(0)) == "::1"
+    members.lose_device(WorkerId(0))
+    assert members.host_of(NodeId(0)) == "::1"
+    members.lose(NodeId(0))
+    assert members.host_of(NodeId(0)) == ""
+
+
 def test_a_new_node_on_the_host_of_one_that_was_wrong_is_on_probation_for_some_steps_of_work() -> None:
     members = Membership(2, 2)
     for worker, host in ((0, "a"), (1, "a"), (2, "b"), (3, "b")):

@@ -15,6 +15,7 @@ from planaria.protocol.messages.journal import (
     Fate,
     JournalCheckpoint,
     JournalCommit,
+    JournalDisputes,
     JournalDistrust,
     JournalEnd,
     JournalNode,
@@ -23,14 +24,17 @@ from planaria.protocol.messages.journal import (
     JournalRestart,
     JournalStop,
     JournalVoid,
+    OpenDispute,
     PlanValidityState,
     decode_entry,
     encode_entry,
+    is_lasting,
 )
 from planaria.protocol.messages.records import AnyRecord, ComputedWrong, Note
 from planaria.protocol.messages.to_worker import Commit, PlanMessage, StateSource
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.step.commit import NOT_APPLIED
+from planaria.protocol.thresholds import PROBATION_STEPS
 from tests.plan.profiles import uniform_profile
 from tests.protocol.told import committed
 
@@ -168,14 +172,48 @@ def test_how_long_the_last_step_took_is_known() -> None:
     assert JournalState.of([lost, undisturbed, JournalRecovery()]).last_step_s is None
 
 
-def test_hosts_of_nodes_that_computed_wrong_are_remembered() -> None:
-    def lost(node: int, host: str) -> JournalNode:
-        wrong = ComputedWrong(node=node, step=2, held="replica", layers=(0,), host=host, times=1)
-        return JournalNode(node=NodeId(node), fate=Fate.LOST, cause="computed wrong", records=(wrong,))
+def wrong(node: int, host: str) -> JournalNode:
+    record = ComputedWrong(node=node, step=2, held="replica", layers=(0,), host=host, times=1)
+    return JournalNode(node=NodeId(node), fate=Fate.LOST, cause="computed wrong", records=(record,))
 
-    past = JournalState.of([lost(0, "a"), lost(1, "b"), lost(2, "a")])
+
+def test_hosts_of_nodes_that_computed_wrong_are_remembered() -> None:
+    past = JournalState.of([wrong(0, "a"), wrong(1, "b"), wrong(2, "a")])
     assert past.wrong_hosts == {"a": 2, "b": 1}
     assert past.lost == {0, 1, 2}
+
+
+def test_who_joins_on_such_a_host_is_on_probation_for_as_long_as_commits_say() -> None:
+    entries = [wrong(0, "a")]
+    entries += [JournalNode(node=NodeId(4 + at), fate=Fate.JOINED, host=host) for at, host in enumerate(["a", "b", ""])]
+    past = JournalState.of([node(4, Fate.JOINED), *entries[:1], *entries[2:]])
+    assert past.probation == {}, "it came before, or to another host"
+    past = JournalState.of(entries)
+    assert past.probation == {4: PROBATION_STEPS}
+    said = msgspec.structs.replace(commit(2), probation={NodeId(4): 3}, suspects=(NodeId(5),))
+    past = past.after(decode_entry(encode_entry(said)))
+    assert (past.probation, past.suspects) == ({4: 3}, {5})
+    assert past.after(node(4, Fate.LOST)).probation == {}
+    assert past.after(commit(3)).probation == {}
+
+
+def test_a_dispute_is_open_until_its_step_is_committed_or_others_are() -> None:
+    open_ = tuple(OpenDispute(step=step, held="sum", items=(), claims=(), num_dropped=0) for step in (2, 5))
+    past = JournalState.of([plan(1, 1), JournalDisputes(disputes=open_)])
+    assert past.disputes == open_
+    assert past.after(plan(2, 1, StateSource.INITIAL)).disputes == open_
+    assert past.after(commit(2)).disputes == open_[1:]
+    assert past.after(JournalDisputes(disputes=open_[:1])).disputes == open_[:1]
+
+
+@pytest.mark.parametrize(
+    ("entry", "lasts"),
+    [(wrong(0, "a"), True), (node(0, Fate.LOST), False), (JournalDisputes(disputes=()), True), (JournalVoid(), True),
+     (JournalStop(), True), (commit(1), False), (plan(1, 1), False)],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_what_no_worker_knows_outlasts_a_power_cut(entry: AnyEntry, lasts: bool) -> None:
+    assert is_lasting(entry) is lasts
 
 
 def test_a_distrusted_checkpoint_gives_way_to_the_one_before_it() -> None:

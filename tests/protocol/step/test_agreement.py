@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.from_worker import Computed, Digest
+from planaria.protocol.messages.journal import JournalDisputes, decode_entry, encode_entry
 from planaria.protocol.step.agreement import Claims, Difference, Disputes, Held, claims_of, difference
 
 RIGHT, WRONG, OTHER = 11, 22, 33
@@ -197,3 +199,27 @@ def test_a_third_settles_what_two_claim_again() -> None:
 
 def test_replicas_and_sums_count_before_computations() -> None:
     assert found_in({**claims(kept(total=1), kept(total=2)), **computed(RIGHT, WRONG)}).held is Held.SUM
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(claims(kept(), kept(WRONG)), claims(kept(), kept())), (computed(RIGHT, WRONG), computed(RIGHT, RIGHT)),
+     (claims(kept(total=1), Digest(RIGHT, 2)), claims(kept(total=1), kept(total=1)))],
+    ids=["replica", "computation", "sum"],
+)  # fmt: skip
+def test_a_dispute_of_the_journal_is_settled_as_it_would_have_been(first: Claims, then: Claims) -> None:
+    disputes, successor = Disputes(), Disputes()
+    assert disputes.to_write() is None
+    begun(disputes, first)
+    written = disputes.to_write()
+    assert written is not None
+    assert disputes.to_write() is None, "it is written once"
+    entry = decode_entry(encode_entry(JournalDisputes(disputes=written)))
+    assert isinstance(entry, JournalDisputes)
+    successor.recall(entry.disputes)
+    assert successor.to_write() is None
+    assert successor.is_open(5)
+    found, other = successor.settle(5, then), disputes.settle(5, then)
+    assert found.keys() == other.keys() != set()
+    assert all(found[worker].groups_of([worker]) == other[worker].groups_of([worker]) for worker in found)
+    assert successor.to_write() == () == disputes.to_write()

@@ -380,10 +380,11 @@ def test_a_worker_that_is_cut_off_from_a_live_peer_is_lost(running: Running) -> 
     clients = running.join_all()
     running.nodes.tell(2)
     running.wait_for(NodeLost)
-    clients[0].send(CutOff(peer=WorkerId(4)))
-    clients[0].send(CutOff(peer=WorkerId(3)))
+    clients[0].send(CutOff(peer=WorkerId(4), address="nowhere:4"))
+    clients[0].send(CutOff(peer=WorkerId(3), address="where it was before it came back:3"))
+    clients[0].send(CutOff(peer=WorkerId(3), address="nowhere:3"))
     lost = running.wait_for(NodeLost, 2)
-    assert (lost.node, lost.cause) == (0, "cut off from worker 3"), "that 4 is out of reach was no news"
+    assert (lost.node, lost.cause) == (0, "cut off from worker 3"), "the others were no news"
 
 
 def test_a_node_that_never_joins_is_lost_and_the_others_begin(tmp_path: Path) -> None:

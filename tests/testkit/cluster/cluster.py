@@ -1,6 +1,6 @@
 """A simulated cluster that runs one schedule: nodes, network, disk, the coordinator's server, and what befalls them.
 
-One seed gives one history. Every promise is checked after every event (`tests.testkit.promises.witness`).
+One seed gives one history. Every promise is checked after every event (`tests.testkit.promises.invariants`).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from tests.testkit.cluster.disk import Disk, SavedState
 from tests.testkit.cluster.injector import Injector
 from tests.testkit.cluster.network import COORDINATOR, Network, Way
 from tests.testkit.cluster.recorder import HistoryRecorder
+from tests.testkit.promises.invariants import BrokenPromise, InvariantChecker
 from tests.testkit.promises.liveness import Liveness
 from tests.testkit.promises.symbols import Algebra, Reference
-from tests.testkit.promises.witness import BrokenPromise, InvariantChecker
 from tests.testkit.schedules.faults import Fault, FaultKind, are_clear
 from tests.testkit.schedules.schedule import Schedule
 from tests.testkit.schedules.swarm import Calm
@@ -111,7 +111,7 @@ class Cluster:
         self.lead = 0
         self.late: deque[Fault] = deque()
         self.may_be_deposed = any(fault.kind in (FaultKind.DEPOSE, FaultKind.LATE) for fault in schedule.faults)
-        self.witness = InvariantChecker(
+        self.invariants = InvariantChecker(
             setup,
             schedule.weather,
             Reference(self.algebra, setup.train),
@@ -140,6 +140,7 @@ class Cluster:
         )
         self._policy = make_policy(setup.policy, Planner(self.profile, setup.planner))
         self._next_node = setup.num_nodes
+        self._other_releases: set[NodeId] = set()
         self.dark: set[NodeId] = set()
         self._noted_s = 0.0
         self.is_stopped = False
@@ -180,7 +181,7 @@ class Cluster:
         step = self.schedule.setup.done
         if not step:
             return None
-        trained, folder = self.witness.reference.after(step), f"{ROOT}/step-{step:08d}"
+        trained, folder = self.invariants.reference.after(step), f"{ROOT}/step-{step:08d}"
         saved = tuple(
             self.disk.write(folder, "0-0", SavedState(group, step, state))
             for group, state in enumerate(trained.replicas)
@@ -192,21 +193,21 @@ class Cluster:
 
     def run(self) -> Finish:
         """Runs to the end. Raises BrokenPromise, or whatever the protocol raised."""
-        clock, injector, liveness, witness = self.clock, self.injector, self.liveness, self.witness
+        clock, injector, liveness, invariants = self.clock, self.injector, self.liveness, self.invariants
         while not self._is_at_its_end():
             if not clock.tick():
                 raise BrokenPromise("nothing happens any more")
             if injector.counts_events:
                 injector.happened("event")
-            if witness.touched:
-                witness.check()
+            if invariants.touched:
+                invariants.check()
             if clock.now >= liveness.deadline_s:
                 liveness.check()
             if clock.num_events > MAX_EVENTS:
                 raise BrokenPromise(f"no end after {MAX_EVENTS} events")
         assert self.server.finished is not None
         self.liveness.ended(self.server.finished)
-        self.witness.ended(self.server.finished, allowed=self.may_fail, is_stopped=self.is_stopped, disk=self.disk)
+        self.invariants.ended(self.server.finished, allowed=self.may_fail, is_stopped=self.is_stopped, disk=self.disk)
         for finding in judge(self.recorder.history()):
             raise BrokenPromise(f"the witness: {finding}")
         return self.server.finished
@@ -227,14 +228,14 @@ class Cluster:
             and machine.phase in (Phase.WAITING, Phase.GATHERING)
             and not self.is_stopped
         ):
-            self.witness.waits(machine)
+            self.invariants.waits(machine)
             self.liveness.waits()
             self.injector.stop()
         if idle_s > PATIENCE_S:
             away = [w for w in self.workers.values() if not w.is_started or w.is_over or w.is_frozen or w.is_stopped]
             left = [w.number for w in self.workers.values() if w not in away]
-            self.witness.require(finished is not None, f"a hang\n{self.describe()}")
-            self.witness.require(not left, f"workers {left} are left behind\n{self.describe()}")
+            self.invariants.require(finished is not None, f"a hang\n{self.describe()}")
+            self.invariants.require(not left, f"workers {left} are left behind\n{self.describe()}")
             return True
         return False
 
@@ -271,23 +272,23 @@ class Cluster:
         match entry:
             case JournalCommit():
                 self.note(f"    commit {entry.step} of generation {entry.commit.generation}")
-                self.witness.committed_step(machine, entry)
+                self.invariants.committed_step(machine, entry)
                 self.liveness.committed()
             case JournalEvaluation():
-                self.witness.evaluated(entry)
+                self.invariants.evaluated(entry)
             case JournalPlan():
                 self.note(f"    plan {entry.message.plan.generation} for step {entry.message.step}")
-                self.witness.planned(machine, entry)
+                self.invariants.planned(machine, entry)
             case JournalNode(fate=Fate.LOST, device=None):
-                self.witness.given_up(entry.node)
+                self.invariants.given_up(entry.node)
             case JournalNode(fate=Fate.LOST, device=int(device)):
-                self.witness.device_given_up(WorkerId(entry.node * self.settings.devices_per_node + device))
+                self.invariants.device_given_up(WorkerId(entry.node * self.settings.devices_per_node + device))
             case _:
                 pass
         self.happened(type(entry).__name__)
 
     def publish(self, record: AnyRecord, *, again: bool) -> None:
-        if self.witness.published(self.server.machine, record, again=again):
+        if self.invariants.published(self.server.machine, record, again=again):
             self.note(f"    {record}")
             self.recorder.told(record)
             self.happened(type(record).__name__)
@@ -296,7 +297,7 @@ class Cluster:
         """Writes a manifest. Raises DiskFull."""
         self.disk.write_manifest(command)
         self.recorder.manifest(command)
-        self.witness.saved(self.disk, command)
+        self.invariants.saved(self.disk, command)
 
     # Nodes
 
@@ -331,10 +332,17 @@ class Cluster:
         connection.tell(self, self.hello(worker.number, worker.node, address=worker.address))
         return connection
 
-    def hello(self, number: WorkerId, node: NodeId, mark: str = MARK, address: str = "virtual:0") -> Hello:
+    def hello(
+        self,
+        number: WorkerId,
+        node: NodeId,
+        mark: str = MARK,
+        address: str = "virtual:0",
+        version: int = PROTOCOL_VERSION,
+    ) -> Hello:
         """Returns the first message of a worker of this run, or of another."""
         return Hello(
-            version=PROTOCOL_VERSION,
+            version=version,
             token="",
             worker=number,
             pid=number,
@@ -345,7 +353,8 @@ class Cluster:
 
     def new_connection(self, process: Worker | None, place: int) -> Connection:
         """Returns a connection to the coordinator, which may not live long enough to hear of it."""
-        wire = Wire() if self.weather.is_wired else None
+        is_other = process is not None and process.node in self._other_releases
+        wire = Wire(is_of_another_release=is_other) if self.weather.is_wired or is_other else None
         connection = Connection(self.network, process, place, self.weather.control_s, wire)
         connection.lead_to(self.server)
         return connection
@@ -444,14 +453,14 @@ class Cluster:
         past = JournalState.of(entries)
         self.note(f"* the coordinator begins again at step {past.step}")
         if lost is not None:
-            self.witness.forget_after(past, lost)
+            self.invariants.forget_after(past, lost)
         self.server = self._serve(past)
         if not before.is_dead:
             for worker in self.workers.values():
                 self.clock.after(self.clock.random.uniform(0.0, LEAVE_S), partial(worker.control.leave, before))
         if before.lead != lead:
             known = ToldRecords(self.schedule.setup.done)
-            for record in self.witness.records:
+            for record in self.invariants.records:
                 known.takes(record, again=False)
             for record in untold(known, entries):
                 self.publish(record, again=True)
@@ -460,8 +469,10 @@ class Cluster:
             if not self.server.admission.is_fenced(node):
                 self._tell_launcher([worker for worker in self.workers_of(node) if worker.is_over])
 
-    def join(self) -> None:
+    def join(self, *, has_another_release: bool = False) -> None:
         if self.server.finished is None:
             node = NodeId(self._next_node)
             self._next_node += 1
+            if has_another_release:
+                self._other_releases.add(node)
             self.start_node(node)

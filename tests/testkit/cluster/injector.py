@@ -13,7 +13,8 @@ from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.events import NodeNotice, PolicyRequested, SaveRequested, StopRequested
 from planaria.protocol.messages.from_worker import Notice
-from planaria.protocol.messages.journal import LASTING, AnyEntry, JournalStop, decode_entry
+from planaria.protocol.messages.journal import AnyEntry, JournalStop, decode_entry, is_lasting
+from planaria.protocol.messages.message import PROTOCOL_VERSION
 from tests.testkit.cluster.clock import Action
 from tests.testkit.cluster.network import PEERS, Island
 from tests.testkit.schedules.faults import CLEAR, DISCARD, FOR_GOOD, Fault, FaultKind
@@ -124,6 +125,8 @@ class Injector:
         match fault.kind:
             case FaultKind.JOIN:
                 self._clock.after(0.0, self._cluster.join)
+            case FaultKind.RELEASE:
+                self._clock.after(0.0, partial(self._come_with_another_release, fault.times))
             case FaultKind.FULL:
                 self._cluster.disk.is_full = True
                 self._clock.after(fault.for_s, self._make_room)
@@ -203,7 +206,7 @@ class Injector:
             case FaultKind.DAMAGE:
                 worker.transport.damages[fault.what] += fault.times
             case FaultKind.CORRUPT:
-                self._cluster.witness.struck.add(worker.node)
+                self._cluster.invariants.struck.add(worker.node)
                 worker.interpreter.corrupts[fault.what] += fault.times
                 worker.interpreter.corrupt_at_rest()
             case FaultKind.TWICE:
@@ -277,7 +280,7 @@ class Injector:
         lost: list[AnyEntry] | None = None
         if fault.cut:
             journal = self._cluster.journal
-            lasting = [at for at, entry in enumerate(journal, 1) if isinstance(decode_entry(entry), LASTING)]
+            lasting = [at for at, entry in enumerate(journal, 1) if is_lasting(decode_entry(entry))]
             kept = max(len(journal) - fault.cut, max(lasting, default=0))
             lost = [decode_entry(entry) for entry in journal[kept:]]
             self._cluster.note(f"* the journal loses {[type(entry).__name__ for entry in lost]}")
@@ -335,4 +338,15 @@ class Injector:
         per_node = self._cluster.settings.devices_per_node
         for device in range(per_node):
             hello = self._cluster.hello(WorkerId(node * per_node + device), node, mark="an earlier run")
+            self._cluster.new_connection(None, OUTSIDER).tell(self._cluster, hello)
+
+    def _come_with_another_release(self, later_by: int) -> None:
+        """Lets a node come whose release speaks the same version of the protocol, or workers of another version."""
+        if not later_by:
+            self._cluster.join(has_another_release=True)
+            return
+        per_node, version = self._cluster.settings.devices_per_node, PROTOCOL_VERSION + later_by
+        node = NodeId(max(worker.node for worker in self._cluster.workers.values()) + 1)
+        for device in range(per_node):
+            hello = self._cluster.hello(WorkerId(node * per_node + device), node, version=version)
             self._cluster.new_connection(None, OUTSIDER).tell(self._cluster, hello)

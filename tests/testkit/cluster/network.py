@@ -47,12 +47,14 @@ class Network:
     Attributes:
         arrives: called with a connection on which something is about to arrive.
         islands: the partitions that there are now.
+        postpones: says of such a connection whether it keeps what would arrive, until it is told to `resume`.
         lost_at_cut: says how many of so many last things under way are lost when their connection is cut.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.arrives: Callable[[Way], None] | None = None
+        self.postpones: Callable[[Way], bool] | None = None
         self.lost_at_cut: Callable[[int], int] = lambda number: clock.random.randint(0, number)
         self.islands: tuple[Island, ...] = ()
         self._held: list[Way] = []
@@ -150,6 +152,12 @@ class Way:
             self._last_s = max(self._last_s, self._network.clock.now + self._network.clock.vary(self._mean_s))
             self._network.clock.at(self._last_s, self._arrive)
 
+    def resume(self) -> None:
+        """Lets what was postponed arrive now, and what came behind it."""
+        number, self._num_held = self._num_held, 0
+        for _ in range(number):
+            self._network.clock.after(0.0, self._arrive)
+
     def _arrive(self) -> None:
         if not self._may_arrive():
             if not self._num_held:
@@ -159,6 +167,9 @@ class Way:
                     self._network.clock.after(self._lost_after_s, partial(self._break, self._held_since_s))
             self._num_held += 1
         elif self._under_way and not self.is_stuck:
+            if self._network.postpones is not None and self._network.postpones(self):
+                self._num_held += 1
+                return
             if self._network.arrives is not None:
                 self._network.arrives(self)
             if self._under_way:

@@ -2,5 +2,6 @@
 
 - `sites`: the places of a module where something small can be changed, and functions with one of these changed.
 - `trial`: what schedules of the simulation make of one, in a process that has only this one.
+- `explained`: changes that break no promise, and why.
 - `command`: the command, `make mutants`: draws some, tries them, and tells which of them nothing noticed.
 """

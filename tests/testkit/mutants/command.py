@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 import planaria
+from tests.testkit.mutants.explained import explanation_of
 from tests.testkit.mutants.sites import Site, sites_of
 from tests.testkit.mutants.trial import Outcome, Trial, reached_by, try_all
 
@@ -49,8 +50,10 @@ def command(number: int, seed: int, room: str, schedules: int, first: int, jobs:
 
 def told(trial: Trial) -> str:
     """Returns a line on a change."""
-    site = trial.site
-    return f"{trial.outcome.value}: {_name(site)}:{site.lines[0]} ({site.function[0]}): {site.what}: {site.text}"
+    site, outcome = trial.site, trial.outcome.value
+    if trial.outcome is Outcome.MISSED and (found := explanation_of(site, SOURCES)) is not None:
+        outcome += f" ({found.why})"
+    return f"{outcome}: {_name(site)}:{site.lines[0]} ({site.function[0]}): {site.what}: {site.text}"
 
 
 def summary(trials: list[Trial]) -> list[str]:
@@ -58,13 +61,20 @@ def summary(trials: list[Trial]) -> list[str]:
     counts = {room: Counter[Outcome]() for room in sorted({_room(trial.site) for trial in trials})}
     for trial in trials:
         counts[_room(trial.site)][trial.outcome] += 1
-    lines = [f"{'':24}{'changes':>9}{'not reached':>13}{'missed':>8}{'found':>7}{'share':>8}"]
+    explained = Counter(_room(trial.site) for trial in trials if _is_explained(trial))
+    explained["all"] = explained.total()
+    lines = [f"{'':24}{'changes':>9}{'not reached':>13}{'missed':>8}{'explained':>11}{'found':>7}{'share':>8}"]
     for room, count in [*counts.items(), ("all", sum(counts.values(), Counter[Outcome]()))]:
         found = count[Outcome.FOUND] + count[Outcome.HUNG]
         missed, unreached = count[Outcome.MISSED], count[Outcome.NOT_REACHED]
         share = f"{found / (found + missed):.0%}" if found + missed else ""
-        lines.append(f"{room:24}{count.total():9}{unreached:13}{missed:8}{found:7}{share:>8}")
+        lines.append(f"{room:24}{count.total():9}{unreached:13}{missed:8}{explained[room]:11}{found:7}{share:>8}")
     return lines
+
+
+def _is_explained(trial: Trial) -> bool:
+    """Returns whether it is known why nothing notices a change."""
+    return trial.outcome is Outcome.MISSED and explanation_of(trial.site, SOURCES) is not None
 
 
 def _name(site: Site) -> str:

@@ -14,8 +14,12 @@ from types import FrameType
 from typing import Any
 
 from tests.testkit.mutants.sites import Site, install
-from tests.testkit.schedules.schedule import schedule
+from tests.testkit.schedules.corruption import audited, corrupted, succeeded
+from tests.testkit.schedules.schedule import Schedule, schedule
 from tests.testkit.schedules.search import error_of
+
+KINDS = (schedule, schedule, schedule, corrupted, audited, succeeded)
+"""Kinds of schedules, in turn by seed. Among all that may befall, corruption alone would come too seldom."""
 
 PROCESSOR_S = 60
 """Of the processor, after which schedules of a change are taken for a loop. A schedule takes 0.1 s or so."""
@@ -46,6 +50,10 @@ class Trial:
     tried: int = 0
 
 
+def schedule_of(seed: int) -> Schedule:
+    return KINDS[seed % len(KINDS)](seed)
+
+
 def reached_by(seeds: Iterable[int], paths: Iterable[Path]) -> dict[int, set[Line]]:
     """Returns the lines of these sources that the schedule of each seed runs.
 
@@ -64,7 +72,7 @@ def reached_by(seeds: Iterable[int], paths: Iterable[Path]) -> dict[int, set[Lin
         reached = lines[seed] = set()
         sys.settrace(of_a_frame)
         try:
-            error = error_of(schedule(seed))
+            error = error_of(schedule_of(seed))
         finally:
             sys.settrace(None)
         if error is not None:
@@ -113,7 +121,7 @@ def _child(site: Site, seeds: Sequence[int], writing: int) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_S, PROCESSOR_S))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         if install(site):
-            found = next((at for at, seed in enumerate(seeds) if error_of(schedule(seed)) is not None), None)
+            found = next((at for at, seed in enumerate(seeds) if error_of(schedule_of(seed)) is not None), None)
             os.write(writing, str(len(seeds) if found is None else found + 1).encode())
             status = MISSED if found is None else FOUND
     except BaseException:

@@ -72,7 +72,7 @@ class Liveness:
             return
         self.waits()
         is_told = cluster.server.machine.phase in (Phase.WAITING, Phase.GATHERING)
-        cluster.witness.require(
+        cluster.invariants.require(
             is_told, f"after the storm the job neither goes on nor says why it does not\n{cluster.describe()}"
         )
         cluster.injector.stop()
@@ -82,7 +82,7 @@ class Liveness:
         if self.deadline_s == float("inf") and not self._must_go_on:
             return
         could = self._must_go_on or self._can_go_on(self._well())
-        self._cluster.witness.require(
+        self._cluster.invariants.require(
             not could or self._num_steps >= ENOUGH_STEPS,
             f"after the storm the job does not go on, and could: {sorted(self._well())} are well\n"
             f"{self._cluster.describe()}",
@@ -91,7 +91,7 @@ class Liveness:
     def ended(self, finish: Finish) -> None:
         """Checks how a run ended: not for want of what is there."""
         gave_up = finish.status in (RunStatus.EXHAUSTED, RunStatus.FAILED)
-        self._cluster.witness.require(
+        self._cluster.invariants.require(
             not (gave_up and self._must_go_on), f"after the storm the job could go on, and ended: {finish.message}"
         )
 
@@ -112,9 +112,9 @@ class Liveness:
         cluster, setup = self._cluster, self._cluster.schedule.setup
         if self._may_end or cluster.is_stopped or len(nodes) < setup.needed_nodes:
             return False
-        if not cluster.witness.has_plan:
+        if not cluster.invariants.has_plan:
             return True
-        committed = cluster.witness.committed
+        committed = cluster.invariants.committed
         held = {
             group
             for worker in cluster.workers.values()

@@ -94,6 +94,13 @@ MARKS = (
         "idle =",
         "its neighbour on the node shadows others, or has no room: the node is done without",
     ),
+    Mark(
+        "a worker of another version of the protocol",
+        "protocol.membership.admission",
+        "Admission.refusal",
+        "if (other :=",
+        "what it would say might be read as something else: it is refused in a line, and the run goes on",
+    ),
     Mark("lost while gathering", _LOSSES, "lost_while_gathering", "lost =", "the run starts on fewer nodes"),
     Mark(
         "nothing was counted",

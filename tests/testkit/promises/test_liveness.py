@@ -12,7 +12,7 @@ from planaria.protocol.messages.from_worker import FromWorker, Vote
 from planaria.protocol.messages.records import RunStatus, Waiting
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.cluster.network import OUTWARDS
-from tests.testkit.promises.witness import BrokenPromise
+from tests.testkit.promises.invariants import BrokenPromise
 from tests.testkit.schedules.faults import FOR_GOOD, Fault, FaultKind
 from tests.testkit.schedules.schedule import Schedule
 from tests.testkit.schedules.setup import Setup
@@ -52,7 +52,7 @@ def test_a_job_that_has_too_few_nodes_left_says_so() -> None:
 def test_a_job_that_may_wait_for_nodes_says_that_it_does() -> None:
     cluster = Cluster(storm(3, (broken(FaultKind.KILL, 0), broken(FaultKind.DARK, 1)), waits=True))
     assert cluster.run().status is RunStatus.STOPPED
-    assert any(isinstance(record, Waiting) for record in cluster.witness.records)
+    assert any(isinstance(record, Waiting) for record in cluster.invariants.records)
 
 
 def _hears(lost: Callable[[Server, FromWorker], bool], patch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,12 @@ from random import Random
 
 import msgspec
 
-from tests.testkit.schedules.faults import FaultKind
+from planaria.plan.plan import ScheduleKind
+from tests.testkit.schedules.faults import Fault, FaultKind
 from tests.testkit.schedules.manners import when
 from tests.testkit.schedules.schedule import Schedule, schedule
+from tests.testkit.schedules.setup import Setup
+from tests.testkit.schedules.weather import Weather
 
 BESIDE = (FaultKind.JOIN, FaultKind.CRASH, FaultKind.SAVE, FaultKind.SWITCH)
 """Trouble that leaves each group as many replicas as it had."""
@@ -58,3 +61,33 @@ def watched(seed: int) -> Schedule:
     base = schedule(seed)
     setup = msgspec.structs.replace(base.setup, audit=Random(f"watched {seed}").choice([0.1, 0.5, 1.0]))
     return msgspec.structs.replace(base, setup=setup)
+
+
+def succeeded(seed: int) -> Schedule:
+    """Returns a schedule in which a node computes wrong, others come on its host, and coordinators die: the
+    first when nobody knows yet who is wrong."""
+    draw = Random(f"succeeded {seed}")
+    steps, wrong = 16, draw.randrange(4)
+    setup = Setup(
+        num_layers=2,
+        is_tied=False,
+        is_large=False,
+        num_nodes=4,
+        devices_per_node=1,
+        fault_tolerance=1,
+        min_nodes=2,
+        num_microbatches=4,
+        steps=steps,
+        checkpoint_every=1,
+        order=ScheduleKind.ONE_F_ONE_B,
+        waits=True,
+    )
+    what = draw.choice(["apply", "sync"])
+    strike = Fault(kind=FaultKind.CORRUPT, nodes=(wrong,), what=what, at="StepCommitted", nth=draw.randint(1, 2))
+    at = draw.choice(["JournalDisputes", "JournalDisputes", "JournalVoid", "JournalPlan"])
+    crashes = [Fault(kind=FaultKind.CRASH, at=at, nth=2 if at == "JournalPlan" else 1, for_s=1e-3)]
+    for nth in draw.sample(range(4, steps), 2):
+        at = draw.choice(["StepCommitted", "JournalCommit", "Vote"])
+        crashes.append(Fault(kind=FaultKind.CRASH, at=at, nth=nth, for_s=draw.choice([0.0, 1e-3, 2e-2])))
+    joins = [Fault(kind=FaultKind.JOIN, at="ComputedWrong"), Fault(kind=FaultKind.JOIN, at="ComputedWrong")]
+    return Schedule(seed=seed, setup=setup, weather=Weather(), faults=(strike, *crashes, *joins))

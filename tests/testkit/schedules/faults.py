@@ -43,6 +43,9 @@ class FaultKind(enum.StrEnum):
     """The last `times` files that were written are torn, flipped or lost."""
     JOIN = "join"
     """A new node comes."""
+    RELEASE = "release"
+    """A new node comes with another release of Planaria: it speaks a version of the protocol that is later by `times`,
+    or, with 0, the same one, and its messages have a field that this release does not know."""
     NOTICE = "notice"
     """The node gives notice, and is killed `for_s` later."""
     DRAIN = "drain"
@@ -81,6 +84,7 @@ CLEAR = frozenset(
         FaultKind.KILL,
         FaultKind.BACK,
         FaultKind.JOIN,
+        FaultKind.RELEASE,
         FaultKind.NOTICE,
         FaultKind.DRAIN,
         FaultKind.FULL,
@@ -122,7 +126,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             ("rest", "apply", "sync", "forward", "backward", "audit"); name of a policy;
             what a partition stops, as in `Island`; whether a worker whose code fails "holds" its state or "ends";
             folder under which the user saves; `DISCARD`; `APPLIED`.
-        times: how many messages are, or how often something is changed; how many arrive twice; how many files decay.
+        times: how many messages are, or how often something is changed; how many arrive twice; how many files decay;
+            by how many versions of the protocol a release is later, or earlier.
         cut: entries that a journal loses.
         pause_s: for which a coordinator is stopped.
         device: of each node, whose worker alone is killed or started again; -1: all are.

@@ -12,7 +12,7 @@ from tests.testkit.schedules.devices import on_devices, with_devices_alone
 from tests.testkit.schedules.faults import Fault, FaultKind
 from tests.testkit.schedules.manners import MANNERS, WEIGHTS, damages, failovers, slowness, when
 from tests.testkit.schedules.setup import Setup
-from tests.testkit.schedules.swarm import Calm, swarm
+from tests.testkit.schedules.swarm import Calm, releases, swarm
 from tests.testkit.schedules.weather import Weather
 
 SWARM_SHARE = 0.5
@@ -82,6 +82,7 @@ def schedule(seed: int) -> Schedule:
     drawn, calm = Random(f"swarm {seed}"), None
     if drawn.random() < SWARM_SHARE:
         setup, weather, faults, calm = swarm(drawn, setup, weather)
+        faults += releases(Random(f"releases {seed}"), setup)
     alone = Random(f"devices {seed}")
     if alone.random() < STAGES_SHARE:
         setup = on_devices(setup, 2)

@@ -32,6 +32,7 @@ CALM_STEPS = 1000
 AT_CLUSTER = frozenset(
     {
         FaultKind.JOIN,
+        FaultKind.RELEASE,
         FaultKind.FULL,
         FaultKind.CRASH,
         FaultKind.DEPOSE,
@@ -67,7 +68,8 @@ class Calm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def swarm(draw: Random, setup: Setup, weather: Weather) -> tuple[Setup, Weather, list[Fault], Calm | None]:
     """Returns the setup and the weather with wider ranges, the faults of a swarm, and the end of its storm."""
     setup, weather = _wider(draw, setup), _worse(draw, weather)
-    known = (kind for kind in FaultKind if kind is not FaultKind.BACK)  # of a device that was lost before
+    # A device comes back that was lost before; other releases are drawn by themselves.
+    known = (kind for kind in FaultKind if kind not in (FaultKind.BACK, FaultKind.RELEASE))
     kinds = [kind for kind in known if draw.random() < EXISTS] or [FaultKind.KILL]
     faults: list[Fault] = []
     for kind in kinds:
@@ -80,6 +82,14 @@ def swarm(draw: Random, setup: Setup, weather: Weather) -> tuple[Setup, Weather,
         return setup, weather, faults, None
     calm = Calm(at_s=draw.uniform(0.0, 0.1 * setup.steps), broken=tuple(_broken(draw, setup)))
     return msgspec.structs.replace(setup, steps=CALM_STEPS), weather, faults, calm
+
+
+def releases(draw: Random, setup: Setup) -> list[Fault]:
+    """Returns nodes with other releases that come, if there are any."""
+    if draw.random() >= EXISTS:
+        return []
+    faults = [_fault(draw, setup, FaultKind.RELEASE) for _ in range(draw.choice([1, 1, 2, 4]))]
+    return [msgspec.structs.replace(fault, times=draw.choice([0, 0, 1, 1, -1, 90])) for fault in faults]
 
 
 def _wider(draw: Random, setup: Setup) -> Setup:

@@ -32,6 +32,7 @@ from planaria.protocol.messages.events import (
 )
 from planaria.protocol.messages.from_worker import FromWorker, Hello
 from planaria.protocol.messages.journal import JournalEntry
+from planaria.protocol.messages.message import PROTOCOL_VERSION
 from planaria.protocol.messages.to_worker import Challenge, PlanMessage, Stop, ToWorker
 from planaria.protocol.reception import Nonsense, Reception, Unwanted
 from planaria.protocol.run.replay import JournalState
@@ -220,7 +221,9 @@ class Server(Reception[Connection]):
             return
         try:
             self._receive(connection, message)
-        except (Nonsense, Unwanted):
+        except (Nonsense, Unwanted) as error:
+            if isinstance(message, Hello) and message.version != PROTOCOL_VERSION:
+                self._cluster.invariants.refused(message.version, str(error))
             self.drop(connection, "it sent what is not a message")
 
     def _now(self) -> float:
@@ -240,7 +243,10 @@ class Server(Reception[Connection]):
         return self._cluster.is_runnable(node)
 
     def _admit(self, connection: Connection, hello: Hello) -> None:
-        self._cluster.witness.require(hello.mark == MARK, f"worker {hello.worker} of another run takes part")
+        self._cluster.invariants.require(hello.mark == MARK, f"worker {hello.worker} of another run takes part")
+        self._cluster.invariants.require(
+            hello.version == PROTOCOL_VERSION, f"worker {hello.worker} takes part, with version {hello.version}"
+        )
         super()._admit(connection, hello)
 
     def drop(self, connection: Connection, cause: str) -> None:
@@ -389,9 +395,9 @@ class Server(Reception[Connection]):
 
     def _send(self, worker: WorkerId, message: ToWorker) -> None:
         if self.is_deposed:
-            self._cluster.witness.sent_by_deposed(message)
+            self._cluster.invariants.sent_by_deposed(message)
         else:
-            self._cluster.witness.sent(self.machine, message)
+            self._cluster.invariants.sent(self.machine, message)
         connection = self.admission.connection_of(worker)
         if connection is None:
             return
@@ -402,13 +408,13 @@ class Server(Reception[Connection]):
 
     def _kill(self, node: NodeId) -> None:
         if self.is_deposed:
-            self._cluster.witness.evicted_by_deposed(node)
-        self._cluster.witness.evicted(node)
+            self._cluster.invariants.evicted_by_deposed(node)
+        self._cluster.invariants.evicted(node)
         self._cluster.kill_where_possible(node)
 
     def _kill_device(self, worker: WorkerId) -> None:
         if self.is_deposed:
-            self._cluster.witness.device_evicted_by_deposed(worker)
+            self._cluster.invariants.device_evicted_by_deposed(worker)
         node, per_node = self.admission.node_of(worker), self.machine.settings.devices_per_node
         self._cluster.kill_where_possible(node, worker % per_node)
 

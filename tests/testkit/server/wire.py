@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from planaria.protocol.messages.from_worker import FromWorker, decode_from_worker
 from planaria.protocol.messages.message import encode
 from planaria.protocol.messages.plan_delta import Orders, encoded
@@ -20,9 +22,14 @@ class ChangedOnTheWire(AssertionError):
 
 
 class Wire:
-    """The wire of one connection, in both directions."""
+    """The wire of one connection, in both directions.
 
-    def __init__(self) -> None:
+    Args:
+        is_of_another_release: the worker's messages have a field that this release does not know.
+    """
+
+    def __init__(self, *, is_of_another_release: bool = False) -> None:
+        self._is_of_another_release = is_of_another_release
         self._orders = Orders()
         self._last: PlanMessage | None = None
 
@@ -42,4 +49,7 @@ class Wire:
 
     def news(self, message: FromWorker) -> Callable[[], FromWorker]:
         """Encodes a message from a worker; returns what reads it when it arrives."""
-        return partial(decode_from_worker, encode(message))
+        data = encode(message)
+        if self._is_of_another_release:
+            data = msgspec.msgpack.encode(msgspec.msgpack.decode(data) | {"of_another_release": 1})
+        return partial(decode_from_worker, data)

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from tests.testkit.witness.history import Job, Plain
-from tests.testkit.witness.journal import LIVE, Known, layers_held, nodes_holding, record_of, same_commit
+from tests.testkit.witness.journal import LIVE, Known, auditable, layers_held, nodes_holding, record_of, same_commit
 from tests.testkit.witness.rules import Find, Rule
 
 FINISH_STEP = "finish step"
@@ -91,6 +91,8 @@ class Decisions:
                 pass
         self.known.take(entry)
         self._entries.append(entry)
+        if self.known.probation and self.job.is_whole and not self.is_cut:
+            self._check_probation(entry)
 
     # Plans
 
@@ -180,6 +182,29 @@ class Decisions:
         else:
             says = f"of {f + 1} replicas some layer has {fewest},"
             self.require(fewest <= f and says in note, Rule.TOLERANCE, f"{fewest} nodes hold a layer, and told: {note}")
+
+    def _check_probation(self, entry: Plain) -> None:
+        """Checks that all is audited that nodes on probation compute in a step that begins now."""
+        assert self.known.plan is not None or entry["type"] != "commit"
+        if entry["type"] == "commit" and not entry["commit"]["hold"]:
+            plan, audits = self.known.plan["message"]["plan"], entry["commit"]["audits"]
+        elif entry["type"] == "plan" and (taken := record_of(entry, "plan_taken")) is not None:
+            plan, audits = entry["message"]["plan"], entry["message"]["audits"]
+            if taken["purpose"] == FINISH_STEP or plan.get("evaluation") is not None:
+                return
+        else:
+            return
+        audited = {
+            (worker, microbatch, layer)
+            for microbatch, _, first, end, worker, _ in audits
+            for layer in range(first, end)
+        }
+        wanted = set(auditable(plan, self.known.probation, self.job.devices_per_node))
+        self.require(
+            wanted <= audited,
+            Rule.PROBATION,
+            f"plan {plan['generation']}: (worker, microbatch, layer) are not audited: {sorted(wanted - audited)[:9]}",
+        )
 
     # Nodes
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +11,9 @@ from tests.testkit.witness.history import Job, Plain
 
 LIVE = "live"
 """Source of a plan's state that is not loaded, but held."""
+
+PROBATION_STEPS = 10
+"""Steps of a node in which all that it computes is audited."""
 
 
 def stages_of(plan: Plain) -> list[Plain]:
@@ -44,6 +49,9 @@ class Known:
         dropped: step -> how many microbatches were left out.
         commits: (generation, step) -> commit.
         saved: steps of whole checkpoints that count.
+        wrong_hosts: how many nodes of a host computed wrong.
+        probation: nodes that joined on such hosts since, and how many steps of theirs are still audited wholly.
+        disputes: steps that are done again because nobody knew who was wrong.
         is_distrusted: a checkpoint counts no more, and who knows which others.
         is_ended: the run is over.
     """
@@ -59,6 +67,9 @@ class Known:
     dropped: dict[int, int] = field(default_factory=dict)
     commits: dict[tuple[int, int], Plain] = field(default_factory=dict)
     saved: list[int] = field(default_factory=list)
+    wrong_hosts: Counter[str] = field(default_factory=Counter)
+    probation: dict[int, int] = field(default_factory=dict)
+    disputes: set[int] = field(default_factory=set)
     is_distrusted: bool = False
     is_ended: bool = False
 
@@ -90,6 +101,8 @@ class Known:
                 self.committed = commit["step"]
                 self.commits[commit["generation"], commit["step"]] = commit
                 self.dropped[commit["step"]] = len(commit["dropped"])
+                self.disputes.discard(commit["step"])
+                self._worked()
             case "plan":
                 self.plan, message = entry, entry["message"]
                 if message["source"] != LIVE:
@@ -103,10 +116,20 @@ class Known:
             case "distrust":
                 self.saved = [step for step in self.saved if step != entry["step"]]
                 self.is_distrusted = True
+            case "disputes":
+                self.disputes = {dispute["step"] for dispute in entry["disputes"]}
             case "end":
                 self.is_ended = True
             case _:
                 pass
+
+    def _worked(self) -> None:
+        """Counts a step for each node on probation that has work under the plan in force."""
+        if self.probation and self.plan is not None:
+            routes = self.plan["message"]["plan"]["routes"]
+            nodes = {self.node_of(hop["worker"]) for route in routes for hop in route["hops"]}
+            left = {node: steps - (node in nodes) for node, steps in self.probation.items()}
+            self.probation = {node: steps for node, steps in left.items() if steps}
 
     def _take_node(self, entry: Plain) -> None:
         node, fate = entry["node"], entry["fate"]
@@ -115,12 +138,36 @@ class Known:
             (self.gone_alone.discard if fate == "joined" else self.gone_alone.add)(worker)
         elif fate == "joined":
             self.joined.add(node)
+            if self.wrong_hosts[entry.get("host", "")]:
+                self.probation[node] = PROBATION_STEPS
         elif fate in ("lost", "released"):
             self.gone.add(node)
+            self.probation.pop(node, None)
         if fate == "lost" and device is None:
+            wrong = [record for record in entry.get("records", ()) if record["event"] == "computed_wrong"]
+            self.wrong_hosts.update(record["host"] for record in wrong)
             self.lost.add(node)
             if entry.get("strikes"):
                 self.struck.append(node)
+
+
+def auditable(plan: Plain, nodes: Collection[int], devices_per_node: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (worker, microbatch, layer) that workers of these nodes compute from the start of a step, and that a
+    worker of another node could run again, as it owns the layer and has no part in the microbatch's route."""
+    owners: dict[int, set[int]] = {}
+    for stage in stages_of(plan):
+        for layer in range(stage["first_layer"], stage["end_layer"]):
+            owners.setdefault(layer, set()).add(stage["worker"])
+    for stage in plan["shadows"] if plan["redundancy"] is not None else ():
+        for layer in range(stage["first_layer"], stage["end_layer"]):
+            owners.get(layer, set()).discard(stage["worker"])
+    for route in plan["routes"]:
+        passed = {hop["worker"] for hop in route["hops"]}
+        for hop in route["hops"] if len(route["counted"]) == plan["num_layers"] else ():
+            worker, node = hop["worker"], hop["worker"] // devices_per_node
+            for layer in range(hop["first_layer"], hop["end_layer"]) if node in nodes else ():
+                able = [w for w in owners.get(layer, ()) if w not in passed and w // devices_per_node != node]
+                yield from ((worker, microbatch, layer) for microbatch in route["microbatches"] if able)
 
 
 def nodes_holding(plan: Plain, devices_per_node: int) -> list[int]:

@@ -21,6 +21,7 @@ class Rule(enum.Enum):
     SUMMED = "a group's sum has each microbatch's contribution exactly once, and all of one value"
     APPLIED = "workers apply what the journal has, each step once, in order, and hold the same afterwards"
     NODES = "a node joins once, is lost or let go once, and takes no part afterwards"
+    PROBATION = "all is audited that a node computes in its first 10 steps, where one of its host computed wrong"
     GOES_BACK = "the job goes back only to a checkpoint that is whole, or to its start, and tells from where"
     AT_END = "nothing is decided after the end"
     TOLD_STEPS = "each step is told once, in order, after the journal has it, and with its numbers"

@@ -29,7 +29,8 @@ class ContributedSums:
         self, worker: int, generation: int, step: int, group: int, layer: int, microbatch: int, value: int
     ) -> None:
         """Notes a contribution, and the last generation in which it was counted so."""
-        self._counted.setdefault((step, group), {}).setdefault((layer, microbatch), {})[value] = generation
+        at = self._counted.setdefault((step, group), {}).setdefault((layer, microbatch), {})
+        at[value] = max(generation, at.get(value, generation))  # one that was stopped goes on in an old one
 
     def summed(self, worker: int, generation: int, step: int, totals: Plain) -> None:
         self._summed.setdefault((generation, step), {})[worker] = totals

@@ -45,7 +45,7 @@ class Moves(StateTransfers[Replica]):
 
     def _check(self, message: PlanMessage) -> None:
         """Checks that nothing moves to where it is. A worker new to the plan may have some, on which nothing counts."""
-        before = self._cluster.witness.before.get(message.plan.generation)
+        before = self._cluster.invariants.before.get(message.plan.generation)
         had = () if before is None else before.groups_of.get(self._worker, ())
         incoming = {transfer.group for transfer in message.plan.transfers if transfer.target == self._worker}
         current = incoming.intersection(had, self._holdings.held_at(message.step - 1))

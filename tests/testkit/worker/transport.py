@@ -136,7 +136,7 @@ class Transport:
         """Reports that the connection to a peer was lost, and that the peer is in the plan for a while since."""
         worker = self._worker
         if self._ways.get(peer) is way and not worker.is_over and not worker.is_stopped:
-            worker.control.send(CutOff(peer=peer))
+            worker.control.send(CutOff(peer=peer, address=self._peers[peer]))
 
 
 class _Payload:

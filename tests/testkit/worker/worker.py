@@ -86,7 +86,7 @@ class Worker(WorkerExecutor):
             self.mail,
             self.transport,
             lambda peer: 0 if cluster.weather.is_one_host else cluster.workers[peer].node,
-            cluster.witness.tainted.add,
+            cluster.invariants.tainted.add,
         )
         super().__init__(number, self.holdings, self.moves, self.interpreter, self.mail, self.transport, self.control)
         self._then: Callable[[], None] | None = None
@@ -328,7 +328,7 @@ class Worker(WorkerExecutor):
         except DiskDamaged as error:
             self.control.send(Failed(where=str(error), text="a checkpoint is damaged"))
             self._exit()
-        self._cluster.witness.touched[self.number] = self
+        self._cluster.invariants.touched[self.number] = self
 
     def _counted(self, group: int, layer: int, microbatch: int, value: int) -> None:
         at = self.interpreter
@@ -341,7 +341,7 @@ class Worker(WorkerExecutor):
     def _apply(self, commit: Commit, *, proceed: bool) -> None:
         super()._apply(commit, proceed=proceed)
         self._cluster.recorder.applied(self.number, commit, self.holdings.replicas)
-        self._cluster.witness.applied(self, commit)
+        self._cluster.invariants.applied(self, commit)
 
     def _write(self, save: Save, *, beside: bool) -> None:
         self._writer.write(save)
@@ -349,7 +349,7 @@ class Worker(WorkerExecutor):
     def _end(self, command: End) -> None:
         self.end = command
         if not command.clean:
-            self._cluster.witness.ended_itself(self, command.reason)
+            self._cluster.invariants.ended_itself(self, command.reason)
 
     # State
 
@@ -360,7 +360,7 @@ class Worker(WorkerExecutor):
             return missing.source
         self.moves.settle()
         self._progress += 1
-        self._cluster.witness.touched[self.number] = self
+        self._cluster.invariants.touched[self.number] = self
         return None
 
     def describe(self) -> str:

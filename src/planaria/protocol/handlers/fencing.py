@@ -17,7 +17,7 @@ from planaria.protocol.messages.events import (
     Received,
 )
 from planaria.protocol.messages.from_worker import FaultInjected
-from planaria.protocol.messages.journal import Fate, JournalNode
+from planaria.protocol.messages.journal import Fate, JournalDisputes, JournalNode
 from planaria.protocol.messages.records import ComputedWrong, DeviceLost, NodeLost
 from planaria.protocol.phases import AT_WORK
 from planaria.protocol.run.run import Run
@@ -36,6 +36,15 @@ def lose_wrong(run: Run, node: NodeId, held: Held, layers: tuple[int, ...]) -> l
         node=node, step=run.step, held=held.value, layers=layers, host=host, times=run.members.wrong_hosts[host]
     )
     return [*lose(run, NodeGone(node, COMPUTED_WRONG), wrong), Publish(wrong)]
+
+
+def disputed(run: Run) -> list[Command]:
+    """Returns what is to be written of who may be wrong, once it is written that what told of it is done again.
+
+    A coordinator that knew of a dispute, and not of that, would hold what was told against itself.
+    """
+    disputes = run.disputes.to_write()
+    return [] if disputes is None else [JournalDisputes(disputes=disputes)]
 
 
 def lose(run: Run, event: NodeGone, *why: ComputedWrong) -> list[Command]:

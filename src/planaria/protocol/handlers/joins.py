@@ -64,7 +64,10 @@ def join(run: Run, event: WorkerJoined) -> list[Command]:
     zone, label = run.members.zones.get(node, ""), run.members.labels.get(node, "")
     record = NodeJoined(node=node, live_nodes=run.num_live, zone=zone, label=label)
     learnt = run.to_write_of_join()
-    entry = JournalNode(node=node, fate=Fate.JOINED, zone=zone, label=label, records=(record,), learnt=learnt)
+    host = run.members.host_of(node)
+    entry = JournalNode(
+        node=node, fate=Fate.JOINED, zone=zone, label=label, host=host, records=(record,), learnt=learnt
+    )
     return [entry, Publish(record)]
 
 

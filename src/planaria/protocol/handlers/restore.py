@@ -10,6 +10,7 @@ from planaria.policy.interface import Candidate
 from planaria.protocol.handlers import checkpoints as saving_course
 from planaria.protocol.handlers import end
 from planaria.protocol.handlers.adopt_plan import release, take
+from planaria.protocol.handlers.fencing import disputed
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.events import Command, Publish
 from planaria.protocol.messages.records import Restored, RunStatus, Waiting
@@ -62,7 +63,8 @@ def go_back(run: Run, proposal: Candidate, why: str) -> list[Command]:
     source = StateSource.CHECKPOINT if checkpoint else StateSource.INITIAL
     record = Restored(from_step=committed, to_step=run.step - 1, reason=why)
     folder = checkpoint.folder if checkpoint else ""
-    return [*given_up, *take(run, proposal, Purpose.RESTORE, source, folder, (record,)), *release(run)]
+    taken = take(run, proposal, Purpose.RESTORE, source, folder, (record,))
+    return [*given_up, *taken, *disputed(run), *release(run)]
 
 
 def _give_up_saving(run: Run) -> list[Command]:

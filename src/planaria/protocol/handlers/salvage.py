@@ -13,7 +13,7 @@ from planaria.planner.finish_step.salvage import to_halt
 from planaria.policy.interface import Candidate
 from planaria.protocol.handlers import boundary, checkpoints
 from planaria.protocol.handlers.adopt_plan import take
-from planaria.protocol.handlers.fencing import lose, lose_wrong
+from planaria.protocol.handlers.fencing import disputed, lose, lose_wrong
 from planaria.protocol.handlers.restore import layers_text, restore, restore_all
 from planaria.protocol.messages.events import Command, NodeGone, Publish, Received, Send
 from planaria.protocol.messages.from_worker import AwaitsSamples, Digest, Report
@@ -173,11 +173,12 @@ def _undo(run: Run, found: Difference, claims: Claims) -> list[Command]:
     undecided = difference(left)
     if undecided is not None and undecided.known:
         return commands + _undo(run, undecided, left)
-    if undecided is not None and undecided.held is Held.REPLICA:
-        run.disputes.begin(run.step, undecided, left, _num_dropped(run))
-        return commands + restore_all(run, f"replicas of {_where(run, undecided, left)} differ")
     if undecided is not None:
         run.disputes.begin(run.step, undecided, left, _num_dropped(run))
+    if undecided is not None and undecided.held is Held.REPLICA:
+        return commands + restore_all(run, f"replicas of {_where(run, undecided, left)} differ")
+    commands += disputed(run)
+    if undecided is not None:
         what = "sums" if undecided.held is Held.SUM else "computations"
         text = f"{what} of {_where(run, undecided, left)} differ; step {run.step} is begun anew"
         commands.append(Publish(Note(level="warning", text=text)))
@@ -226,7 +227,7 @@ def _fence(run: Run, wrong: Mapping[WorkerId, Difference]) -> list[Command]:
     if not commands:
         return []
     run.attempt.is_void = True
-    return [JournalVoid(), *commands, *begin(run)]
+    return [JournalVoid(), *commands, *disputed(run), *begin(run)]
 
 
 def _lose(run: Run, wrong: Mapping[WorkerId, Difference]) -> list[Command]:

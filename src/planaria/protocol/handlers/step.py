@@ -171,7 +171,13 @@ def _tell(run: Run, message: Commit, found: Outcome, news: tuple[AnyRecord, ...]
                 run.plan_selector.calibrate(stretch)
     parts = checkpoints.order_beside(run, message.step) if message.step < run.settings.train.steps else {}
     told = (record, *news)
-    entry = JournalCommit(commit=message, records=told, learnt=run.to_write())
+    entry = JournalCommit(
+        commit=message,
+        records=told,
+        learnt=run.to_write(),
+        probation=dict(run.members.probation),
+        suspects=tuple(sorted(run.suspects)),
+    )
     with_part = {worker: msgspec.structs.replace(message, save=save) for worker, save in parts.items() if save}
     sends = [Send(worker, with_part.get(worker, message)) for worker in run.attempt.votes.voters]
     return [entry, *sends, *map(Publish, told)]

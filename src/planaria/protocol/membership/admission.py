@@ -32,6 +32,7 @@ class Admission(Generic[Connection]):
         self._mark = mark
         self._devices_per_node = devices_per_node
         self._connections: dict[WorkerId, Connection] = {}
+        self._addresses: dict[WorkerId, str] = {}
         self._fenced: set[NodeId] = set()
         self._fenced_devices: set[WorkerId] = set()
         self._released: set[NodeId] = set()
@@ -88,9 +89,10 @@ class Admission(Generic[Connection]):
         """Returns whether the hello has the job's token but another run's mark: most likely an earlier, resumed run."""
         return hello.mark != self._mark
 
-    def admit(self, worker: WorkerId, connection: Connection) -> None:
-        """Admits a worker after its hello was accepted."""
+    def admit(self, worker: WorkerId, connection: Connection, address: str) -> None:
+        """Admits a worker, which peers reach at this address, after its hello was accepted."""
         self._connections[worker] = connection
+        self._addresses[worker] = address
         self.took_number(self.node_of(worker))
 
     def connection_of(self, worker: WorkerId) -> Connection | None:
@@ -139,10 +141,11 @@ class Admission(Generic[Connection]):
         """Returns whether no worker of the node is connected."""
         return self._connections.keys().isdisjoint(self.workers_of(node))
 
-    def is_missed(self, peer: WorkerId) -> bool:
-        """Returns whether it is news that a worker cannot reach this peer.
+    def is_missed(self, peer: WorkerId, address: str) -> bool:
+        """Returns whether it is news that a worker cannot reach this peer at this address.
 
-        A lost one is no news; and one that is not here yet, or not yet back, is waited for: if anybody is out of
-        reach, it is.
+        A lost one is no news, even if its device has come back since, at another address; and one that is not here
+        yet, or not yet back, is waited for: if anybody is out of reach, it is.
         """
-        return peer in self._connections and not self.is_worker_fenced(peer)
+        is_here = peer in self._connections and self._addresses[peer] == address
+        return is_here and not self.is_worker_fenced(peer)

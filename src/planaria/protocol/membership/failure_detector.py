@@ -79,12 +79,12 @@ class Judge:
         for worker, cause in list(self.liveness.hung(now, expected.instruction_s, expected.step_s)):
             yield node_of(worker), cause
 
-    def cut_off(self, worker: WorkerId, peer: WorkerId) -> tuple[NodeId, str] | None:
-        """Returns the node to lose and the cause when `worker` cannot reach `peer`; None if that is no news.
+    def cut_off(self, worker: WorkerId, peer: WorkerId, address: str) -> tuple[NodeId, str] | None:
+        """Returns the node to lose and the cause when `worker` cannot reach `peer` there; None if that is no news.
 
         Of two that live, one has to go.
         """
-        if not self._admission.is_missed(peer):
+        if not self._admission.is_missed(peer, address):
             return None
         node, other = self._admission.node_of(worker), self._admission.node_of(peer)
         is_other = self._accusations.judge(node, other) == other

@@ -63,7 +63,7 @@ class Membership:
 
     def host_of(self, node: NodeId) -> str:
         """Returns the host of a live node, as its peers reach it."""
-        addresses = (self.addresses.get(worker, "") for worker in self.workers_of(node))
+        addresses = (self.addresses[worker] for worker in self.workers_of(node) if worker in self.addresses)
         return next(addresses, "").rpartition(":")[0].strip("[]")
 
     @property

@@ -282,9 +282,14 @@ class FaultInjected(Message, frozen=True, kw_only=True, tag="fault_injected"):
 
 class CutOff(Message, frozen=True, kw_only=True, tag="cut_off"):
     """Tells that the connection to this peer has been lost for a while, though the plan still has it. The server judges
-    which of the two is out of reach, as with closed connections; the machine hears of a lost node, or of nothing."""
+    which of the two is out of reach, as with closed connections; the machine hears of a lost node, or of nothing.
+
+    Attributes:
+        address: of the peer in the last plan that this worker has. A device that came back since has another one.
+    """
 
     peer: WorkerId
+    address: str
 
 
 class Damaged(Message, frozen=True, kw_only=True, tag="damaged"):

@@ -12,10 +12,11 @@ import enum
 import msgspec
 
 from planaria.job.registry import PolicyName
-from planaria.plan.plan import NodeId
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
+from planaria.protocol.messages.from_worker import Digest
 from planaria.protocol.messages.message import decoded
-from planaria.protocol.messages.records import AnyRecord, Evaluated
+from planaria.protocol.messages.records import AnyRecord, ComputedWrong, Evaluated
 from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.messages.to_worker import Commit, PlanMessage
 
@@ -56,9 +57,16 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class JournalCommit(JournalEntry, frozen=True, kw_only=True, tag="commit"):
-    """The step is committed: the message that every voter gets, without the parts to save."""
+    """The step is committed: the message that every voter gets, without the parts to save.
+
+    Attributes:
+        probation: nodes all of whose computation is audited, and in how many more steps of theirs.
+        suspects: nodes of which one or another had a wrong sum so far.
+    """
 
     commit: Commit
+    probation: dict[NodeId, int] = {}
+    suspects: tuple[NodeId, ...] = ()
 
     @property
     def step(self) -> int:
@@ -104,6 +112,7 @@ class JournalNode(JournalEntry, frozen=True, kw_only=True, tag="node"):
         strikes: it was lost while the plan in force needed it, so that there is something to recover from.
         zone: of a node that joined.
         label: likewise.
+        host: likewise, as its peers reach it.
         device: number of the one device on the node to which it happened alone; None: to all.
     """
 
@@ -114,6 +123,7 @@ class JournalNode(JournalEntry, frozen=True, kw_only=True, tag="node"):
     strikes: bool = False
     zone: str = ""
     label: str = ""
+    host: str = ""
 
 
 class JournalRecovery(JournalEntry, frozen=True, kw_only=True, tag="recovery"):
@@ -136,6 +146,34 @@ class JournalVoid(JournalEntry, frozen=True, kw_only=True, tag="void"):
     """What there is of the step in progress may come of a wrong state: the step is begun anew."""
 
 
+Disputed = int | tuple[int, int, int, tuple[int, ...], str]
+"""What owners differ about: a group, or the fields of a `planaria.protocol.step.agreement.Computation`."""
+
+
+class OpenDispute(msgspec.Struct, frozen=True, kw_only=True):
+    """A difference that nobody could settle; see `planaria.protocol.step.agreement.Disputes`.
+
+    Attributes:
+        step: that is done again.
+        held: what differs: replicas, sums or computations.
+        items: of which it does.
+        claims: what each worker told of these and of all others.
+        num_dropped: microbatches that were left out up to this step.
+    """
+
+    step: int
+    held: str
+    items: tuple[Disputed, ...]
+    claims: tuple[tuple[Disputed, dict[WorkerId, Digest]], ...]
+    num_dropped: int
+
+
+class JournalDisputes(JournalEntry, frozen=True, kw_only=True, tag="disputes"):
+    """These disputes are open from now on, each until its step is committed, and no others are."""
+
+    disputes: tuple[OpenDispute, ...]
+
+
 class JournalPolicy(JournalEntry, frozen=True, kw_only=True, tag="policy"):
     """Another policy makes the plans from now on, and the user was told so."""
 
@@ -154,9 +192,16 @@ class JournalEnd(JournalEntry, frozen=True, kw_only=True, tag="end"):
     """The run is over; its only record is the `RunEnded`."""
 
 
-LASTING = (JournalVoid, JournalPolicy, JournalStop, JournalEnd)
-"""Entries of which no worker knows, and without which bits or what the user was told would be wrong: they are written
-so that they, and with them all that was written before, outlast a power cut too."""
+_LASTING = (JournalVoid, JournalDisputes, JournalPolicy, JournalStop, JournalEnd)
+
+
+def is_lasting(entry: JournalEntry) -> bool:
+    """Returns whether an entry, and with it all that was written before, is to outlast a power cut too.
+
+    No worker knows of it, and without it bits, what the user was told, or who computed wrong would be wrong.
+    """
+    return isinstance(entry, _LASTING) or any(isinstance(record, ComputedWrong) for record in entry.records)
+
 
 AnyEntry = (
     JournalCommit
@@ -167,6 +212,7 @@ AnyEntry = (
     | JournalCheckpoint
     | JournalDistrust
     | JournalVoid
+    | JournalDisputes
     | JournalPolicy
     | JournalStop
     | JournalRestart

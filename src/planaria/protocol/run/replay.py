@@ -15,6 +15,7 @@ from planaria.protocol.messages.journal import (
     Fate,
     JournalCheckpoint,
     JournalCommit,
+    JournalDisputes,
     JournalDistrust,
     JournalEnd,
     JournalEvaluation,
@@ -25,6 +26,7 @@ from planaria.protocol.messages.journal import (
     JournalRestart,
     JournalStop,
     JournalVoid,
+    OpenDispute,
 )
 from planaria.protocol.messages.records import (
     AnyRecord,
@@ -39,7 +41,7 @@ from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.messages.to_worker import StateSource
 from planaria.protocol.phases import Purpose
 from planaria.protocol.step.commit import NOT_APPLIED
-from planaria.protocol.thresholds import PLANS_CARRIED
+from planaria.protocol.thresholds import PLANS_CARRIED, PROBATION_STEPS
 
 
 def decision_of(records: Iterable[AnyRecord]) -> PlanTaken | None:
@@ -67,6 +69,9 @@ class JournalState:
         earlier: the whole one before it.
         is_void: what there is of the step in progress is of no use.
         wrong_hosts: how many nodes of a host computed wrong.
+        probation: live nodes on such hosts that joined since, and how many more steps of theirs are audited wholly.
+        disputes: that are open.
+        suspects: nodes of which one or another had a wrong sum.
         saved: steps of which there was one, and the job has not gone back before them.
         evaluated: the evaluations of this run, of which the same is true.
         skipped_steps: that were committed without being applied.
@@ -99,6 +104,9 @@ class JournalState:
     earlier: CheckpointRef | None = None
     is_void: bool = False
     wrong_hosts: Mapping[str, int] = field(default_factory=dict)
+    probation: Mapping[NodeId, int] = field(default_factory=dict)
+    disputes: tuple[OpenDispute, ...] = ()
+    suspects: frozenset[NodeId] = frozenset()
     saved: frozenset[int] = frozenset()
     evaluated: tuple[Evaluated, ...] = ()
     skipped_steps: frozenset[int] = frozenset()
@@ -173,6 +181,8 @@ class JournalState:
                 past = replace(self, checkpoint=self.earlier, earlier=None, saved=self.saved - {entry.step})
             case JournalVoid():
                 past = replace(self, is_void=True)
+            case JournalDisputes():
+                past = replace(self, disputes=entry.disputes)
             case JournalPolicy():
                 past = replace(self, policy=entry.policy)
             case JournalStop():
@@ -198,6 +208,9 @@ class JournalState:
         return replace(
             self,
             commit=entry,
+            probation=entry.probation,
+            suspects=frozenset(entry.suspects),
+            disputes=tuple(dispute for dispute in self.disputes if dispute.step != entry.step),
             skipped_steps=skipped,
             num_dropped=entry.commit.num_dropped,
             carried=self._with_carried(entry),
@@ -248,8 +261,10 @@ class JournalState:
             case Fate.JOINED:
                 zones = {**self.zones, entry.node: entry.zone} if entry.zone else self.zones
                 labels = {**self.labels, entry.node: entry.label} if entry.label else self.labels
+                is_doubted = entry.host in self.wrong_hosts
+                probation = {**self.probation, entry.node: PROBATION_STEPS} if is_doubted else self.probation
                 came = replace(self, joined=self.joined | node, newcomers=self.newcomers | node)
-                return replace(came, zones=zones, labels=labels)
+                return replace(came, zones=zones, labels=labels, probation=probation)
             case Fate.LEAVING:
                 return replace(self, leaving=self.leaving | node, newcomers=self.newcomers - node)
             case Fate.RELEASED:
@@ -269,6 +284,7 @@ class JournalState:
             leaving=self.leaving - node,
             newcomers=self.newcomers - node,
             lost_devices=frozenset(lost for lost in self.lost_devices if lost[0] not in node),
+            probation={other: steps for other, steps in self.probation.items() if other not in node},
             zones=zones,
             labels=labels,
         )

@@ -302,7 +302,8 @@ class ReturningWorkers:
                 live_nodes=num_nodes,
                 duration_s=max(now - self.began, 1e-9),
             )
-            entries.append(JournalCommit(commit=commit, records=(record,)))
+            probation, suspects = dict(self._past.probation), tuple(sorted(self._past.suspects))
+            entries.append(JournalCommit(commit=commit, records=(record,), probation=probation, suspects=suspects))
         if self.written_plan(position) is None:
             stand = PlanValidity.unknown().stand
             plan = JournalPlan(message=position.message, stand=stand, step_time_s=0.0, longest_s=0.0)

@@ -228,8 +228,7 @@ class Run:
         self.phase = Phase.RETURNING if past.end is None else Phase.ENDED
         self.step = past.step or self.step
         self.checkpoints.last = past.checkpoint or self.checkpoints.last
-        self.checkpoints.earlier = past.earlier
-        self.checkpoints.unproven = past.unproven
+        self.checkpoints.earlier, self.checkpoints.unproven = past.earlier, past.unproven
         self.skipped_steps = set(past.skipped_steps)
         for record in past.evaluated:
             self.evaluations.note(record)
@@ -247,6 +246,8 @@ class Run:
         self.members.lost_devices = {WorkerId(node * per_node + device) for node, device in past.lost_devices}
         self.plan_selector.lack(self.members.lost_devices)
         self.members.wrong_hosts.update(past.wrong_hosts)
+        self.members.probation, self.suspects = dict(past.probation), set(past.suspects)
+        self.disputes.recall(past.disputes)
         self.members.leaving = dict.fromkeys(past.leaving, 0.0)
         self.members.zones, self.members.labels = dict(past.zones), dict(past.labels)
         self.plan_selector.locate(self.members.zones)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.from_worker import Computed, Digest
+from planaria.protocol.messages.journal import Disputed, OpenDispute
 
 Claims = Mapping[Any, Mapping[WorkerId, Digest]]
 """Group -> what each of its owners told of it; `Computation` -> what came of it, as the digest of a sum."""
@@ -146,11 +147,32 @@ def _few(held: Held, digests: Mapping[WorkerId, Digest]) -> list[WorkerId]:
     return [] if most is None else [worker for worker, told in own.items() if told != most]
 
 
+def _item(written: Disputed) -> Any:
+    return written if isinstance(written, int) else Computation(*written)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Dispute:
     difference: Difference
     claims: Claims
     num_dropped: int
+
+    @classmethod
+    def of(cls, written: OpenDispute) -> _Dispute:
+        """Returns a dispute of the journal."""
+        found = Difference(held=Held(written.held), groups=tuple(map(_item, written.items)), wrong={})
+        claims = {_item(item): told for item, told in written.claims}
+        return cls(difference=found, claims=claims, num_dropped=written.num_dropped)
+
+    def of_step(self, step: int) -> OpenDispute:
+        """Returns the dispute about this step for the journal."""
+        return OpenDispute(
+            step=step,
+            held=self.difference.held.value,
+            items=self.difference.groups,
+            claims=tuple((item, dict(told)) for item, told in self.claims.items()),
+            num_dropped=self.num_dropped,
+        )
 
     def denied_by(self, claims: Claims) -> frozenset[WorkerId]:
         """Returns the workers that claimed something else than all owners of now do; of a replica, which made it."""
@@ -177,12 +199,26 @@ class _Dispute:
 class Disputes:
     """Differences between owners that nobody could settle, and that the step, done again, will.
 
-    They are in no journal: a coordinator that is started again names nobody for them, and the bits are right all the
-    same. Nor do they tell anything where other samples were left out than before (`num_dropped`, up to this step).
+    The journal has them, for the next coordinator. They tell nothing where other samples were left out than before
+    (`num_dropped`, up to this step).
     """
 
     def __init__(self) -> None:
         self._open: dict[int, _Dispute] = {}
+        self._written: tuple[OpenDispute, ...] = ()
+
+    def recall(self, written: Iterable[OpenDispute]) -> None:
+        """Takes up the disputes that the journal says are open."""
+        self._written = tuple(written)
+        self._open = {dispute.step: _Dispute.of(dispute) for dispute in self._written}
+
+    def to_write(self) -> tuple[OpenDispute, ...] | None:
+        """Returns all that are open, if they are others than were written down; the caller writes them down."""
+        now = tuple(dispute.of_step(step) for step, dispute in sorted(self._open.items()))
+        if now == self._written:
+            return None
+        self._written = now
+        return now
 
     def begin(self, step: int, found: Difference, claims: Claims, num_dropped: int = 0) -> None:
         """Begins a dispute about a step: what its owners claim is held against what they will when it is done again."""

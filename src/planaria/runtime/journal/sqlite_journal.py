@@ -19,7 +19,7 @@ from typing import TypeVar
 import xxhash
 
 from planaria.job.errors import UserError
-from planaria.protocol.messages.journal import LASTING, AnyEntry, JournalEntry
+from planaria.protocol.messages.journal import AnyEntry, JournalEntry, is_lasting
 from planaria.protocol.messages.journal_chain import JournalChain, decode_written
 from planaria.runtime.journal.journal import LATER, kept
 from planaria.runtime.thresholds import THINNED_EVERY
@@ -106,11 +106,11 @@ class SqliteJournal:
             raise UserError(f"journal {self._path} has an entry that is not known here: {error}. {LATER}") from None
 
     def write(self, entry: JournalEntry) -> None:
-        """Returns when the entry is durable (`protocol.journal.LASTING`: against power cuts too), or kept in memory
+        """Returns when the entry is durable (against power cuts too, if `is_lasting`), or kept in memory
         while the disk has no room: then training goes on, and a coordinator that dies meanwhile leaves its workers
         ahead of the journal."""
         was_full = bool(self._kept)
-        self._kept.append((self._chain.encode(entry), isinstance(entry, LASTING)))
+        self._kept.append((self._chain.encode(entry), is_lasting(entry)))
         try:
             while self._kept:
                 self._insert(*self._kept[0])

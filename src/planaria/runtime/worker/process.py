@@ -118,7 +118,7 @@ def _real_parts(settings: WorkerSettings) -> Parts:
         settings.peer_token,
         mailbox,
         settings.host,
-        cut_off=lambda peer: control.send(CutOff(peer=peer)),
+        cut_off=lambda peer, address: control.send(CutOff(peer=peer, address=address)),
         security=security if job.cluster.data_encryption else None,
     )
     worked = processor_time()
@@ -159,7 +159,7 @@ def _emulated_parts(settings: WorkerSettings) -> Parts:
         mailbox,
         pace,
         settings.host,
-        cut_off=lambda peer: control.send(CutOff(peer=peer)),
+        cut_off=lambda peer, address: control.send(CutOff(peer=peer, address=address)),
         security=security if job.cluster.data_encryption else None,
     )
     return mailbox, control, transport, pace.worked, "", lambda while_waiting: emulated_engine(profile, job, pace)

@@ -40,7 +40,9 @@ class Party:
         self.number = WorkerId(number)
         self.mailbox = Mailbox()
         self.cut_off: queue.SimpleQueue[WorkerId] = queue.SimpleQueue()
-        self.transport = Transport(self.number, token, self.mailbox, cut_off=self.cut_off.put, security=security)
+        self.transport = Transport(
+            self.number, token, self.mailbox, cut_off=lambda peer, _: self.cut_off.put(peer), security=security
+        )
         self.address = self.transport.start()
 
     def take(self, wanted: Key) -> tuple[torch.Tensor, ...]:

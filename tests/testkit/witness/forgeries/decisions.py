@@ -20,6 +20,7 @@ from tests.testkit.witness.forgeries.places import (
     without,
 )
 from tests.testkit.witness.history import History, Plain
+from tests.testkit.witness.journal import auditable, layers_held
 from tests.testkit.witness.rules import Rule
 
 FORGERIES = Forgeries()
@@ -141,6 +142,25 @@ def _join_twice(history: History, draw: Random) -> History | None:
 @FORGERIES.of("a node is lost twice", Rule.NODES)
 def _lose_twice(history: History, draw: Random) -> History | None:
     return twice(history, one_of(in_journal(history, "node", lambda entry: entry["fate"] == "lost"), draw))
+
+
+@FORGERIES.of("a node of a host where one computed wrong is not audited", Rule.PROBATION)
+def _no_probation(history: History, draw: Random) -> History | None:
+    starts = in_journal(history, "plan", lambda entry: not is_rest(entry))
+    if not starts:
+        return None
+    plan, per_node = history[starts[0]][1]["message"]["plan"], history[0][1]["devices_per_node"]
+    nodes = {worker // per_node for worker in layers_held(plan)}
+    looked_at = sorted({worker // per_node for worker, _, _ in auditable(plan, nodes, per_node)})
+    joins = in_journal(
+        history, "node", lambda e: e["fate"] == "joined" and e.get("device") is None and e["node"] in looked_at
+    )
+    at = one_of([at for at in joins if at < starts[0]], draw)
+    if at is None:
+        return None
+    wrong = {"event": "computed_wrong", "node": 999, "host": history[at][1]["host"], "times": 1}
+    loss = {"type": "node", "node": 999, "fate": "lost", "cause": "computed wrong", "records": [wrong]}
+    return with_more(history, at, ("journal", loss))
 
 
 @FORGERIES.of("a node is given up that nothing befell", Rule.FOUNDED)

@@ -328,7 +328,7 @@ class EmulatedTransport(Transport):
         mailbox: Mailbox,
         pace: EmulatedPace,
         host: str = LOOPBACK,
-        cut_off: Callable[[WorkerId], None] = lambda peer: None,
+        cut_off: Callable[[WorkerId, str], None] = lambda peer, address: None,
         security: Security | None = None,
     ) -> None:
         super().__init__(worker, token, mailbox, host, cut_off, security)

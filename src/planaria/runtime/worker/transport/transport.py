@@ -33,7 +33,7 @@ class Transport:
         token: the job's token.
         mailbox: for what arrives.
         host: to listen on.
-        cut_off: told, from another thread, of a peer that is in the plan and to which the connection is lost.
+        cut_off: told, from another thread, of a peer in the plan to which the connection is lost, and of its address.
         security: what peers have to show, and are shown; None: connections are plain.
     """
 
@@ -43,7 +43,7 @@ class Transport:
         token: str,
         mailbox: Mailbox,
         host: str = "127.0.0.1",
-        cut_off: Callable[[WorkerId], None] = lambda peer: None,
+        cut_off: Callable[[WorkerId, str], None] = lambda peer, address: None,
         security: Security | None = None,
     ) -> None:
         self._worker = worker
@@ -86,7 +86,7 @@ class Transport:
 
         def check() -> None:
             if self._addresses.get(peer) == address:
-                self._cut_off(peer)
+                self._cut_off(peer, address)
 
         timer = threading.Timer(CUT_OFF_S, check)
         timer.daemon = True
@@ -115,8 +115,9 @@ class Transport:
 
     def _header_damaged(self, sender: int, damaged: DamagedFrame) -> None:
         self._tell_damage(sender, str(damaged))
-        if sender in self._addresses:
-            self._cut_off(WorkerId(sender))
+        address = self._addresses.get(WorkerId(sender))
+        if address is not None:
+            self._cut_off(WorkerId(sender), address)
 
     def _tell_damage(self, sender: int, what: str) -> None:
         said = f"worker {self._worker}: a message of worker {sender} failed its checksum and is dropped: {what}"

@@ -17,6 +17,7 @@ from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import Finish, WriteManifest
 from planaria.protocol.messages.journal import JournalCommit, JournalEvaluation, JournalPlan
+from planaria.protocol.messages.message import PROTOCOL_VERSION
 from planaria.protocol.messages.records import (
     AnyRecord,
     ComputedWrong,
@@ -72,6 +73,7 @@ class InvariantChecker:
     Attributes:
         records: that were published.
         committed: the last committed step, as of the journal.
+        num_refused: workers of other versions of the protocol that were refused.
         before: for each plan's generation, the plan in whose place it was taken; None: the journal lost it.
         reference: one process's numbers.
         touched: workers whose state may have changed since it was checked, by number.
@@ -91,6 +93,7 @@ class InvariantChecker:
     ) -> None:
         self.records: list[AnyRecord] = []
         self.committed = setup.done
+        self.num_refused = 0
         self.struck: set[NodeId] = set()
         self.tainted: set[Symbol] = set()
         self.before: dict[int, Plan | None] = {}
@@ -153,6 +156,12 @@ class InvariantChecker:
         self.require(
             worker in self._devices_given_up, f"a coordinator that leads no more gives up the device of worker {worker}"
         )
+
+    def refused(self, version: int, why: str) -> None:
+        """Checks what the worker of another version of the protocol is told, and the coordinator notes."""
+        says = f"speaks protocol version {version}, the coordinator {PROTOCOL_VERSION}; install the same Planaria"
+        self.require(says in why and "\n" not in why, f"version {version} is refused with {why!r}")
+        self.num_refused += 1
 
     def sent_by_deposed(self, message: ToWorker) -> None:
         """Checks that a coordinator that leads no more says nothing that the journal does not have."""
