@@ -74,6 +74,11 @@ class Liveness:
         """Returns whether the worker has joined and is not forgotten."""
         return worker in self._seen
 
+    def answers(self, worker: WorkerId, now: float) -> bool:
+        """Returns whether the worker is there and its last heartbeat is not overdue."""
+        seen = self._seen.get(worker)
+        return seen is not None and now - seen.heard <= min(OVERDUE_S, self._limits.silence_s / 2)
+
     def joined(self, worker: WorkerId, now: float) -> None:
         self._awaited.pop(worker, None)
         self._seen[worker] = _Seen(now, Pulse(activity=Activity.BUSY, progress=0), now)
@@ -148,13 +153,12 @@ class Liveness:
         """Returns whether a silence means that the worker is gone; `runnable`: its process is known to be there."""
         return silence_s > (self._limits.oversubscribed_silence_s if runnable else self._limits.silence_s)
 
-    def hung(self, now: float, instruction_s: float, step_s: float) -> Iterator[tuple[WorkerId, str]]:
-        """Yields workers that answer but make no progress, each with the cause.
+    def hung(self, now: float, instruction_s: float) -> Iterator[tuple[WorkerId, str]]:
+        """Yields workers that answer but make no progress in what they do, each with the cause.
 
         Args:
             now: monotonic seconds.
             instruction_s: how long the longest instruction of the plan is expected to take.
-            step_s: how long a step is.
         """
         limits = self._limits
         quiet = self._quiet()
@@ -168,20 +172,24 @@ class Liveness:
                 yield worker, f"hung: one instruction for {stuck_s:.1f} s, where {instruction_s:.3f} s is expected"
             elif seen.pulse.activity is Activity.BUSY and stuck_s > self._limits.busy_s:
                 yield worker, f"hung: no progress for {stuck_s:.0f} s"
-        blocked = self._blocked(now, max(self._limits.least_s, self._limits.factor * step_s))
-        if blocked is not None and not quiet:
-            yield blocked
 
     def _quiet(self) -> set[WorkerId]:
         """Returns workers whose heartbeats are overdue while others' arrive; only their silence is judged."""
         newest = max((seen.heard for seen in self._seen.values()), default=0.0)
         return {worker for worker, seen in self._seen.items() if newest - seen.heard > OVERDUE_S}
 
-    def _blocked(self, now: float, limit_s: float) -> tuple[WorkerId, str] | None:
+    def blocked(self, now: float, step_s: float) -> tuple[WorkerId, str] | None:
         """Finds the worker that is cut off where all wait and none works, so that a message must be stuck.
 
         From waiter to waiter, the way ends with one whose peer waits for nothing: that peer has sent.
+
+        Args:
+            now: monotonic seconds.
+            step_s: how long a step is expected to take.
         """
+        limit_s = max(self._limits.least_s, self._limits.factor * step_s)
+        if self._quiet():
+            return None
         works = any(s.pulse.activity in (Activity.COMPUTING, Activity.BUSY) for s in self._seen.values())
         if works or any(now - seen.since <= limit_s for seen in self._seen.values()):
             return None
