@@ -181,6 +181,9 @@ def _read(job: Job, wanted: RehearsalOptions) -> Script:
     read = read_script(text, path.name, seed=wanted.seed)
     tell_repairs([f"{path.name}, {repair}" for repair in read.repairs])
     script = read.script
+    if script.trace.device_events:
+        click.echo(f"planaria: {path.name}: losses of devices alone are not played", err=True)
+        script = msgspec.structs.replace(script, trace=msgspec.structs.replace(script.trace, device_events=()))
     if script.clock is Clock.STEPS:
         _refuse(wanted, "counts steps", ("speed", "start_h", "length_h", "busiest_h"), "Leave it out.")
         script = _announced(script, wanted)
