@@ -33,8 +33,8 @@ from planaria.policy.registry import make_policy
 POLICIES = (PolicyName.ADAPTIVE, PolicyName.TEMPLATES)
 BATCH = BATCHES[0]
 MOST_DEVICES = 16
-"""Processes of a run. The third cluster, of 32, is simulated alone: its stages of 8 devices that share a microbatch have
-one process each that waits, and seven that do nothing."""
+"""Processes of a run. The third cluster, of 32, is simulated alone: of its stages of 8 devices that share a microbatch
+one process each would wait, and seven do nothing."""
 STEP_S = 1.5
 """Seconds of a step here: all times are shortened alike."""
 ATTEMPTS = 2
@@ -147,8 +147,9 @@ def verdict(kept: Sequence[Row], errors: Sequence[Row]) -> str:
     apart = max(abs((measured.ours or 0.0) - (foretold.ours or 0.0)) for measured, foretold in pairs)
     return (
         f"Estimates are within {worst:.1f}% of what steps take, the paper's within {100 * ESTIMATE_ERROR:.2f}%; the "
-        f"speed that is kept is within {apart:.1f} points of what was foretold. Adaptive may split backwards before the "
-        "loss, too, so that it keeps another share than above. Whatever else the machine does is in what is measured."
+        f"speed that is kept is within {apart:.1f} points of what was foretold. Adaptive may split backwards before "
+        "the loss, too, so that it keeps another share than above. Whatever else the machine does is in what is "
+        "measured."
     )
 
 
