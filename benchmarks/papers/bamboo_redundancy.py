@@ -272,8 +272,8 @@ def section(traces: Path | None = None) -> Section:
             "keep does not fit into 16 GB beside 24 bytes a parameter. Bamboo-M: a node is four stages, whose replicas "
             "are on the node before; P = 6 is no whole number of nodes, so there 3 pipelines of 8 stages stand in for "
             "4 of 6. How often such nodes go the paper does not say: either as many GPUs as of single ones, one node "
-            "at a time, or as many nodes, four times the GPUs; how soon others come follows from what it paid. Means of "
-            f"{len(SEEDS)} seeds; ours: one seed."
+            "at a time, or as many nodes, four times the GPUs; how soon others come follows from what it paid. Means "
+            f"of {len(SEEDS)} seeds; ours: one seed."
         ),
         comparisons=compared,
         verdict=verdict(compared),
