@@ -278,7 +278,8 @@ def test_losses_that_make_no_sense_are_refused(lose: tuple[str, ...], message: s
 
 def test_the_loss_of_a_device_alone_is_answered(profile: Path) -> None:
     """Its node goes on with the others; with all of them lost it is the node that is."""
-    wide = ("--set", "cluster.devices_per_node=2", "--set", "cluster.devices_per_stage=2", "--json")
+    devices = ("cluster.devices_per_node=2", "cluster.devices_per_stage=2", "resilience.policy=templates")
+    wide = (*(part for change in devices for part in ("--set", change)), "--json")
     one = json.loads(run(profile, *wide, "--lose", "1:1").stdout)
     workers = {stage["worker"] for pipeline in one["plan"]["pipelines"] for stage in pipeline["stages"]}
     assert 2 in workers
