@@ -109,7 +109,8 @@ def nobody_is_fenced(patch: Patch) -> None:
 
 
 def the_hung_are_not_found(patch: Patch) -> None:
-    patch.setattr(Liveness, "hung", lambda self, now, instruction_s, step_s: iter(()))
+    patch.setattr(Liveness, "hung", lambda self, now, instruction_s: iter(()))
+    patch.setattr(Liveness, "blocked", lambda self, now, step_s: None)
 
 
 def the_silent_are_not_found(patch: Patch) -> None:
