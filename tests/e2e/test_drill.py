@@ -118,7 +118,7 @@ def test_a_device_that_is_lost_alone_is_started_again_when_the_script_says_so(
     trace = Trace(name="devices", horizon_s=2.5, events=tuple(first), device_events=tuple(devices))
     job, ended, said = play(job_file, Script(trace=trace), nodes)
     assert_played(job, ended, Script(trace=trace), said)
-    assert said == ["device 1 of node 1 (b) is killed", "device 1 of node 1 (b) is started again"]
+    assert said == ["device 1 of node 1 (b) is killed", "device 1 of node 1 (b) is brought back"]
     told = [record for record, _ in read_events(RunFolder(Path(ended.folder)).events)]
     assert [(record.node, record.device) for record in told if isinstance(record, DeviceLost)] == [(1, 1)]
 

@@ -197,7 +197,7 @@ class Replay:
         if not self._ask(Wish.ADD, node=node, device=event.device).accepted:
             return False
         self._dead_devices.discard(WorkerId(node * self._devices_per_node + event.device))
-        self._say(f"device {event.device} of node {node} ({event.node}) is started again")
+        self._say(f"device {event.device} of node {node} ({event.node}) is brought back")
         return True
 
     def _add(self) -> NodeId:
