@@ -93,19 +93,18 @@ def measured(kind: str, jobs: Sequence[tuple[int, Job]], attempts: int, faults: 
         table.add_column(title, justify="right")
     for row in rows:
         name = str(row.asked) if row.asked else f"auto: {row.devices}"
-        for plan in (row.plan, row.after):
-            if plan is not None:
-                times = (f"{seconds * 1e3:.1f}" for seconds in (plan.estimated_s, plan.measured_s))
-                table.add_row(name, str(plan.workers), *times, f"{plan.error:+.1%}")
+        for told in (row.plan, *([row.after] if row.after else [])):
+            times = (f"{seconds * 1e3:.1f}" for seconds in (told.estimated_s, told.measured_s))
+            table.add_row(name, str(told.workers), *times, f"{told.error:+.1%}")
     Console(stderr=True, highlight=False).print(table)
     fixed = [row for row in rows if row.asked]
     for row in fixed:
         report(f"devices.{kind}.{row.asked}.error", abs(row.plan.error), "ratio", goal=f"<= {WORST}")
     errors = [abs(row.plan.error) for row in fixed]
     report(f"devices.{kind}.error-mean", sum(errors) / len(errors), "ratio", goal=f"<= {MEAN}")
-    after = [abs(row.after.error) for row in rows if row.after is not None]
-    if after:
-        report(f"devices.{kind}.device-lost.error-mean", sum(after) / len(after), "ratio", goal=f"<= {MEAN}")
+    lost = [abs(row.after.error) for row in rows if row.after is not None]
+    if lost:
+        report(f"devices.{kind}.device-lost.error-mean", sum(lost) / len(lost), "ratio", goal=f"<= {MEAN}")
     took_s = {row.asked: row.plan.measured_s for row in fixed}
     chosen = next(row for row in rows if not row.asked)
     report(f"devices.{kind}.chosen", chosen.devices, "count")

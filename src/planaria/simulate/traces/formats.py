@@ -91,14 +91,15 @@ def read_trace(text: str, name: str, *, seed: int = 0) -> ReadTrace:
     lines = Lines(name)
     text = text.removeprefix(BYTE_ORDER_MARK)
     events, horizon_s, own_name, devices = _READERS[_format_of(text, lines)](text, lines, seed)
-    for line, event in (*events, *devices):
+    both: list[tuple[int, TraceEvent | DeviceEvent]] = [*events, *devices]
+    for line, event in both:
         if event.at_s > LONGEST_S:
             raise lines.refuse(line, f"{event.at_s:g} s after the beginning is later than {LONGEST_S:g} s.")
     kept = tuple(consistent(in_order(events, lines), lines))
     if not kept:
         raise TraceError(f"trace {name}: it has no events. Give a file with at least one node in it.")
     of_devices = tuple(consistent_devices(kept, devices, lines))
-    horizon_s = max(horizon_s, *(event.at_s for event in (*kept[-1:], *of_devices[-1:])))
+    horizon_s = max(horizon_s, kept[-1].at_s, *(event.at_s for event in of_devices[-1:]))
     if horizon_s <= 0:
         raise TraceError(f"trace {name}: it ends when it begins. Give a trace that covers some time.")
     trace = Trace(name=own_name, horizon_s=horizon_s, events=kept, device_events=of_devices)
