@@ -125,11 +125,14 @@ TABLE_6: Final = {
 
 TABLE_2_M: Final = {
     "ResNet": Spot((19.35, 15.69, 8.22), (44.33, 40.01, 37.21), (0.43, 0.39, 0.22)),
+    "VGG": Spot((93.34, 75.75, 64.22), (21.31, 19.55, 18.43), (4.38, 4.11, 3.48)),
+    "AlexNet": Spot((271.06, 207.43, 143.57), (21.31, 19.55, 18.43), (12.72, 10.61, 7.79)),
+    "GNMT": Spot((13.95, 10.82, 6.33), (21.31, 19.55, 18.43), (0.65, 0.55, 0.34)),
     "BERT": Spot((71.22, 56.41, 41.68), (44.33, 40.01, 37.21), (1.61, 1.41, 1.12)),
     "GPT": Spot((17.73, 14.00, 11.54), (44.33, 40.01, 37.21), (0.40, 0.35, 0.31)),
 }
-"""Bamboo-M, on nodes of four GPUs: the models whose pipelines are whole numbers of them."""
-DEMAND_M: Final = {"ResNet": 30.0, "BERT": 118.0, "GPT": 32.0}
+"""Bamboo-M, on nodes of four GPUs."""
+DEMAND_M: Final = {"ResNet": 30.0, "VGG": 197.0, "AlexNet": 359.0, "GNMT": 27.0, "BERT": 118.0, "GPT": 32.0}
 """Samples a second of Demand-M."""
 GPUS_M: Final = 4
 

@@ -49,6 +49,8 @@ class Setting(NamedTuple):
 
 FIGURE_6: Final = {Setting(4, 2, 1): 0.9622, Setting(4, 4, 1): 0.89, Setting(2, 2, 8): 0.7438}
 """Throughput after one failure, as a share of that before (section V-B)."""
+ESTIMATE_ERROR: Final = 0.0802
+"""The largest error of its estimates of a step, before and after recovery (section V-C)."""
 BATCHES: Final = (16, 32, 64)
 """Global batches of section V-A, microbatches of 1."""
 FIGURE_12_BEFORE: Final = (4, 2)

@@ -37,6 +37,7 @@ SECTIONS = (
     "bamboo_figure14",
     "odyssey_table1",
     "odyssey_figure6",
+    "odyssey_emulated",
     "odyssey_figure9",
 )
 """Modules here, in the page's order; each has `section`."""

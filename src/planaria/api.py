@@ -273,16 +273,16 @@ def plan(
     *,
     import_path: Path | None = None,
     search: Mapping[str, Any] | None = None,
-    losses: Sequence[Collection[int]] = (),
+    losses: Sequence[Collection[int | str]] = (),
 ) -> PlanReport:
-    """Returns the plan that a job would start with, or have after losses of nodes; nothing is trained.
+    """Returns the plan that a job would start with, or have after losses; nothing is trained.
 
     Args:
         job: what to plan: a `Job`, or a job file's sections as dicts.
         profile: costs of the model's layers; measured here when absent (which needs torch and some seconds).
         import_path: folder in which functions given as "module:function" are looked for.
         search: fields of `PlannerSettings` that the job file does not have, for instance {"thorough": True}.
-        losses: nodes that are lost between two steps, at once or one after the other.
+        losses: nodes that are lost between two steps, at once or one after the other; "2:1": a device of node 2 alone.
 
     Raises:
         ValueError: the job cannot be planned on its nodes; the message says why and what to do.

@@ -18,7 +18,7 @@ from planaria.job.parse import load_job
 from planaria.job.registry import PolicyName
 from planaria.job.sections.cluster import Device
 from planaria.job.settings import Job
-from planaria.protocol.messages.records import NodeJoined, Restored, RunStatus
+from planaria.protocol.messages.records import DeviceLost, NodeJoined, Restored, RunStatus
 from planaria.runtime.launch.rehearsal.comparison import ComparisonFolder, run_policy
 from planaria.runtime.launch.rehearsal.rehearsal import (
     Rehearsed,
@@ -35,7 +35,7 @@ from planaria.simulate.traces.formats import read_trace
 from planaria.simulate.traces.generators import ConstantRate, Population, generate
 from planaria.simulate.traces.script_format import read_script, write_script
 from planaria.simulate.traces.scripts import Clock, Script, ScriptName, announced, busiest
-from planaria.simulate.traces.trace import HOUR_S, Change, Trace, TraceEvent
+from planaria.simulate.traces.trace import HOUR_S, Change, DeviceChange, DeviceEvent, Trace, TraceEvent
 from planaria.ui.cli.main import cli
 from tests.e2e.commands import DEADLINE_S, Command, descendants, wait_until
 from tests.e2e.jobs import profile
@@ -103,6 +103,24 @@ def assert_played(job: Job, ended: Rehearsed, script: Script, said: list[str]) -
     assert ended.tally.duplicated_samples == ended.tally.skipped_samples == ended.tally.dropped_samples == 0
     folder = RunFolder(Path(ended.folder))
     assert differences(job, folder, RunFolder.create(folder.path, "alone")) == []
+
+
+def test_a_device_that_is_lost_alone_is_started_again_when_the_script_says_so(
+    job_file: Path, nodes: LocalNodes
+) -> None:
+    text = job_file.read_text().replace("nodes = 8", "nodes = 4\ndevices_per_node = 2\ndevices_per_stage = 2")
+    job_file.write_text(text)
+    first = [TraceEvent(at_s=0.0, change=Change.ADD, node=name) for name in "abcd"]
+    devices = [
+        DeviceEvent(at_s=at_s, change=change, node="b", device=1)
+        for at_s, change in ((0.3, DeviceChange.LOST), (0.8, DeviceChange.JOINED))
+    ]
+    trace = Trace(name="devices", horizon_s=2.5, events=tuple(first), device_events=tuple(devices))
+    job, ended, said = play(job_file, Script(trace=trace), nodes)
+    assert_played(job, ended, Script(trace=trace), said)
+    assert said == ["device 1 of node 1 (b) is killed", "device 1 of node 1 (b) is brought back"]
+    told = [record for record, _ in read_events(RunFolder(Path(ended.folder)).events)]
+    assert [(record.node, record.device) for record in told if isinstance(record, DeviceLost)] == [(1, 1)]
 
 
 @needs_spot

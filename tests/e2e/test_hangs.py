@@ -33,6 +33,20 @@ def test_a_main_thread_that_hangs_is_found_though_its_process_answers(
     assert lost["cause"].startswith("hung")
 
 
+@pytest.mark.parametrize(
+    ("kind", "cause"), rest_in_proof([pytest.param("hang", "silent for"), pytest.param("freeze", "hung")])
+)
+def test_a_device_that_hangs_is_lost_alone(kind: str, cause: str, text: Path, run: Run, reference: Reference) -> None:
+    devices = {"cluster__devices_per_node": 2, "cluster__devices_per_stage": 2}
+    job = make_job(text, cluster__nodes=3, resilience__min_nodes_per_pipeline=1, **devices)
+    outcome = run(job, f"{kind}:node=1,step=3,at=backward,device=1")
+    outcome.assert_same_bits(reference(job))
+    (lost,) = outcome.events("device_lost")
+    assert (lost["node"], lost["device"]) == (1, 1)
+    assert lost["cause"].startswith(cause)
+    assert not outcome.events("node_lost")
+
+
 def test_two_nodes_are_stopped_at_once(text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text)
     outcome = run(job, "hang:node=0,step=3,at=forward", "hang:node=5,step=3,at=backward")

@@ -46,8 +46,10 @@ def test_a_device_alone_may_be_killed() -> None:
     assert parse_fault("kill:node=2,step=3,at=sync,device=0") == parse_fault(str(fault)) == fault
     with pytest.raises(UserError, match=r"device=1: a node has no device 1\. Its devices are numbered 0 to 0"):
         check_faults([Fault(node=2, step=3, at="sync", device=1)], JOB)
+    for kind in (FaultKind.HANG, FaultKind.FREEZE):
+        assert parse_fault(f"{kind}:node=2,step=3,at=sync,device=0") == msgspec.structs.replace(fault, kind=kind)
     with pytest.raises(UserError, match="'device=0' is not"):
-        parse_fault("hang:node=2,step=3,at=sync,device=0")
+        parse_fault("memory:node=2,step=3,at=sync,device=0")
 
 
 @pytest.mark.parametrize("point", COORDINATOR_POINTS)

@@ -271,6 +271,23 @@ def test_a_node_with_fewer_devices_counts_as_slower() -> None:
     assert not policy.planner.of_places().speeds
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_plans_of_places_are_weighed_by_the_devices_that_live(seed: int) -> None:
+    draw, policy, settings = setting(seed)
+    plan = first(policy, settings)
+    planner = policy.planner.with_lost_devices(some_lost(draw, plan))
+    places = by_stage(plan)
+    took_s = planner.estimate(by_device(places, planner.devices)).step_time_s
+    of_places = planner.of_places()
+    assert of_places.step_s(places) == took_s
+    assert of_places.variant(min_nodes=1).step_s(places) == took_s
+    assert of_places.estimate(places).compute_s.keys() == set(places.workers)
+    told = policy.with_planner(planner)
+    held = {worker: groups for worker, groups in plan.groups_of.items() if worker not in planner.lost_devices}
+    found = told.reconfigure(ReplanRequest(plan=plan, lost=(), holders=held, generation=2))
+    assert found.step_time_s == planner.step_s(found.plan)
+
+
 def test_a_device_that_does_not_hold_what_its_stage_does_is_refused() -> None:
     _, policy, settings = setting(0)
     plan = first(policy, settings)

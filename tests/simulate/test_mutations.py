@@ -114,7 +114,8 @@ def who_cannot_reach_where_a_lost_device_was_accuses_the_one_that_came_back(patc
 
 
 def the_hung_are_not_found(patch: Patch) -> None:
-    patch.setattr(Liveness, "hung", lambda self, now, instruction_s, step_s: iter(()))
+    patch.setattr(Liveness, "hung", lambda self, now, instruction_s: iter(()))
+    patch.setattr(Liveness, "blocked", lambda self, now, step_s: None)
 
 
 def the_silent_are_not_found(patch: Patch) -> None:

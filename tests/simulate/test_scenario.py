@@ -54,6 +54,8 @@ def parsed(*overrides: str) -> Scenario:
         ('job.policies=["ideal", "morph", "ideal"]', "job.policies = 'ideal': expected each only once"),
         ('sweep.policies=["ideal", "ideal"]', "sweep.policies = 'ideal': expected each only once"),
         ("sweep.nodes=[8, 8]", "sweep.nodes = 8: expected each only once"),
+        ("cluster.devices_per_stage=2", "cluster.devices_per_stage = 2: expected a divisor of devices_per_node = 1"),
+        ("failures.device_hourly=-1", "failures.device_hourly = -1.0: expected 0 or more"),
         ('cluster.zones=[""]', "cluster.zones = ['']: expected names"),
         ("model.sequence_length=-1", "model.sequence_length = -1: expected 0 or more tokens"),
         ("job.min_nodes_per_pipeline=-1", "job.min_nodes_per_pipeline = -1: expected 0 or more"),
@@ -114,6 +116,23 @@ def test_what_a_scenario_says_reaches_the_experiment() -> None:
     assert about.prices.zones == {"b": 0.5}
     plain = experiment(parsed("model.microbatch=4"), profile_of(parsed("model.microbatch=4"), Path())).profile
     assert about.profile.layers[1].activation_bytes < plain.layers[1].activation_bytes
+
+
+def test_devices_go_alone_as_often_as_a_scenario_says(tmp_path: Path) -> None:
+    devices = ("cluster.devices_per_node=4", "cluster.devices_per_stage=auto", "failures.device_hourly=0.5")
+    scenario = parsed(*devices, "failures.device_return_s=60", "failures.hourly=0")
+    one, other = traces_of(scenario, Path())
+    assert one.device_events
+    assert one.device_events != other.device_events
+    assert experiment(scenario, profile_of(scenario, Path())).settings.devices_per_stage == 0
+    lost = '{"at_s": 1, "change": "device_lost", "node": "n", "device": 4}'
+    head = '{"planaria_trace": 1, "name": "x", "horizon_s": 5}'
+    (tmp_path / "t.jsonl").write_text(f'{head}\n{{"at_s": 0, "change": "add", "node": "n"}}\n{lost}\n')
+    of_file = ("failures.trace=t.jsonl", "failures.hours=0")
+    with pytest.raises(UserError, match=r"devices_per_node = 4: trace x has a device 4 of a node\. Set 5 or more"):
+        traces_of(parsed(*of_file, "cluster.devices_per_node=4"), tmp_path)
+    with pytest.raises(UserError, match=r"failures\.device_hourly = 0\.5: trace x has losses of devices of its own"):
+        traces_of(parsed(*of_file, "cluster.devices_per_node=5", "failures.device_hourly=0.5"), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["none", "constant", "poisson", "diurnal", "weibull", "monotonic"])

@@ -44,11 +44,11 @@ class FaultKind(enum.StrEnum):
     """What happens to the node.
 
     `kill`: SIGKILL of every process, or of that of one `device`, without which the node goes on. `hang`: SIGSTOP of
-    every process, as on a machine that froze. `freeze`: its main threads go no further, while its processes still
-    answer. `notice`: it is told that it will be killed in `grace` seconds, as a spot instance is, and then it is.
-    `memory`: it gets no more memory. `slow`: it computes `factor` times longer, from the step on, to the step `until`
-    or for good. `corrupt`: `bits` of what it holds or computes are flipped, once or, with `times` = always, in each
-    step from then on. `coordinator`: no node, but the coordinator's process is killed.
+    every process, as on a machine that froze, or of one device's. `freeze`: its main threads, or one device's, go no
+    further, while its processes still answer. `notice`: it is told that it will be killed in `grace` seconds, as a
+    spot instance is, and then it is. `memory`: it gets no more memory. `slow`: it computes `factor` times longer, from
+    the step on, to the step `until` or for good. `corrupt`: `bits` of what it holds or computes are flipped, once or,
+    with `times` = always, in each step from then on. `coordinator`: no node, but the coordinator's process is killed.
     """
 
     KILL = "kill"
@@ -62,7 +62,7 @@ class FaultKind(enum.StrEnum):
 
 
 _KEYS = {
-    FaultKind.KILL: ("node", "step", "at", "device"),
+    **dict.fromkeys((FaultKind.KILL, FaultKind.HANG, FaultKind.FREEZE), ("node", "step", "at", "device")),
     FaultKind.NOTICE: ("node", "step", "at", "grace"),
     FaultKind.SLOW: ("node", "step", "factor", "until"),
     FaultKind.CORRUPT: ("node", "step", "at", "bits", "times"),
@@ -94,7 +94,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         grace_s: of a notice, seconds until the node is killed.
         factor: of a slow node, how many times longer it computes.
         until: of a slow node, the first step in which it is fast again; 0: none.
-        device: of the node, whose process alone is killed; -1: all are.
+        device: of the node, whose process alone is struck; -1: all are.
         bits: how many are flipped at a time.
         repeats: bits are flipped in each step from then on.
     """

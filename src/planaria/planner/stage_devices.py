@@ -64,6 +64,10 @@ class Devices:
         """Returns the places that have no device left, ascending."""
         return [place for place in sorted({self.place(worker) for worker in self.lost}) if not _left(place, self)]
 
+    def running(self, place: WorkerId) -> tuple[WorkerId, ...]:
+        """Returns the devices that run a place's stages, ascending."""
+        return _devices_of(place, self)
+
     def node_of(self, place: WorkerId) -> NodeId:
         return NodeId(place * self.per_stage // self.per_node)
 
@@ -119,8 +123,14 @@ def by_device(plan: Plan, on: Devices, before: Plan | None = None, holders: Held
     """
     if on.are_plain:
         return plan
+    whole = carried(plan, on, before)
+    return whole.renewed(transfers=_transfers(plan, whole, on, holders or {}))
+
+
+def carried(plan: Plan, on: Devices, before: Plan | None = None) -> Plan:
+    """Returns the plan as `by_device` does, without what moves."""
     evaluation, last = plan.evaluation, None if before is None else before.evaluation
-    whole = msgspec.structs.replace(
+    return msgspec.structs.replace(
         plan,
         devices_per_node=on.per_node,
         devices_per_stage=on.per_stage,
@@ -138,7 +148,6 @@ def by_device(plan: Plan, on: Devices, before: Plan | None = None, holders: Held
             routes=_dealt(evaluation.routes, on, () if last is None else last.routes),
         ),
     )
-    return whole.renewed(transfers=_transfers(plan, whole, on, holders or {}))
 
 
 def with_state(plan: Plan, holders: Held) -> Plan:

@@ -29,7 +29,7 @@ from planaria.planner.placement.warm_up import Room
 from planaria.planner.placement.zones import Zones, replicas_by_zone
 from planaria.planner.reconfigure.reconfigure import searched
 from planaria.planner.reconfigure.surviving_plan import Change, SurvivingPlan
-from planaria.planner.stage_devices import Devices
+from planaria.planner.stage_devices import Devices, carried
 from planaria.planner.templates.templates import fewest_nodes, make_templates
 
 LEAN = ScheduleKind.ONE_F_ONE_B
@@ -67,6 +67,8 @@ class Planner:
         zones: of nodes, as far as they are known.
         stretch: everything takes so many times longer than the profile says.
         lost_devices: of nodes that live: their other devices go on without them.
+        of_devices: of a planner of stages' places on nodes that lost devices, the planner by device, which knows what
+            the devices that are left take.
         hosts: of nodes, where links between hosts were measured.
         far_pairs: of hosts, whose links are far off their class.
         conditions: of estimates, which follow from these.
@@ -78,6 +80,7 @@ class Planner:
     zones: Zones = field(default_factory=dict, kw_only=True)
     stretch: float = field(default=1.0, kw_only=True)
     lost_devices: frozenset[WorkerId] = field(default=frozenset(), kw_only=True)
+    of_devices: Planner | None = field(default=None, kw_only=True)
     hosts: Mapping[NodeId, str] = field(default_factory=dict, kw_only=True)
     far_pairs: Mapping[HostPair, LinkCost] = field(default_factory=dict, kw_only=True)
     conditions: Conditions = field(init=False)
@@ -152,7 +155,8 @@ class Planner:
 
     def of_places(self) -> Planner:
         """Returns the planner of stages' places, made once, for the same nodes: one of d devices computes a microbatch
-        in a d-th of the time, as d are under way at a time. A node with fewer devices is slower.
+        in a d-th of the time, as d are under way at a time. A node with fewer devices is slower; what a step takes is
+        estimated of the devices that it has.
 
         Raises:
             PlanError: the profile has no times of one device.
@@ -164,7 +168,7 @@ class Planner:
             return places
         speeds = dict(self.speeds or {})
         slower = {node: speeds.get(node, 1.0) * share for node, share in self.devices.shares().items()}
-        return places.with_speeds(speeds | slower)
+        return dataclasses.replace(places, speeds=speeds | slower, of_devices=self)
 
     @property
     def devices(self) -> Devices:
@@ -178,6 +182,8 @@ class Planner:
             speeds=self.speeds,
             zones=self.zones,
             stretch=self.stretch,
+            lost_devices=self.lost_devices,
+            of_devices=self.of_devices,
             hosts=self.hosts,
             far_pairs=self.far_pairs,
         )
@@ -273,7 +279,12 @@ class Planner:
 
     def estimate(self, plan: Plan) -> StepEstimate:
         """Returns what a step under the plan is thought to take."""
-        return outline(plan, self.profile, self.conditions, self._known)
+        if self.of_devices is None:
+            return outline(plan, self.profile, self.conditions, self._known)
+        devices = self.of_devices.devices
+        step = self.of_devices.estimate(carried(plan, devices))
+        by_place = {place: max(step.compute_s.get(w, 0.0) for w in devices.running(place)) for place in plan.workers}
+        return dataclasses.replace(step, compute_s=by_place)
 
     def step_s(self, plan: Plan) -> float:
         """Returns the estimated seconds of a step under the plan."""

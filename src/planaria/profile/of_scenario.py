@@ -11,7 +11,7 @@ from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import PlanError
 from planaria.profile.presets.presets import DEFAULT_NETWORK_GBIT_S, preset
 from planaria.simulate.failures_part import part_of
-from planaria.simulate.scenario import Scenario, check_zones_of, made_up, parse_scenario
+from planaria.simulate.scenario import Scenario, check_devices_of, check_zones_of, made_up, parse_scenario, with_devices
 from planaria.simulate.traces.formats import ReadTrace, read_trace
 from planaria.simulate.traces.trace import Trace
 
@@ -91,8 +91,9 @@ def traces_of(scenario: Scenario, folder: Path, told: Callable[[str], None] = la
     for repair in read[0].repairs:
         told(f"{path.name}, {repair}")
     check_zones_of(scenario, read[0].trace)
-    if failures.runs > 1 and read[0].trace == read[1].trace:
+    check_devices_of(scenario, read[0].trace)
+    if failures.runs > 1 and read[0].trace == read[1].trace and not failures.device_hourly:
         told(
             f"failures.runs = {failures.runs}: {path.name} says which nodes go; all runs are the same, and one would do"
         )
-    return [part_of(one.trace, failures) for one in read]
+    return [with_devices(scenario, part_of(one.trace, failures), seed) for one, seed in zip(read, seeds, strict=True)]

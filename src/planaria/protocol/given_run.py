@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from planaria.plan.plan import NodeId
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.validate import lacking
 from planaria.planner.placement.zones import Zones
 from planaria.policy.interface import Candidate, Policy
@@ -35,6 +35,7 @@ def at_work(
     step: int,
     saved_step: int,
     leaving: Iterable[NodeId],
+    lost_devices: Collection[WorkerId] = (),
     zones: Zones,
     chosen_for_s: float | None,
 ) -> Run:
@@ -46,6 +47,7 @@ def at_work(
         step: in progress.
         saved_step: of the last checkpoint.
         leaving: nodes that gave notice.
+        lost_devices: of nodes that go on without them.
         zones: of nodes that are known to be in one.
         chosen_for_s: for how far a next loss the plan was chosen; None: it was not weighed.
     """
@@ -56,6 +58,10 @@ def at_work(
         run.plan_selector.locate(zones)
     run.members.enrol(map(NodeId, range(run.settings.num_nodes)), "-")
     run.members.leaving = dict.fromkeys(leaving, 0.0)
+    for worker in lost_devices:
+        run.members.lose_device(worker)
+    if lost_devices:
+        run.plan_selector.lack(run.members.lost_devices)
     plan = run.current = proposal.plan
     run.plan_selector.generation = plan.generation
     run.is_degraded = bool(lacking(plan, run.settings.fault_tolerance))

@@ -257,10 +257,15 @@ class Reception(ABC, Generic[Connection]):
                 self.handle(DeviceGone(worker, *self._why(cause)))
 
     def _judge_all(self, now: float) -> None:
-        """Loses the nodes whose workers are silent or hang: nothing else has ended them."""
-        for node, cause in self._judge.verdicts(now, self._is_runnable, lambda: self._machine.step_times.expectation):
-            if not self._admission.is_fenced(node):
-                self.handle(NodeGone(node, cause))
+        """Loses the nodes, or devices alone, whose workers are silent or hang: nothing else has ended them."""
+        for verdict in self._judge.verdicts(now, self._is_runnable, lambda: self._machine.step_times.expectation):
+            worker, node = verdict.worker, self._admission.node_of(verdict.worker)
+            if self._admission.is_worker_fenced(worker):
+                continue
+            if verdict.is_alone and self._machine.goes_on_without(worker):
+                self.handle(DeviceGone(worker, verdict.cause))
+            else:
+                self.handle(NodeGone(node, verdict.cause))
 
     def evict(self, node: NodeId) -> None:
         """Kills what can be killed of the node, and closes its connections."""

@@ -31,8 +31,8 @@ class FailuresPart(Section, frozen=True):
     """[failures]
 
     Attributes:
-        trace: a file in any format that `planaria trace` reads; the other fields but `hours`, `from_hours` and `seed`
-            are then left out. A file of counts is drawn anew for each seed.
+        trace: a file in any format that `planaria trace` reads; the other fields but `hours`, `from_hours`, `seed` and
+            those of devices are then left out. A file of counts is drawn anew for each seed.
         from_hours: where in the trace the job begins.
         hours: how long it lasts; 0: all of the trace, or 24.
         kind: how nodes go, where there is no trace.
@@ -46,6 +46,8 @@ class FailuresPart(Section, frozen=True):
         down_to: monotonic: nodes that stay.
         arrival_s: mean time until a node comes for one that went; below 0: none comes.
         notice_s: how long before it goes a node is announced to go.
+        device_hourly: the share of the devices that goes alone in an hour, while their nodes stay.
+        device_return_s: mean time until such a device is started again; below 0: none is.
         seed: of the first run.
         runs: with as many seeds, from `seed` on.
     """
@@ -64,6 +66,8 @@ class FailuresPart(Section, frozen=True):
     down_to: int = 1
     arrival_s: float = -1.0
     notice_s: float = 0.0
+    device_hourly: float = 0.0
+    device_return_s: float = -1.0
     seed: int = 0
     runs: int = 1
 
@@ -80,6 +84,7 @@ def check_failures(failures: FailuresPart) -> None:
     require("failures.from_hours", failures.from_hours, failures.from_hours >= 0, "0 or more hours")
     require("failures.runs", failures.runs, failures.runs >= 1, "at least 1")
     require("failures.notice_s", failures.notice_s, failures.notice_s >= 0, "0 s or more")
+    require("failures.device_hourly", failures.device_hourly, failures.device_hourly >= 0, "0 or more")
     if not failures.trace:
         require("failures.from_hours", failures.from_hours, failures.from_hours == 0, "0 where there is no trace")
         process = process_of(failures)

@@ -40,6 +40,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
         cost: dollars.
         losses: nodes that were lost while the job had them.
         loss_times: times at which any were.
+        device_losses: devices that were lost alone.
         joins: nodes that came after the beginning.
         survived: what was done (`planaria.simulate.traces.tally.RecoveryKinds`) -> recoveries.
         plans: purpose -> plans that were taken after the first.
@@ -70,6 +71,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     completed: bool
     plans: dict[str, int] = {}
     ended: str = ""
+    device_losses: int = 0
     under_way: float = 0.0
     timeline: tuple[tuple[float, int, float], ...] = ()
 
@@ -114,6 +116,7 @@ FIGURES: Mapping[str, Callable[[RunResult], float]] = {
     "mean_nodes": lambda run: run.mean_nodes,
     "losses": lambda run: float(run.losses),
     "loss_times": lambda run: float(run.loss_times),
+    "device_losses": lambda run: float(run.device_losses),
     "joins": lambda run: float(run.joins),
     "fatal": lambda run: float(run.fatal),
     "waits": lambda run: float(run.waits),

@@ -14,6 +14,7 @@ import msgspec
 from planaria.job.errors import UserError
 from planaria.job.parse import read_toml, sections
 from planaria.job.registry import PolicyName
+from planaria.job.sections.cluster import StageDevices
 from planaria.job.sections.section import Section
 from planaria.plan.costs.model_profile import LinkCost, Links, ModelProfile
 from planaria.plan.plan import PlanError, Redundancy, ScheduleKind
@@ -25,6 +26,7 @@ from planaria.simulate.failures_part import DEFAULT_HOURS, OF_RATES, FailuresPar
 from planaria.simulate.results import Prices
 from planaria.simulate.timings import Timings
 from planaria.simulate.traces.generators import ConstantRate, Population, generate
+from planaria.simulate.traces.lone_devices import with_lone_devices
 from planaria.simulate.traces.trace import HOUR_S, Trace
 
 
@@ -57,6 +59,7 @@ class ClusterPart(Section, frozen=True):
     Attributes:
         nodes: that the job begins with, and for which it is planned.
         devices_per_node: workers on each node.
+        devices_per_stage: of a node that each stage is on, as in a job: a divisor of devices_per_node, or auto.
         memory_gb: of one device, in GB of 10**9 bytes; 0: the profile's.
         schedule: order of forwards and backwards in a pipeline.
         zones: names of the zones in which nodes are; they are dealt out in turn.
@@ -66,6 +69,7 @@ class ClusterPart(Section, frozen=True):
 
     nodes: int
     devices_per_node: int = 1
+    devices_per_stage: int | StageDevices = 1
     memory_gb: float = 0.0
     schedule: ScheduleKind = ScheduleKind.EAGER_ONE_F_ONE_B
     zones: list[str] = msgspec.field(default_factory=list)
@@ -167,6 +171,7 @@ def _check(scenario: Scenario) -> None:
     require("model.microbatch", model.microbatch, model.microbatch >= 0, "0 or more samples")
     require("cluster.nodes", cluster.nodes, cluster.nodes >= 1, "at least 1")
     require("cluster.devices_per_node", cluster.devices_per_node, cluster.devices_per_node >= 1, "at least 1")
+    _check_stages(cluster)
     require("cluster.memory_gb", cluster.memory_gb, cluster.memory_gb >= 0, "0 or more GB")
     require("cluster.zones", cluster.zones, "" not in cluster.zones, "names")
     require("cluster.zones", cluster.zones, len(set(cluster.zones)) == len(cluster.zones), "different names")
@@ -198,6 +203,13 @@ def _check(scenario: Scenario) -> None:
             "a number above 0" if is_rate else "0 s or more",
         )
     _check_sweep(scenario.sweep, failures)
+
+
+def _check_stages(cluster: ClusterPart) -> None:
+    devices, per_node = cluster.devices_per_stage, cluster.devices_per_node
+    if not isinstance(devices, StageDevices):
+        divides = devices >= 1 and not per_node % devices
+        require("cluster.devices_per_stage", devices, divides, f'a divisor of devices_per_node = {per_node}, or "auto"')
 
 
 def _check_shape(job: JobPart, nodes: int) -> None:
@@ -252,12 +264,37 @@ def _check_sweep(sweep: SweepPart, failures: FailuresPart) -> None:
             )
 
 
+def check_devices_of(scenario: Scenario, trace: Trace) -> None:
+    """Raises UserError: the trace loses a device that nodes have not, or losses are to be made up beside its own."""
+    most = max((event.device for event in trace.device_events), default=0)
+    per_node = scenario.cluster.devices_per_node
+    if most >= per_node:
+        raise UserError(
+            f"cluster.devices_per_node = {per_node}: trace {trace.name} has a device {most} of a node. Set {most + 1} "
+            "or more."
+        )
+    if trace.device_events and scenario.failures.device_hourly:
+        raise UserError(
+            f"failures.device_hourly = {scenario.failures.device_hourly:g}: trace {trace.name} has losses of devices "
+            "of its own. Leave it out."
+        )
+
+
+def with_devices(scenario: Scenario, trace: Trace, seed: int) -> Trace:
+    """Returns a trace of a seed with the losses of devices that the scenario makes up, if any."""
+    failures = scenario.failures
+    if not failures.device_hourly:
+        return trace
+    return_s = failures.device_return_s if failures.device_return_s >= 0 else None
+    return with_lone_devices(trace, scenario.cluster.devices_per_node, failures.device_hourly, return_s, seed=seed)
+
+
 def made_up(scenario: Scenario, seed: int) -> Trace:
     """Returns the trace of a seed, where the scenario names no file."""
     failures, cluster = scenario.failures, scenario.cluster
     assert not failures.trace
     process = process_of(failures)
-    return generate(
+    trace = generate(
         ConstantRate(hourly=0.0) if process is None else process,
         Population(
             nodes=cluster.nodes,
@@ -269,6 +306,7 @@ def made_up(scenario: Scenario, seed: int) -> Trace:
         seed=seed,
         name=f"{failures.kind.value}, seed {seed}",
     )
+    return with_devices(scenario, trace, seed)
 
 
 def experiment(scenario: Scenario, profile: ModelProfile, *, wants_timeline: bool = False) -> Experiment:
@@ -291,6 +329,7 @@ def experiment(scenario: Scenario, profile: ModelProfile, *, wants_timeline: boo
         fault_tolerance=job.fault_tolerance,
         num_nodes=cluster.nodes,
         devices_per_node=cluster.devices_per_node,
+        devices_per_stage=0 if isinstance(cluster.devices_per_stage, StageDevices) else cluster.devices_per_stage,
         memory_bytes=int(cluster.memory_gb * 1e9) if cluster.memory_gb else profile.device.memory_bytes,
         min_nodes=job.min_nodes_per_pipeline,
         shape=(job.num_pipelines or cluster.nodes // depth, depth) if depth else None,

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planaria.simulate.episode.subject import Disturbance
-from planaria.simulate.traces.trace import Change, Trace
+from planaria.simulate.traces.trace import Change, DeviceChange, DeviceEvent, Trace, TraceEvent
 
-Happening = tuple[float, int, int]
-"""An event: time in seconds, a `Disturbance`, a node's number in the trace."""
+Happening = tuple[float, int, int, int]
+"""An event: time in seconds, a `Disturbance`, a node's number in the trace, and which device of it; 0 where it is of
+all of the node."""
 
 _NEVER = float("inf")
 
@@ -41,8 +42,23 @@ class TraceEvents:
         stays = [(0.0, _NEVER, zone) for zone in first.values()]
         joined = [0.0] * len(stays)
         happenings: list[Happening] = []
-        for event in itertools.dropwhile(lambda event: event.at_s == 0, trace.events):
+        of_devices: list[Happening] = []
+        coming: dict[tuple[int, int], Happening] = {}
+        for event in itertools.dropwhile(_is_initial, trace.all_events):
             at_s = event.at_s
+            if isinstance(event, DeviceEvent):
+                number = numbers[event.node]
+                back = coming.pop((number, event.device), None)
+                if event.change is DeviceChange.JOINED:
+                    back = (at_s + start_s, int(Disturbance.DEVICE_CAME), number, event.device)
+                    coming[number, event.device] = back
+                    of_devices.append(back)
+                elif back is not None and back[0] >= at_s:
+                    of_devices.remove(back)  # it goes again before it has joined
+                else:
+                    gone_s = max(at_s, joined[number])
+                    of_devices.append((gone_s, int(Disturbance.DEVICE_LOST), number, event.device))
+                continue
             if event.change is Change.ADD:
                 numbers[event.node] = len(stays)
                 joined.append(at_s + start_s)
@@ -54,11 +70,12 @@ class TraceEvents:
                 continue
             if event.notice_s > 0:
                 noticed_s = max(joined[number], at_s - event.notice_s)
-                happenings.append((noticed_s, Disturbance.NOTICED, number))
-            happenings.append((at_s, Disturbance.LOST, number))
+                happenings.append((noticed_s, Disturbance.NOTICED, number, 0))
+            happenings.append((at_s, Disturbance.LOST, number, 0))
         for number, (came, went, _) in enumerate(stays):
             if came > 0 and joined[number] < went:
-                happenings.append((joined[number], Disturbance.CAME, number))
+                happenings.append((joined[number], Disturbance.CAME, number, 0))
+        happenings += [happening for happening in of_devices if happening[0] < stays[happening[2]][1]]
         happenings.sort()
         return cls(
             name=trace.name,
@@ -67,3 +84,8 @@ class TraceEvents:
             num_initial=len(first),
             stays=stays,
         )
+
+
+def _is_initial(event: TraceEvent | DeviceEvent) -> bool:
+    """Returns whether an event is of a node as the trace begins."""
+    return event.at_s == 0 and isinstance(event, TraceEvent)

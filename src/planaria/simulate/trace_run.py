@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from planaria.plan.thresholds import FORECAST_GRAIN
 from planaria.protocol.planning.failure_rate import Failures
@@ -35,6 +36,7 @@ class TraceRun:
         self._terms = basis.terms
         self._memory = basis.memory
         self._course = course
+        self._happenings: Sequence[Happening] = course.happenings
         self.now = 0.0
         self.state: State | None = None
         self.is_over = False
@@ -42,7 +44,7 @@ class TraceRun:
         self._trained = Trained()
         self._survived: Counter[str] = Counter()
         self._plans: Counter[str] = Counter()
-        self._fatal = self._waits = self._losses = self._joins = self._moved_bytes = 0
+        self._fatal = self._waits = self._losses = self._device_losses = self._joins = self._moved_bytes = 0
         self._loss_times: set[float] = set()
         self._ended = ""
         self._under_way = 0.0
@@ -92,6 +94,7 @@ class TraceRun:
             node_hours=node_s / HOUR_S,
             cost=cost,
             losses=self._losses,
+            device_losses=self._device_losses,
             loss_times=len(self._loss_times),
             joins=self._joins,
             survived=dict(sorted(self._survived.items())),
@@ -125,7 +128,7 @@ class TraceRun:
         if self.now >= end_s:
             self.is_over = True
             return
-        happenings = self._course.happenings
+        happenings = self._happenings
         step_s, stall_s, lag = self._basis.costs(state)
         whole_s = step_s + stall_s
         due = happenings[self._at][0] if self._at < len(happenings) else _NEVER
@@ -170,12 +173,15 @@ class TraceRun:
         is_trained = self._terms.begins_trained
         now = 0.0 if is_trained else min(start_s, course.horizon_s)
         names = list(range(course.num_initial))
+        early: list[Happening] = []
         self._causes[Cause.RESTART] += now
         while True:
             while self._at < len(course.happenings) and course.happenings[self._at][0] <= now:
-                _, what, node = course.happenings[self._at]
+                _, what, node, _ = course.happenings[self._at]
                 self._at += 1
-                if what == Disturbance.CAME:
+                if what >= Disturbance.DEVICE_LOST:
+                    early.append(course.happenings[self._at - 1])
+                elif what == Disturbance.CAME:
                     names.append(node)
                 elif what == Disturbance.LOST and node in names:
                     names.remove(node)
@@ -186,6 +192,8 @@ class TraceRun:
                 seconds = 0.0 if is_trained else min(sum(tally.causes), course.horizon_s - now)
                 self._causes[Cause.RESTART] += seconds
                 self._names = [names[at] for at in rest.order]
+                # What befell devices before there was a plan befalls them as the job begins to train.
+                self._happenings = (*course.happenings[: self._at], *early, *course.happenings[self._at :])
                 self._failures.begin(now)
                 self._chosen(tally, now)
                 return rest, now + seconds
@@ -217,7 +225,7 @@ class TraceRun:
     ) -> tuple[RestAfterEpisode, float] | None:
         """Goes through an episode, from the step in which an event falls or after which the plan is weighed again;
         returns None where the run ends first."""
-        memory, happenings = self._memory, self._course.happenings
+        memory, happenings = self._memory, self._happenings
         root = memory.root(state, self._known(began, looks_again=looks_again))
         moment = root.first
         assert moment is not None
@@ -273,7 +281,7 @@ class TraceRun:
 
     def _bring_forward(self, state: State) -> None:
         """Swaps equal pipelines so that the first one is struck: those that change places do not notice."""
-        _, _, node = self._course.happenings[self._at]
+        _, _, node, _ = self._happenings[self._at]
         names = self._names
         try:
             number = names.index(node)
@@ -285,7 +293,7 @@ class TraceRun:
     def _strike(self, root: Root, moment: Moment, now: float, due: float, end_s: float) -> tuple[float, Moment | None]:
         """Applies one event; of several at a time the lowest numbers come first. Returns no moment where the middle of
         this one's part is after the run's end."""
-        happenings, memory = self._course.happenings, self._memory
+        happenings, memory = self._happenings, self._memory
         at = self._at
         while at < len(happenings) and happenings[at][0] == due:
             at += 1
@@ -316,8 +324,9 @@ class TraceRun:
         return now, moment
 
     def _named(self, state: State, happening: Happening) -> tuple[int, int, str] | None:
-        """Returns an event's disturbance, node's number and zone; None where the job has no such node."""
-        at_s, what, node = happening
+        """Returns an event's disturbance, node's number and zone, of a device its worker's number; None where the job
+        has no such node."""
+        at_s, what, node, device = happening
         if what == Disturbance.CAME:
             self._joins += 1
             if self._labels is None:
@@ -331,6 +340,9 @@ class TraceRun:
             return None
         if number in self._gone:
             return None
+        if what >= Disturbance.DEVICE_LOST:
+            self._device_losses += what == Disturbance.DEVICE_LOST
+            return what, number * self._basis.subject.devices_per_node + device, ""
         if what == Disturbance.LOST:
             self._losses += 1
             self._loss_times.add(at_s)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from planaria.job.registry import PolicyName
-from planaria.plan.plan import NodeId, Plan, PlanError
+from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
 from planaria.policy.forecast import FailureForecast
@@ -108,6 +108,26 @@ def test_only_after_a_loss_adaptive_takes_a_number_that_is_clearly_better() -> N
             assert "1 device a stage would give" in found.reason
             assert policy.warm_up(plan, found, 3) is None, "no step of one number has shadows of another's"
             assert policy.estimated(other).step_time_s > 0
+
+
+@pytest.mark.parametrize("seed", rest_in_proof(range(40), kept=8))
+def test_devices_that_are_lost_alone_are_done_without_whatever_their_number_becomes(seed: int) -> None:
+    draw = random.Random(seed)
+    per_node = draw.choice([2, 3, 4, 4])
+    settings = dataclasses.replace(SETTINGS, devices_per_node=per_node, min_nodes=draw.choice([0, 1]))
+    policy = policy_of(draw.choice([PolicyName.ADAPTIVE, PolicyName.TEMPLATES]), settings, 0, num_layers=8)
+    plan, lost = first(policy), frozenset[WorkerId]()
+    for _ in range(3):
+        able = [w for w in plan.workers if sum(w // per_node == other // per_node for other in plan.workers) > 1]
+        lost |= {draw.choice(able)}
+        told = policy.with_planner(policy.planner.with_lost_devices(lost))
+        holders = {worker: groups for worker, groups in plan.groups_of.items() if worker not in lost}
+        request = ReplanRequest(plan=plan, lost=(), holders=holders, generation=plan.generation + 1)
+        found = told.reconfigure(request)
+        validate(found.plan, fault_tolerance=None if found.is_degraded else 1, dropped=found.dropped, arrived=True)
+        assert lost.isdisjoint(found.plan.workers)
+        check_state(found.plan, holders)
+        plan = found.plan
 
 
 @pytest.mark.parametrize("seed", rest_in_proof(range(60), kept=8))

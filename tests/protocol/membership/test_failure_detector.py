@@ -17,12 +17,13 @@ EXPECTATION = Expectation(instruction_s=0.1, step_s=1.0)
 
 
 class Court:
-    """Three nodes of two workers, the judge, and a clock."""
+    """Three nodes of two workers, the judge, and a clock; each node is lost whole, but who was alone is noted."""
 
     def __init__(self, patience_s: float = 0.0) -> None:
         self.admission: Admission[int] = Admission(devices_per_node=2)
         self.judge = Judge(self.admission, LIMITS, patience_s, now=0.0)
         self.now = 0.0
+        self.alone: list[int] = []
         for worker in range(6):
             self.admission.admit(WorkerId(worker), worker, f"nowhere:{worker}")
             self.judge.liveness.joined(WorkerId(worker), 0.0)
@@ -39,9 +40,11 @@ class Court:
                     progress = 0 if worker in stuck else round(self.now / DETECTOR_TICK_S)
                     pulse = Pulse(activity=Activity.COMPUTING, progress=progress)
                     self.judge.liveness.felt(WorkerId(worker), pulse, self.now)
-            for node, cause in self.judge.verdicts(self.now, lambda node: runnable, lambda: EXPECTATION):
+            for verdict in self.judge.verdicts(self.now, lambda node: runnable, lambda: EXPECTATION):
+                node = self.admission.node_of(verdict.worker)
                 if not self.admission.is_fenced(node):
-                    lost.append((node, cause))
+                    lost.append((node, verdict.cause))
+                    self.alone += [verdict.worker] if verdict.is_alone else []
                     self.admission.fence(node)
                 for worker_ in self.admission.workers_of(node):
                     self.judge.liveness.forget(worker_, self.now)
@@ -54,6 +57,15 @@ def test_silence_and_standstill_are_losses() -> None:
     ((node, cause),) = Court().pass_time(2.0, stuck=(5,))
     assert node == 2
     assert cause.startswith("hung: one instruction for")
+
+
+def test_whoever_is_silent_or_hangs_beside_others_of_its_node_is_a_device_alone() -> None:
+    court = Court()
+    assert [node for node, _ in court.pass_time(4.0, silent=(3,), stuck=(4,))] == [1, 2]
+    assert court.alone == [3, 4]
+    whole = Court()
+    assert [node for node, _ in whole.pass_time(2.0, silent=(2, 3))] == [1]
+    assert not whole.alone
 
 
 def test_a_process_that_can_run_is_borne_for_longer() -> None:

@@ -29,7 +29,8 @@ def liveness() -> Liveness:
 
 
 def hung(liveness: Liveness, now: float, instruction_s: float = 0.1, step_s: float = 0.2) -> list[int]:
-    return [number for number, _ in liveness.hung(now, instruction_s, step_s)]
+    blocked = liveness.blocked(now, step_s)
+    return [number for number, _ in [*liveness.hung(now, instruction_s), *([blocked] if blocked else [])]]
 
 
 def test_a_worker_that_says_nothing_is_silent(liveness: Liveness) -> None:

@@ -28,7 +28,6 @@ from planaria.checkpoint.manifest import read_manifest, weights_sha256, write_ma
 from planaria.data.opening import open_data
 from planaria.job.parse import job_fingerprint
 from planaria.job.registry import PolicyName
-from planaria.job.sections.cluster import StageDevices
 from planaria.job.sections.model import ModelSection
 from planaria.job.sections.resilience import WhenExhausted
 from planaria.job.sections.train import TrainSection
@@ -373,7 +372,6 @@ class Cluster:
             mean_time_between_failures_s=job.resilience.mean_time_between_failures_s,
             num_nodes=job.cluster.nodes,
             devices_per_node=job.cluster.devices_per_node,
-            loses_nodes_whole=isinstance(job.cluster.devices_per_stage, StageDevices),
             num_groups=len(profile.groups),
             checkpoint_root=str(folder),
             checkpoint_every=job.run.checkpoint_every,

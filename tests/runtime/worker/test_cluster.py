@@ -213,7 +213,7 @@ def test_devices_lost_alone_keep_every_promise(batch: range, laboratory: Laborat
         try:
             plain = kinds[seed % 5](seed, str(laboratory.source))
             devices = 1 + seed % 2 if plain.job.cluster.devices_per_node > 1 else 2 + seed % 3
-            plain = on_devices(plain, devices)
+            plain = on_devices(plain, devices, StageDevices.AUTO if seed % 3 == 2 else None)
             lost += len(laboratory.run(with_devices_alone(plain)).of(DeviceLost))
         except BaseException as error:
             error.add_note(f"seed {seed}")

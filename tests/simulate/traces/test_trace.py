@@ -21,7 +21,16 @@ from planaria.simulate.traces.generators import (
     Weibull,
     generate,
 )
-from planaria.simulate.traces.trace import HOUR_S, Change, Trace, TraceError, TraceEvent, summarise
+from planaria.simulate.traces.trace import (
+    HOUR_S,
+    Change,
+    DeviceChange,
+    DeviceEvent,
+    Trace,
+    TraceError,
+    TraceEvent,
+    summarise,
+)
 from planaria.ui.cli.main import cli
 from tests.proof import examples
 
@@ -215,6 +224,42 @@ def test_what_contradicts_itself_is_repaired_and_said(text: str, says: str, kept
     assert len(read.repairs) == 1
     assert says in read.repairs[0]
     assert [(event.at_s, event.node) for event in read.trace.events] == kept
+
+
+DEVICE_EVENTS = (
+    DeviceEvent(at_s=1.0, change=DeviceChange.LOST, node="a", device=1),
+    DeviceEvent(at_s=2.0, change=DeviceChange.JOINED, node="a", device=1),
+    DeviceEvent(at_s=4.0, change=DeviceChange.LOST, node="a", device=0),
+)
+
+
+def test_our_own_format_keeps_the_losses_of_devices() -> None:
+    trace = Trace(name="x", horizon_s=5.0, events=(add(0, "a"), add(3, "b")), device_events=DEVICE_EVENTS)
+    read = read_trace(write_trace(trace, TraceFormat.EVENTS), "file")
+    assert (read.trace, read.repairs) == (trace, ())
+    assert summarise(trace).devices_lost == 2
+    assert trace.compressed(2.0).device_events[2].at_s == 2.0
+    part = trace.window(1.5, 3.0)
+    assert [(event.at_s, event.change.value, event.device) for event in part.device_events] == [
+        (0.0, "device_lost", 1), (0.5, "device_joined", 1), (2.5, "device_lost", 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"at_s": 1, "change": "device_lost", "node": "b", "device": 0}', "b, and that node is not there"),
+        ('{"at_s": 1, "change": "device_joined", "node": "a", "device": 0}', "device 0 of a is there already"),
+        ('{"at_s": 4.5, "change": "device_lost", "node": "a", "device": 0}', "device 0 of a is lost already"),
+    ],
+)
+def test_losses_of_devices_that_cannot_be_are_left_out_and_said(line: str, says: str) -> None:
+    trace = Trace(name="x", horizon_s=5.0, events=(add(0, "a"),), device_events=DEVICE_EVENTS)
+    read = read_trace(write_trace(trace, TraceFormat.EVENTS) + line + "\n", "file")
+    assert read.trace == trace
+    assert says in read.repairs[0]
+    with pytest.raises(TraceError, match=r"a:1 at 2 s\): the device is there"):
+        Trace(name="x", horizon_s=5.0, events=(add(0, "a"),), device_events=DEVICE_EVENTS[1:])
 
 
 def test_counts_that_jump_are_said() -> None:

@@ -127,7 +127,6 @@ class Cluster:
             fault_tolerance=setup.fault_tolerance,
             num_nodes=setup.num_nodes,
             devices_per_node=setup.devices_per_node,
-            loses_nodes_whole=setup.devices_per_stage == 0,
             num_groups=len(self.profile.groups),
             checkpoint_root=ROOT,
             checkpoint_every=setup.checkpoint_every,

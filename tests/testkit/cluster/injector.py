@@ -170,9 +170,11 @@ class Injector:
             case FaultKind.KILL | FaultKind.DARK:
                 self._cluster.kill(node, silently=fault.kind is FaultKind.DARK)
             case FaultKind.HANG:
-                for worker in workers:
+                per_node = self._cluster.settings.devices_per_node
+                struck = [worker for worker in workers if fault.device in (-1, worker.number % per_node)]
+                for worker in struck:
                     worker.stop()
-                self._later(fault, partial(self._resume, workers))
+                self._later(fault, partial(self._resume, struck))
             case FaultKind.SLOW:
                 for worker in workers:
                     worker.slowness = fault.factor

@@ -332,9 +332,16 @@ MARKS = (
         "both live, and one has to go",
     ),
     Mark(
+        "a device that hangs alone",
+        "protocol.reception",
+        "Reception._judge_all",
+        "self.handle(DeviceGone(worker, verdict.cause))",
+        "others of its node answer, and go on without it",
+    ),
+    Mark(
         "all wait for all",
         "protocol.membership.liveness",
-        "Liveness._blocked",
+        "Liveness.blocked",
         'return min(passed), "hung: it waits',
         "messages were lost on the ways between live workers in a circle",
     ),

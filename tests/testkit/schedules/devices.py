@@ -19,10 +19,10 @@ def on_devices(setup: Setup, devices: int) -> Setup:
 
 
 def with_devices_alone(draw: Random, setup: Setup, faults: Sequence[Fault]) -> list[Fault]:
-    """Returns the faults with some nodes' deaths in a device of theirs alone, and devices that come back."""
+    """Returns the faults with some nodes' deaths and hangs in a device of theirs alone, and devices that come back."""
     found: list[Fault] = []
     for fault in faults:
-        if fault.kind is not FaultKind.KILL or not fault.nodes or draw.random() < 0.4:
+        if fault.kind not in (FaultKind.KILL, FaultKind.HANG) or not fault.nodes or draw.random() < 0.4:
             found.append(fault)
             continue
         alone = msgspec.structs.replace(fault, device=draw.randrange(setup.devices_per_node))
@@ -39,7 +39,7 @@ def with_devices_alone(draw: Random, setup: Setup, faults: Sequence[Fault]) -> l
 
 def _back(draw: Random, alone: Fault) -> Fault:
     """Returns the order to start the device again, some time after its loss, or when a new plan does without it."""
-    back = msgspec.structs.replace(alone, kind=FaultKind.BACK)
+    back = msgspec.structs.replace(alone, kind=FaultKind.BACK, for_s=0.0)
     if draw.random() < 0.5:
         return msgspec.structs.replace(back, at="Recovered", nth=draw.choice([1, 1, 2]), delay_s=0.0)
     return msgspec.structs.replace(back, delay_s=alone.delay_s + draw.choice([0.06, 0.1, 0.3]))

@@ -16,7 +16,7 @@ class FaultKind(enum.StrEnum):
     DARK = "dark"
     """The node's host is gone without a closing packet."""
     HANG = "hang"
-    """The node's processes are stopped, and go on `for_s` later."""
+    """The node's processes are stopped, or that of one `device`, and go on `for_s` later."""
     FREEZE = "freeze"
     """A main thread does nothing more; its heartbeat goes on."""
     STUCK = "stuck"

@@ -266,6 +266,7 @@ def test_a_loss_under_morph_goes_back_to_the_checkpoint(profile: Path) -> None:
         (("x",), "give numbers of nodes"),
         (("9",), "Node 9 cannot be lost: the plan has nodes 0, 1, 2, 3, 4, 5."),
         (("1", "1"), "it is lost already"),
+        (("1:2",), "Device 1:2 cannot be lost: the plan has nodes 0, 1, 2, 3, 4, 5, each with devices 0 to 0."),
     ],
 )
 def test_losses_that_make_no_sense_are_refused(lose: tuple[str, ...], message: str, profile: Path) -> None:
@@ -273,6 +274,20 @@ def test_losses_that_make_no_sense_are_refused(lose: tuple[str, ...], message: s
     result = from_profile(profile, "--nodes", "6", "--global-batch", "12", "--min-nodes", "2", *options)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
+
+
+def test_the_loss_of_a_device_alone_is_answered(profile: Path) -> None:
+    """Its node goes on with the others; with all of them lost it is the node that is."""
+    devices = ("cluster.devices_per_node=2", "cluster.devices_per_stage=2", "resilience.policy=templates")
+    wide = (*(part for change in devices for part in ("--set", change)), "--json")
+    one = json.loads(run(profile, *wide, "--lose", "1:1").stdout)
+    workers = {stage["worker"] for pipeline in one["plan"]["pipelines"] for stage in pipeline["stages"]}
+    assert 2 in workers
+    assert 3 not in workers
+    assert "No state has to move. It does without device 1 of node 1." in one["after_losses"][0]["reason"]
+    node = json.loads(run(profile, *wide, "--lose", "1").stdout)
+    both = json.loads(run(profile, *wide, "--lose", "1:0,1:1").stdout)
+    assert both["plan"] == node["plan"]
 
 
 def test_what_the_adaptive_policy_weighs_is_shown(profile: Path) -> None:

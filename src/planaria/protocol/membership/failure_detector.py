@@ -1,5 +1,7 @@
 """The failure detector: nodes are lost that are silent, hang, never came or are cut off, though none saw them end.
 
+Where the other workers of its node answer, one that is silent or hangs is a device of its own.
+
 It owns what is known of everybody's signs of life, and of itself: a judge that was away, or that hears of nobody at
 all, judges nobody. Pure: time comes as an argument.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from planaria.plan.plan import NodeId, WorkerId
@@ -15,6 +18,21 @@ from planaria.protocol.membership.admission import Admission
 from planaria.protocol.membership.liveness import Limits, Liveness
 from planaria.protocol.planning.step_times import Expectation
 from planaria.protocol.thresholds import DETECTOR_AWAY_S, DETECTOR_TICK_S, OVERDUE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A worker that is to be given up.
+
+    Attributes:
+        worker: which one.
+        cause: for the records.
+        is_alone: it is its device that does nothing, and not the node's network or all of the node.
+    """
+
+    worker: WorkerId
+    cause: str
+    is_alone: bool = False
 
 
 class Judge:
@@ -54,8 +72,8 @@ class Judge:
 
     def verdicts(
         self, now: float, is_runnable: Callable[[NodeId], bool], expectation: Callable[[], Expectation]
-    ) -> Iterator[tuple[NodeId, str]]:
-        """Yields (node, cause) to lose. A loss excuses others, so each is lost before the next is asked for.
+    ) -> Iterator[Verdict]:
+        """Yields who is to be given up. A loss excuses others, so each is lost before the next is asked for.
 
         Args:
             now: monotonic seconds.
@@ -72,12 +90,21 @@ class Judge:
         node_of = self._admission.node_of
         for worker, silence_s in list(self.liveness.silent(now)):
             if self.liveness.is_gone(silence_s, runnable=is_runnable(node_of(worker))):
-                yield node_of(worker), f"silent for {silence_s:.1f} s"
+                cause = f"silent for {silence_s:.1f} s"
+                yield Verdict(worker=worker, cause=cause, is_alone=self._others_answer(worker, now))
         for worker, waited_s in list(self.liveness.late(now)):
-            yield node_of(worker), f"did not join within {waited_s:.0f} s"
+            yield Verdict(worker=worker, cause=f"did not join within {waited_s:.0f} s")
         expected = expectation()
-        for worker, cause in list(self.liveness.hung(now, expected.instruction_s, expected.step_s)):
-            yield node_of(worker), cause
+        for worker, cause in list(self.liveness.hung(now, expected.instruction_s)):
+            yield Verdict(worker=worker, cause=cause, is_alone=True)
+        blocked = self.liveness.blocked(now, expected.step_s)
+        if blocked is not None:
+            yield Verdict(worker=blocked[0], cause=blocked[1])
+
+    def _others_answer(self, worker: WorkerId, now: float) -> bool:
+        """Returns whether another worker of the node was heard of, so that it is not the node that is silent."""
+        mates = self._admission.workers_of(self._admission.node_of(worker))
+        return any(self.liveness.answers(mate, now) for mate in mates if mate != worker)
 
     def cut_off(self, worker: WorkerId, peer: WorkerId, address: str) -> tuple[NodeId, str] | None:
         """Returns the node to lose and the cause when `worker` cannot reach `peer` there; None if that is no news.

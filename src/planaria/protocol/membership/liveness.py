@@ -75,6 +75,11 @@ class Liveness:
         """Returns whether the worker has joined and is not forgotten."""
         return worker in self._seen
 
+    def answers(self, worker: WorkerId, now: float) -> bool:
+        """Returns whether the worker is there and its last heartbeat is not overdue."""
+        seen = self._seen.get(worker)
+        return seen is not None and now - seen.heard <= min(self._overdue_s, self._silence_s / 2)
+
     def joined(self, worker: WorkerId, now: float) -> None:
         self._awaited.pop(worker, None)
         self._seen[worker] = _Seen(now, Pulse(activity=Activity.BUSY, progress=0), now)
@@ -147,27 +152,29 @@ class Liveness:
 
     def is_gone(self, silence_s: float, *, runnable: bool) -> bool:
         """Returns whether a silence means that the worker is gone; `runnable`: its process is known to be there."""
-        return silence_s > (
-            max(self._limits.oversubscribed_silence_s, self._silence_s) if runnable else self._silence_s
-        )
+        borne_s = self._limits.oversubscribed_silence_s if runnable else 0.0
+        return silence_s > max(borne_s, self._silence_s)
+
+    @property
+    def _overdue_s(self) -> float:
+        return OVERDUE_S * beat_every_s(len(self._seen)) / BEAT_S
 
     @property
     def _silence_s(self) -> float:
         return max(self._limits.silence_s, MISSED_BEATS * beat_every_s(len(self._seen)))
 
-    def hung(self, now: float, instruction_s: float, step_s: float) -> Iterator[tuple[WorkerId, str]]:
-        """Yields workers that answer but make no progress, each with the cause.
+    def hung(self, now: float, instruction_s: float) -> Iterator[tuple[WorkerId, str]]:
+        """Yields workers that answer but make no progress in what they do, each with the cause.
 
         Args:
             now: monotonic seconds.
             instruction_s: how long the longest instruction of the plan is expected to take.
-            step_s: how long a step is.
         """
         limits = self._limits
         shortest_s = min(limits.least_s, limits.busy_s)  # hardly anybody is without progress for as long
         idle = [worker for worker, seen in self._seen.items() if now - seen.since > shortest_s]
         if not idle:
-            return  # nor is anybody blocked, for which all must be
+            return
         quiet = self._quiet()
         for worker in sorted(worker for worker in idle if worker not in quiet):
             seen = self._seen[worker]
@@ -178,24 +185,28 @@ class Liveness:
                 yield worker, f"hung: one instruction for {stuck_s:.1f} s, where {instruction_s:.3f} s is expected"
             elif seen.pulse.activity is Activity.BUSY and stuck_s > self._limits.busy_s:
                 yield worker, f"hung: no progress for {stuck_s:.0f} s"
-        blocked = self._blocked(now, max(self._limits.least_s, self._limits.factor * step_s))
-        if blocked is not None and not quiet:
-            yield blocked
 
     def _quiet(self) -> set[WorkerId]:
         """Returns workers whose heartbeats are overdue while others' arrive; only their silence is judged."""
         newest = max((seen.heard for seen in self._seen.values()), default=0.0)
-        overdue_s = OVERDUE_S * beat_every_s(len(self._seen)) / BEAT_S
+        overdue_s = self._overdue_s
         return {worker for worker, seen in self._seen.items() if newest - seen.heard > overdue_s}
 
-    def _blocked(self, now: float, limit_s: float) -> tuple[WorkerId, str] | None:
+    def blocked(self, now: float, step_s: float) -> tuple[WorkerId, str] | None:
         """Finds the worker that is cut off where all wait and none works, so that a message must be stuck.
 
         From waiter to waiter, the way ends with one whose peer waits for nothing: that peer has sent.
+
+        Args:
+            now: monotonic seconds.
+            step_s: how long a step is expected to take.
         """
+        limit_s = max(self._limits.least_s, self._limits.factor * step_s)
         for seen in self._seen.values():
             if now - seen.since <= limit_s or seen.pulse.activity in (Activity.COMPUTING, Activity.BUSY):
                 return None
+        if self._quiet():
+            return None
         waiting = {w: seen for w, seen in sorted(self._seen.items()) if seen.pulse.activity is Activity.WAITING}
         if not waiting:
             return None

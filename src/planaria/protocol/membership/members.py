@@ -28,9 +28,8 @@ class Membership:
         labels: of live nodes that have one.
     """
 
-    def __init__(self, num_nodes: int, devices_per_node: int, loses_nodes_whole: bool = False) -> None:
+    def __init__(self, num_nodes: int, devices_per_node: int) -> None:
         self._num_nodes = num_nodes
-        self._loses_nodes_whole = loses_nodes_whole
         self._devices_per_node = devices_per_node
         self.addresses: dict[WorkerId, str] = {}
         self.gone: set[NodeId] = set()
@@ -115,7 +114,7 @@ class Membership:
     def goes_on_without(self, worker: WorkerId) -> bool:
         """Returns whether a worker's node goes on when it alone is lost: where another of its devices lives."""
         node = self.node_of(worker)
-        others = (other for other in self.workers_of(node) if other != worker and not self._loses_nodes_whole)
+        others = (other for other in self.workers_of(node) if other != worker)
         return self.is_live(node) and any(other in self.addresses for other in others)
 
     @property

@@ -191,7 +191,7 @@ class Run:
         self.plan_selector = PlanSelector(
             policy, shortages or Shortages(), settings.fault_tolerance, switching, settings.evidence
         )
-        self.members = Membership(settings.num_nodes, settings.devices_per_node, settings.loses_nodes_whole)
+        self.members = Membership(settings.num_nodes, settings.devices_per_node)
         self.plan_validity = PlanValidity()
         self.kept = RetainedReplicas()
         cadence = Cadence(settings.checkpoint_every, settings.checkpoint_every_s)

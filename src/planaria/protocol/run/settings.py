@@ -27,7 +27,6 @@ class RunSettings:
         num_nodes: nodes that the run begins on.
         most_nodes: that it grows to, and gives back what brings too little; None: it takes all that come.
         devices_per_node: workers on each node.
-        loses_nodes_whole: a node is lost with any of its devices, as the number of a stage's devices is open.
         num_groups: parameter groups of the model.
         checkpoint_root: folder under which checkpoints are written.
         checkpoint_every: steps between checkpoints, see `Cadence`; None: not by steps.
@@ -84,7 +83,6 @@ class RunSettings:
     memory_bytes: int = 0
     clock: str = ""
     audit: float = 0.0
-    loses_nodes_whole: bool = False
     hashes_plans: bool = True
     most_nodes: int | None = None
 

@@ -32,7 +32,7 @@ from planaria.job.errors import UserError
 from planaria.job.history import schedule_ends
 from planaria.job.parse import job_fingerprint
 from planaria.job.registry import Launcher, PolicyName
-from planaria.job.sections.cluster import Device, StageDevices
+from planaria.job.sections.cluster import Device
 from planaria.job.sections.resilience import WhenExhausted
 from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
@@ -273,7 +273,6 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
         num_nodes=job.cluster.least_nodes,
         most_nodes=job.cluster.most_nodes,
         devices_per_node=job.cluster.devices_per_node,
-        loses_nodes_whole=isinstance(job.cluster.devices_per_stage, StageDevices),
         num_groups=len(profile.groups),
         checkpoint_root=job.run.checkpoints_url or str(RunFolder(Path(settings.folder)).checkpoints),
         checkpoint_every=job.run.checkpoint_every,

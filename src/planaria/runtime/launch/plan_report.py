@@ -86,7 +86,7 @@ def plan_for(
     checkpoint_every: int = 0,
     checkpoint_every_s: float = 0.0,
     storage: Storage | None = None,
-    losses: Sequence[Collection[int]] = (),
+    losses: Sequence[Collection[int | str]] = (),
     zones: Mapping[int, str] | None = None,
 ) -> PlanReport:
     """Returns the plan that a job with these costs and settings would start with. Needs neither a job file nor torch.
@@ -100,7 +100,7 @@ def plan_for(
         checkpoint_every: steps between checkpoints; losses come in the middle between two.
         checkpoint_every_s: seconds between checkpoints, where they are by time.
         storage: that checkpoints are read from; None: as fast as is guessed.
-        losses: nodes that are lost between two steps, at once or one after the other.
+        losses: nodes that are lost between two steps, at once or one after the other; "2:1": a device of node 2 alone.
         zones: where nodes are, as far as it is known.
 
     Raises:
@@ -156,26 +156,54 @@ def _audits(plan: Plan, timeline: Timeline, settings: PlannerSettings) -> AuditR
     return AuditReport(share=settings.audit, seconds=seconds, unaudited=unaudited(plan))
 
 
-def _after_losses(policy: Policy, first: Candidate, losses: Sequence[Collection[int]]) -> tuple[Candidate, ...]:
+def _after_losses(policy: Policy, first: Candidate, losses: Sequence[Collection[int | str]]) -> tuple[Candidate, ...]:
     """Returns what the policy proposes after each loss, between two steps."""
     from planaria.policy.interface import ReplanRequest
 
     proposals: list[Candidate] = []
-    plan, gone = first.plan, set[NodeId]()
+    plan, gone, alone = first.plan, set[NodeId](), set[WorkerId]()
     for generation, loss in enumerate(losses, 2):
-        lost = {NodeId(node) for node in loss}
+        alone |= {_device(text, first.plan, gone, alone) for text in loss if isinstance(text, str)}
+        lost = {NodeId(node) for node in loss if not isinstance(node, str)}
+        lost |= {node for node in {plan.node_of(w) for w in alone} - gone if _has_none_left(node, plan, alone)}
         if unknown := sorted(lost - set(first.plan.nodes) | lost & gone):
             raise UserError(
                 f"Node {unknown[0]} cannot be lost: the plan has nodes {', '.join(map(str, first.plan.nodes))}"
                 f"{', and it is lost already' if unknown[0] in gone else ''}. Name one that lives."
             )
         gone |= lost
-        holders = {worker: groups for worker, groups in plan.groups_of.items() if plan.node_of(worker) not in gone}
+        alone = {worker for worker in alone if plan.node_of(worker) not in gone}
+        if alone != policy.planner.lost_devices:
+            policy = policy.with_planner(policy.planner.with_lost_devices(frozenset(alone)))
+        holders = {
+            worker: groups
+            for worker, groups in plan.groups_of.items()
+            if plan.node_of(worker) not in gone and worker not in alone
+        }
         proposals.append(
             policy.reconfigure(ReplanRequest(plan=plan, lost=sorted(gone), holders=holders, generation=generation))
         )
         plan = proposals[-1].plan
     return tuple(proposals)
+
+
+def _device(text: str, plan: Plan, gone: Collection[NodeId], alone: Collection[WorkerId]) -> WorkerId:
+    """Returns the worker of a text such as "2:1". Raises UserError: it is none that lives."""
+    node, _, device = text.partition(":")
+    per_node = plan.devices_per_node
+    worker = WorkerId(int(node) * per_node + int(device))
+    if int(node) not in plan.nodes or int(device) >= per_node or int(node) in gone or worker in alone:
+        raise UserError(
+            f"Device {text} cannot be lost: the plan has nodes {', '.join(map(str, plan.nodes))}, each with devices 0 "
+            f"to {per_node - 1}{', and it is lost already' if int(node) in gone or worker in alone else ''}. Name one "
+            "that lives."
+        )
+    return worker
+
+
+def _has_none_left(node: NodeId, plan: Plan, alone: Collection[WorkerId]) -> bool:
+    """Returns whether all of a node's devices are lost."""
+    return sum(plan.node_of(worker) == node for worker in alone) == plan.devices_per_node
 
 
 def evaluations_of(job: Job, report: PlanReport) -> EvaluationShare | None:

@@ -214,8 +214,8 @@ class LocalNodes:
             os.killpg(leader, signal.SIGKILL)
 
     def kill_worker(self, worker: WorkerId) -> list[int]:
-        """Kills what is left of one worker of a node; returns its pids."""
-        pids = [pid for pid, at in self._worker_of.items() if at == worker]
+        """Kills what is left of one worker of a node; returns its pids. Safe from any thread."""
+        pids = [pid for pid, at in list(self._worker_of.items()) if at == worker]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

@@ -67,12 +67,10 @@ class FaultInjector:
         match fault.kind:
             case FaultKind.KILL:
                 self._announce(time.monotonic())
-                if fault.device >= 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                os.killpg(os.getpgid(0), signal.SIGKILL)
+                _signal(fault, signal.SIGKILL)
             case FaultKind.HANG:
                 self._announce(time.monotonic())
-                os.killpg(os.getpgid(0), signal.SIGSTOP)
+                _signal(fault, signal.SIGSTOP)
             case FaultKind.FREEZE:
                 self._announce(time.monotonic())
                 threading.Event().wait()
@@ -88,6 +86,14 @@ class FaultInjector:
                 timer = threading.Timer(fault.grace_s, os.killpg, (os.getpgid(0), signal.SIGKILL))
                 timer.daemon = True
                 timer.start()
+
+
+def _signal(fault: Fault, number: signal.Signals) -> None:
+    """Sends a signal to all processes of this node, or to this one where the fault is of its device alone."""
+    if fault.device >= 0:
+        os.kill(os.getpid(), number)
+    else:
+        os.killpg(os.getpgid(0), number)
 
 
 def flip(tensors: Sequence[torch.Tensor], draw: Random, bits: int) -> None:

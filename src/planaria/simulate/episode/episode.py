@@ -19,6 +19,7 @@ from planaria.policy.interface import Candidate
 from planaria.protocol.messages.events import (
     Command,
     DecisionTook,
+    DeviceGone,
     Event,
     Finish,
     ManifestWritten,
@@ -38,6 +39,7 @@ from planaria.protocol.phases import PLACING, Phase, ProtocolError, Purpose
 from planaria.protocol.run.run import Run
 from planaria.protocol.transitions import handle
 from planaria.simulate.episode.counted import Counted, losses_of
+from planaria.simulate.episode.devices_alone import DevicesAlone
 from planaria.simulate.episode.initial_run import run_at_start, run_in
 from planaria.simulate.episode.situation import State, canonical
 from planaria.simulate.episode.subject import (
@@ -85,6 +87,7 @@ class Episode:
         self._tally = EpisodeTally()
         self._dead: dict[NodeId, float] = {}
         """Times at which the deaths of dead nodes become known."""
+        self._devices = DevicesAlone()
         self._purpose = Purpose.START
         self._begins = self._ends = _NEVER
         self._began = 0.0
@@ -127,13 +130,15 @@ class Episode:
     def next_s(self) -> float:
         """Time of the next thing that happens by itself; infinite where nothing does."""
         step_end = _NEVER if self._is_stalled else self._ends
-        return min(self._begins, step_end, self._saved_at, *self._dead.values())
+        return min(self._begins, step_end, self._saved_at, *self._dead.values(), *self._devices.dead.values())
 
     @property
     def _is_stalled(self) -> bool:
         """Whether the step is stalled: a worker of the plan is dead but not yet known to be, so no sum gets whole."""
-        if not self._dead or self._run.current is None:
+        if self._run.current is None:
             return False
+        if any(worker in self._run.plan.groups_of for worker in self._devices.dead):
+            return True
         nodes = self._run.plan.nodes  # ascending
         places = ((node, bisect_left(nodes, node)) for node in self._dead)
         return any(place < len(nodes) and nodes[place] == node for node, place in places)
@@ -145,11 +150,14 @@ class Episode:
         if self.now == _NEVER:
             raise ProtocolError(f"nothing happens any more in phase {self._run.phase.value}")
         known = [node for node, at in self._dead.items() if at <= self.now]
-        if known:
+        devices = self._devices.known(self.now)
+        if known or devices:
             self._spending.add(Cause.DETECTION, self._subject.timings.detection_s)
             for node in sorted(known):
                 del self._dead[node]
                 self._handle(NodeGone(node, "process killed"))
+            for worker in devices:
+                self._handle(DeviceGone(worker, "process killed"))
             self._report_all()
         elif self._begins <= self.now:
             self._begin()
@@ -176,7 +184,22 @@ class Episode:
                 pass
         return self._told_tally()
 
+    def disturb_device(self, what: Disturbance, worker: WorkerId, at_s: float) -> EpisodeTally:
+        """Strikes a device alone at that time, which is not after `next_s`. One that comes joins as soon as no plan has
+        it any more."""
+        self.now = max(self.now, at_s)
+        self.rest = None
+        members = self._run.members
+        if what is Disturbance.DEVICE_CAME:
+            self._devices.coming.append(worker)
+        elif worker in members.addresses and members.node_of(worker) not in self._dead:
+            self._devices.dead.setdefault(worker, self.now + self._subject.timings.detection_s)
+        return self._told_tally()
+
     def _told_tally(self) -> EpisodeTally:
+        members = self._run.members
+        for worker in self._devices.joining(self._run):
+            self._handle(WorkerJoined(worker, "-", members.zones.get(members.node_of(worker), "")))
         self._look_whether_it_rests()
         tally, self._tally = self._tally, EpisodeTally()
         return tally
@@ -186,6 +209,7 @@ class Episode:
         if (
             run.phase is not Phase.TRAINING
             or self._dead
+            or not self._devices.are_quiet
             or self._began != self.now
             or self._begins != _NEVER
             or self._purpose in (Purpose.FINISH_STEP, Purpose.WARM_UP)
@@ -197,7 +221,12 @@ class Episode:
         self._spending.attribute(self.now, 0.0, self._tally)
         members = run.members
         state, order = canonical(
-            run.plan, members.nodes, members.leaving, zones=members.zones, by_number=self._subject.by_number
+            run.plan,
+            members.nodes,
+            members.leaving,
+            zones=members.zones,
+            lost_devices=members.lost_devices,
+            by_number=self._subject.by_number,
         )
         self.rest = RestAfterEpisode(state=state, order=order, step_s=self._step_s)
 
@@ -274,6 +303,7 @@ class Episode:
         if self.is_over:
             self._begins = self._ends = self._saved_at = _NEVER
             self._dead.clear()
+            self._devices.clear()
             self._spending.attribute(self.now, 0.0, self._tally)
             return
         if ordered.has_committed:

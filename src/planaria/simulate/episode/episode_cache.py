@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from planaria.plan.plan import NodeId, Plan, PlanError
+from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
@@ -37,7 +37,8 @@ NAMES_OF_WORKER = 64
 Answer = Candidate | None
 
 Way = tuple[int, int, int, str]
-"""A disturbance of a moment: which part of it, what happens, to which node; and the zone of one that comes."""
+"""A disturbance of a moment: which part of it, what happens, to which node, or worker where that is of a device alone;
+and the zone of a node that comes."""
 
 
 class Moment:
@@ -253,8 +254,11 @@ class EpisodeCache:
         self._given, self._told, self._keeps_told = deque(given), [], False
         if way is None:
             return episode.advance()
-        part, what, node, zone = way
-        return episode.disturb(Disturbance(what), NodeId(node), episode.now + self.part_s(before, part), zone)
+        part, what, number, zone = way
+        at_s, disturbance = episode.now + self.part_s(before, part), Disturbance(what)
+        if disturbance.is_of_device:
+            return episode.disturb_device(disturbance, WorkerId(number), at_s)
+        return episode.disturb(disturbance, NodeId(number), at_s, zone)
 
 
 @dataclass(frozen=True, eq=False)

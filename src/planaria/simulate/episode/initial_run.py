@@ -51,6 +51,7 @@ def run_in(subject: SimulatedJob, known: RunOutlook, state: State, estimated: Ca
         step=step,
         saved_step=step - 1 - known.steps_at_stake,
         leaving=state.leaving,
+        lost_devices=state.lost_devices,
         zones={NodeId(node): zone for node, zone in enumerate(state.zones) if zone},
         chosen_for_s=known.time_to_failure_s / FAILURES_RARER if known.looks_again else None,
     )

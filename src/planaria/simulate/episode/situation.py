@@ -34,18 +34,21 @@ class State:
         leaving: nodes that gave notice and are kept, since nothing is possible without them.
         zones: where each node is; "": not known. Empty where it is of none. Names are numbers: nodes that were in one
             zone are, and which one it was is no part of the state.
+        lost_devices: of nodes that live.
     """
 
     plan: Plan
     num_idle: int
     leaving: tuple[NodeId, ...] = ()
     zones: tuple[str, ...] = ()
+    lost_devices: tuple[WorkerId, ...] = ()
     _hash: int = field(init=False, repr=False, compare=False)
     _twins: dict[int, Sequence[tuple[int, int]]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_twins", {})
-        object.__setattr__(self, "_hash", hash((self.plan, self.num_idle, self.leaving, self.zones)))
+        told = self.plan, self.num_idle, self.leaving, self.zones, self.lost_devices
+        object.__setattr__(self, "_hash", hash(told))
 
     def __hash__(self) -> int:
         return self._hash
@@ -70,6 +73,8 @@ class State:
 
     def _twin(self, node: int) -> Sequence[tuple[int, int]]:
         plan = self.plan
+        if self.lost_devices or plan.devices_per_stage > 1:
+            return ()
         placed = self.num_nodes - self.num_idle
         if node >= placed and not self.leaving:
             zone = self.zones[node : node + 1]
@@ -104,6 +109,7 @@ def canonical(
     leaving: Iterable[NodeId] = (),
     *,
     zones: Zones | None = None,
+    lost_devices: Collection[WorkerId] = (),
     by_number: bool = False,
 ) -> tuple[State, tuple[NodeId, ...]]:
     """Returns the state of live nodes under a plan, and for each canonical number the node that has it.
@@ -113,6 +119,7 @@ def canonical(
         nodes: the live nodes.
         leaving: of them, those that gave notice.
         zones: node -> its zone.
+        lost_devices: of live nodes.
         by_number: nodes keep the order of their numbers, and pipelines and microbatches theirs. Then ties are broken
             as in a run of these very nodes, and few situations are met twice.
     """
@@ -131,8 +138,12 @@ def canonical(
     names = _names(plan, order, by_number=by_number)
     placed = len(names)
     idle = sorted(set(nodes).difference(names))
-    if zones and not by_number:
-        idle.sort(key=lambda node: (zones.get(node, ""), node))
+    lacking: dict[NodeId, list[int]] = {}
+    for worker in sorted(lost_devices):
+        node, device = divmod(worker, plan.devices_per_node)
+        lacking.setdefault(NodeId(node), []).append(device)
+    if (zones or lacking) and not by_number:
+        idle.sort(key=lambda node: (zones.get(node, "") if zones else "", lacking.get(node, []), node))
     for node in idle:
         names[node] = NodeId(len(names))
     pipelines = _moved(plan, [plan.pipelines[at] for at in order], names)
@@ -163,6 +174,13 @@ def canonical(
         len(names) - placed,
         tuple(sorted(names[node] for node in noticed if node in names)),
         tuple(zones.get(node, "") for node in back) if zones else (),
+        tuple(
+            sorted(
+                WorkerId(names[node] * plan.devices_per_node + device)
+                for node, devices in lacking.items()
+                for device in devices
+            )
+        ),
     )
     return state, back
 

@@ -37,11 +37,17 @@ NUM_CAUSES = len(Cause)
 
 
 class Disturbance(enum.IntEnum):
-    """Events that may happen to a node."""
+    """Events that may happen to a node, or to a device of it alone."""
 
     LOST = 0
     CAME = 1
     NOTICED = 2
+    DEVICE_LOST = 3
+    DEVICE_CAME = 4
+
+    @property
+    def is_of_device(self) -> bool:
+        return self >= Disturbance.DEVICE_LOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,8 @@ Formats:
 - `bamboo`: lines `milliseconds,add|remove,node`, as Bamboo's repository has its traces of Amazon instances;
 - `counts`: lines `date, time, running nodes`, as it has those of Google's;
 - `availability`: JSON `{"metadata": {"gap_seconds": s}, "data": [nodes, ...]}`, one number for each gap;
-- `events`: our own, JSON lines: first `{"planaria_trace": 1, "name": ..., "horizon_s": ...}`, then a `TraceEvent` each.
+- `events`: our own, JSON lines: first `{"planaria_trace": 1, "name": ..., "horizon_s": ...}`, then a `TraceEvent` each,
+  or a `DeviceEvent`.
 
 Counts do not say which node goes: it is drawn, with a seed.
 """
@@ -21,8 +22,8 @@ from typing import TypeVar
 
 import msgspec
 
-from planaria.simulate.traces.repairs import Lines, Numbered, consistent, drawn, in_order
-from planaria.simulate.traces.trace import Change, Trace, TraceError, TraceEvent
+from planaria.simulate.traces.repairs import Lines, Numbered, consistent, consistent_devices, drawn, in_order
+from planaria.simulate.traces.trace import Change, DeviceChange, DeviceEvent, Trace, TraceError, TraceEvent
 
 VERSION = 1
 """Version of our own format."""
@@ -48,6 +49,10 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     planaria_trace: int
     name: str
     horizon_s: float
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    change: str = ""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -85,21 +90,25 @@ def read_trace(text: str, name: str, *, seed: int = 0) -> ReadTrace:
     """
     lines = Lines(name)
     text = text.removeprefix(BYTE_ORDER_MARK)
-    events, horizon_s, own_name = _READERS[_format_of(text, lines)](text, lines, seed)
-    for line, event in events:
+    events, horizon_s, own_name, devices = _READERS[_format_of(text, lines)](text, lines, seed)
+    both: list[tuple[int, TraceEvent | DeviceEvent]] = [*events, *devices]
+    for line, event in both:
         if event.at_s > LONGEST_S:
             raise lines.refuse(line, f"{event.at_s:g} s after the beginning is later than {LONGEST_S:g} s.")
     kept = tuple(consistent(in_order(events, lines), lines))
     if not kept:
         raise TraceError(f"trace {name}: it has no events. Give a file with at least one node in it.")
-    horizon_s = max(horizon_s, kept[-1].at_s)
+    of_devices = tuple(consistent_devices(kept, devices, lines))
+    horizon_s = max(horizon_s, kept[-1].at_s, *(event.at_s for event in of_devices[-1:]))
     if horizon_s <= 0:
         raise TraceError(f"trace {name}: it ends when it begins. Give a trace that covers some time.")
-    return ReadTrace(trace=Trace(name=own_name, horizon_s=horizon_s, events=kept), repairs=tuple(lines.repairs))
+    trace = Trace(name=own_name, horizon_s=horizon_s, events=kept, device_events=of_devices)
+    return ReadTrace(trace=trace, repairs=tuple(lines.repairs))
 
 
 def write_trace(trace: Trace, form: TraceFormat, *, gap_s: float = 60.0) -> str:
-    """Returns the trace's text. Counts and availability lose each node's name and zone; only ours keeps everything.
+    """Returns the trace's text. Counts and availability lose each node's name and zone; only ours keeps everything,
+    and any losses of devices.
 
     Args:
         trace: the trace to write.
@@ -109,7 +118,7 @@ def write_trace(trace: Trace, form: TraceFormat, *, gap_s: float = 60.0) -> str:
     match form:
         case TraceFormat.EVENTS:
             header = _Header(planaria_trace=VERSION, name=trace.name, horizon_s=trace.horizon_s)
-            return "".join(msgspec.json.encode(line).decode() + "\n" for line in (header, *trace.events))
+            return "".join(msgspec.json.encode(line).decode() + "\n" for line in (header, *trace.all_events))
         case TraceFormat.BAMBOO:
             return "".join(f"{round(e.at_s * 1e3)},{e.change},{e.node}\n" for e in trace.events)
         case TraceFormat.COUNTS:
@@ -136,8 +145,8 @@ def _sampled(trace: Trace, gap_s: float) -> Iterator[int]:
 
 # Reading
 
-_Read = tuple[list[Numbered], float, str]
-"""A text's events, its end in seconds as far as it is known, and the trace's name."""
+_Read = tuple[list[Numbered], float, str, list[tuple[int, DeviceEvent]]]
+"""A text's events, its end in seconds as far as it is known, the trace's name, and events of devices."""
 
 
 def _format_of(text: str, lines: Lines) -> TraceFormat:
@@ -180,7 +189,7 @@ def _read_bamboo(text: str, lines: Lines, seed: int) -> _Read:
         if at_s < 0:
             raise lines.refuse(number, f"time {time} is negative. Count from the trace's beginning.")
         events.append((number, TraceEvent(at_s=at_s, change=Change(change), node=node)))
-    return events, 0.0, lines.name
+    return events, 0.0, lines.name, []
 
 
 def _read_counts(text: str, lines: Lines, seed: int) -> _Read:
@@ -200,7 +209,7 @@ def _read_counts(text: str, lines: Lines, seed: int) -> _Read:
     counted.sort(key=lambda row: row[1])
     began = counted[0][1]
     series = [(number, (at - began).total_seconds(), count) for number, at, count in counted]
-    return list(drawn(series, lines, seed)), series[-1][1], lines.name
+    return list(drawn(series, lines, seed)), series[-1][1], lines.name, []
 
 
 def _count(text: str, line: int, lines: Lines) -> int:
@@ -237,7 +246,7 @@ def _read_availability(text: str, lines: Lines, seed: int) -> _Read:
             raise TraceError(f"trace {lines.name}: data entry {at} is {_large(count)}, more than {MOST_NODES:,} nodes.")
     lines.unit = "data entry"
     counted = [(at + 1, at * gap_s, count) for at, count in enumerate(series.data)]
-    return list(drawn(counted, lines, seed)), len(series.data) * gap_s, lines.name
+    return list(drawn(counted, lines, seed)), len(series.data) * gap_s, lines.name, []
 
 
 def _read_events(text: str, lines: Lines, seed: int) -> _Read:
@@ -250,16 +259,28 @@ def _read_events(text: str, lines: Lines, seed: int) -> _Read:
     if not 0 < header.horizon_s <= LONGEST_S:
         raise lines.refuse(rows[0][0], f"horizon_s = {header.horizon_s:g} is not a number of seconds above 0.")
     events: list[Numbered] = []
+    devices: list[tuple[int, DeviceEvent]] = []
     for row in rows[1:]:
+        if decoded(row, _Kind, lines).change in DeviceChange.__members__.values():
+            lost = decoded(row, DeviceEvent, lines)
+            _check_event(row[0], {"at_s": lost.at_s}, lost.node, lines)
+            if lost.device < 0:
+                raise lines.refuse(row[0], f"device = {lost.device} is not a number from 0 on.")
+            devices.append((row[0], lost))
+            continue
         event = decoded(row, TraceEvent, lines)
-        for field, value in (("at_s", event.at_s), ("notice_s", event.notice_s)):
-            if not (math.isfinite(value) and value >= 0):
-                raise lines.refuse(row[0], f"{field} = {value:g} is not a number of seconds from 0 on.")
-        if not event.node:
-            raise lines.refuse(row[0], "the node has no name.")
+        _check_event(row[0], {"at_s": event.at_s, "notice_s": event.notice_s}, event.node, lines)
         events.append((row[0], event))
-    lines.ends(rows[0][0], header.horizon_s, events, "horizon_s")
-    return events, header.horizon_s, header.name
+    lines.ends(rows[0][0], header.horizon_s, [*events, *devices], "horizon_s")
+    return events, header.horizon_s, header.name, devices
+
+
+def _check_event(line: int, times: Mapping[str, float], node: str, lines: Lines) -> None:
+    for field, value in times.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise lines.refuse(line, f"{field} = {value:g} is not a number of seconds from 0 on.")
+    if not node:
+        raise lines.refuse(line, "the node has no name.")
 
 
 _Decoded = TypeVar("_Decoded")

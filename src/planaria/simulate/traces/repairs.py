@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from planaria.simulate.traces.trace import Change, TraceError, TraceEvent
+from planaria.simulate.traces.trace import Change, DeviceChange, DeviceEvent, TraceError, TraceEvent
 
 Numbered = tuple[int, TraceEvent]
 """An event with the line that says it."""
@@ -35,7 +36,7 @@ class Lines:
     def repaired(self, line: int, text: str) -> None:
         self.repairs.append(f"{self.unit} {line}: {text}")
 
-    def ends(self, line: int, horizon: float, events: Sequence[Numbered], field: str) -> None:
+    def ends(self, line: int, horizon: float, events: Sequence[Numbered | tuple[int, DeviceEvent]], field: str) -> None:
         """Reports where the text goes on after the end that it gives in that line."""
         if not events:
             return
@@ -83,4 +84,26 @@ def consistent(events: Iterable[Numbered], lines: Lines) -> Iterator[TraceEvent]
             lines.repaired(line, f"{event.node} is removed, and is not there; left out")
         else:
             (there.add if event.change is Change.ADD else there.remove)(event.node)
+            yield event
+
+
+def consistent_devices(
+    events: Sequence[TraceEvent], devices: Iterable[tuple[int, DeviceEvent]], lines: Lines
+) -> Iterator[DeviceEvent]:
+    """Yields the events of devices, in order, that do not contradict those before, nor these of nodes."""
+    left = deque(events)
+    lost: dict[str, set[int]] = {}
+    for line, event in sorted(devices, key=lambda numbered: numbered[1].at_s):
+        while left and left[0].at_s <= event.at_s:
+            node = left.popleft()
+            lost.pop(node.node, None)
+            if node.change is Change.ADD:
+                lost[node.node] = set()
+        what, is_loss = f"device {event.device} of {event.node}", event.change is DeviceChange.LOST
+        if event.node not in lost:
+            lines.repaired(line, f"{what}, and that node is not there; left out")
+        elif (event.device in lost[event.node]) is is_loss:
+            lines.repaired(line, f"{what} is {'lost already' if is_loss else 'there already'}; left out")
+        else:
+            lost[event.node] ^= {event.device}
             yield event

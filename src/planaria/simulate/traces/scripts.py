@@ -184,7 +184,11 @@ def thinned(trace: Trace, num_nodes: int) -> Trace:
     first = trace.initial
     later = [name for name in dict.fromkeys(event.node for event in trace.events) if name not in set(first)]
     kept = {*_evenly(first, num_nodes), *_evenly(later, round(len(later) * num_nodes / len(first)))}
-    return replace(trace, events=tuple(event for event in trace.events if event.node in kept))
+    return replace(
+        trace,
+        events=tuple(event for event in trace.events if event.node in kept),
+        device_events=tuple(event for event in trace.device_events if event.node in kept),
+    )
 
 
 def _evenly(names: Sequence[str], count: int) -> list[str]:

@@ -45,18 +45,42 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     notice_s: float = 0.0
 
 
+class DeviceChange(enum.StrEnum):
+    LOST = "device_lost"
+    JOINED = "device_joined"
+
+
+class DeviceEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """An event at which one device of a node that stays is lost, or is started again.
+
+    Attributes:
+        at_s: seconds since the trace's beginning.
+        change: what happens.
+        node: the node's name.
+        device: of the node, from 0.
+    """
+
+    at_s: float
+    change: DeviceChange
+    node: str
+    device: int
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """The availability of a cluster's nodes over time.
+    """The availability of a cluster's nodes over time, and of devices of nodes that stay.
 
     Attributes:
         name: for people.
         horizon_s: seconds from its beginning to its end, which is after the last event or with it.
         events: in the order of time; a node is only added when it is not there, and only removed when it is.
+        device_events: in the order of time; a device is only lost while its node is there and it is, and only started
+            again when it is lost. A node that comes has all of its devices.
     """
 
     name: str
     horizon_s: float
     events: tuple[TraceEvent, ...]
+    device_events: tuple[DeviceEvent, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises TraceError where events contradict each other; see `planaria.simulate.traces.repairs`."""
@@ -76,6 +100,34 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             else:
                 there.remove(node)
             last_s = at_s
+        if self.device_events:
+            self._check_devices()
+
+    @property
+    def all_events(self) -> list[TraceEvent | DeviceEvent]:
+        """The events of nodes and of devices in the order of time; of one time those of nodes come first."""
+        both: list[TraceEvent | DeviceEvent] = [*self.events, *self.device_events]
+        return sorted(both, key=lambda event: event.at_s)
+
+    def _check_devices(self) -> None:
+        lost: dict[str, set[int]] = {}
+        if any(later.at_s < earlier.at_s for earlier, later in itertools.pairwise(self.device_events)):
+            raise TraceError(f"trace {self.name}: its device_events are not in the order of time.")
+        for event in self.all_events:
+            if isinstance(event, TraceEvent):
+                lost.pop(event.node, None)
+                if event.change is Change.ADD:
+                    lost[event.node] = set()
+                continue
+            where = f"trace {self.name} ({event.change} {event.node}:{event.device} at {event.at_s:g} s)"
+            if not 0 <= event.at_s <= self.horizon_s:
+                raise TraceError(f"{where}: its time is not between 0 s and the end at {self.horizon_s:g} s.")
+            if event.node not in lost:
+                raise TraceError(f"{where}: the node is not there.")
+            if (event.device in lost[event.node]) is (event.change is DeviceChange.LOST):
+                is_lost = event.change is DeviceChange.LOST
+                raise TraceError(f"{where}: the device is {'lost already' if is_lost else 'there'}.")
+            lost[event.node] ^= {event.device}
 
     def _where(self, at: int, event: TraceEvent) -> str:
         return f"trace {self.name}, event {at} ({event.change} {event.node} at {event.at_s:g} s)"
@@ -132,7 +184,30 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             raise TraceError(
                 f"trace {self.name}: no node is there in the {length_s:g} s from {start_s:g} s on. Take another part."
             )
-        return Trace(name=self.name, horizon_s=length_s, events=(*first, *events))
+        return Trace(
+            name=self.name,
+            horizon_s=length_s,
+            events=(*first, *events),
+            device_events=tuple(self._devices_from(start_s, length_s)),
+        )
+
+    def _devices_from(self, start_s: float, length_s: float) -> Iterator[DeviceEvent]:
+        """Yields the device events of a part of the trace: what is lost when it begins is lost at its beginning."""
+        lost: dict[tuple[str, int], None] = {}
+        for event in self.all_events:
+            if event.at_s > start_s:
+                break
+            if isinstance(event, TraceEvent):
+                lost = {one: None for one in lost if one[0] != event.node}
+            elif event.change is DeviceChange.LOST:
+                lost[event.node, event.device] = None
+            else:
+                del lost[event.node, event.device]
+        for node, device in lost:
+            yield DeviceEvent(at_s=0.0, change=DeviceChange.LOST, node=node, device=device)
+        for event in self.device_events:
+            if start_s < event.at_s <= start_s + length_s * (1 + ROUNDING):
+                yield msgspec.structs.replace(event, at_s=min(event.at_s - start_s, length_s))
 
     def compressed(self, factor: float) -> Trace:
         """Returns the trace `factor` times as fast; notices too."""
@@ -140,7 +215,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.replace(event, at_s=event.at_s / factor, notice_s=event.notice_s / factor)
             for event in self.events
         )
-        return msgspec.structs.replace(self, horizon_s=self.horizon_s / factor, events=tuple(events))
+        devices = (msgspec.structs.replace(event, at_s=event.at_s / factor) for event in self.device_events)
+        return msgspec.structs.replace(
+            self, horizon_s=self.horizon_s / factor, events=tuple(events), device_events=tuple(devices)
+        )
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +239,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
         zones: nodes that were ever there, by zone.
         one_zone_share: of the times at which several nodes went, the share at which all were of one zone.
         with_notice: of the nodes that went, how many were announced.
+        devices_lost: losses of devices whose nodes stayed.
     """
 
     horizon_s: float
@@ -179,6 +258,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     zones: dict[str, int]
     one_zone_share: float | None
     with_notice: int
+    devices_lost: int = 0
 
 
 def summarise(trace: Trace) -> TraceSummary:
@@ -210,6 +290,7 @@ def summarise(trace: Trace) -> TraceSummary:
         zones=dict(sorted(Counter(zone for zone in zone_of.values() if zone).items())),
         one_zone_share=sum(len({e.zone for e in b}) == 1 for b in together) / len(together) if together else None,
         with_notice=sum(event.notice_s > 0 for event in removed),
+        devices_lost=sum(event.change is DeviceChange.LOST for event in trace.device_events),
     )
 
 

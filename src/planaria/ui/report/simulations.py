@@ -128,6 +128,7 @@ def figures(outcome: Outcome) -> Columns:
         ("hours", "hours", 2),
         ("nodes", "mean_nodes", 1),
         ("losses", "losses", 1),
+        *([("devices", "device_losses", 1)] if any(s.figures["device_losses"].mean for s in outcome.summaries) else []),
         ("fatal", "fatal", 1),
         ("waits", "waits", 1),
     )

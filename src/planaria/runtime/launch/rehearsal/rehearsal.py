@@ -194,7 +194,7 @@ def rehearse(
         UserError (or another ValueError of Planaria's): the job cannot be run.
     """
     write_atomically(folder.job, job_json(job))
-    with Replay(script, nodes, folder.contact, say) as replay:
+    with Replay(script, nodes, job.cluster.devices_per_node, folder.contact, say) as replay:
         result = train_job(TrainRequest(job=job, folder=folder, observers=(*observers, replay)), nodes)
     return _result(job, script, result, replay)
 

@@ -1,4 +1,5 @@
-"""Plays a script on a run's real processes: nodes are killed, given notice and started when the script says so.
+"""Plays a script on a run's real processes: nodes are killed, given notice and started when the script says so, and
+devices of nodes alone.
 
 It judges nothing and measures nothing: what becomes of it is told by the run's records.
 """
@@ -15,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from planaria.job.errors import UserError
-from planaria.plan.plan import NodeId
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.records import AnyRecord, NodeLost, NodeReleased, RunEnded
 from planaria.protocol.messages.user import Answer, Wish
 from planaria.runtime.coordinator.client import Contact, ask
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.thresholds import END_S, REPLAY_TICK_S
 from planaria.simulate.traces.scripts import Script, ScriptClock, numbered
-from planaria.simulate.traces.trace import Change, TraceEvent
+from planaria.simulate.traces.trace import Change, DeviceChange, DeviceEvent, TraceEvent
 
 Say = Callable[[str], None]
 
@@ -33,7 +34,7 @@ class Moment:
 
     at: float
     is_notice: bool
-    event: TraceEvent
+    event: TraceEvent | DeviceEvent
 
 
 def moments(script: Script) -> list[Moment]:
@@ -45,6 +46,7 @@ def moments(script: Script) -> list[Moment]:
         if event.change is Change.REMOVE and event.notice_s > 0:
             found.append(Moment(at=max(0.0, event.at_s - event.notice_s), is_notice=True, event=event))
         found.append(Moment(at=event.at_s, is_notice=False, event=event))
+    found += [Moment(at=event.at_s, is_notice=False, event=event) for event in script.trace.device_events]
     return sorted(found, key=lambda moment: moment.at)
 
 
@@ -54,15 +56,20 @@ class Replay:
     Args:
         script: to be played; its nodes at the beginning are the run's, in their order.
         nodes: the processes of the run.
+        devices_per_node: workers on each.
         contact: the run's contact file.
         say: takes lines for people, from the replay's thread.
     """
 
-    def __init__(self, script: Script, nodes: LocalNodes, contact: Path, say: Say) -> None:
+    def __init__(self, script: Script, nodes: LocalNodes, devices_per_node: int, contact: Path, say: Say) -> None:
         self._moments = moments(script)
         self._length = script.trace.horizon_s
         self._clock = ScriptClock(script.clock)
         self._nodes = nodes
+        self._devices_per_node = devices_per_node
+        self._dead_devices: set[WorkerId] = set()
+        self._returning: list[DeviceEvent] = []
+        """Devices that are to be started again, as soon as no plan has them any more."""
         self._contact = contact
         self._say = say
         self._node_of = numbered(script.trace, [NodeId(node) for node in range(len(script.trace.initial))])
@@ -143,6 +150,7 @@ class Replay:
             return
         while self._moments and self._moments[0].at <= at:
             self._do(self._moments.pop(0))
+        self._returning = [event for event in self._returning if not self._starts_again(event)]
         for node in self._doomed - self._gone:
             self._nodes.kill(node)  # again, where its processes were about to be started
         if at >= self._length and not self._is_stopping:
@@ -151,6 +159,9 @@ class Replay:
 
     def _do(self, moment: Moment) -> None:
         event = moment.event
+        if isinstance(event, DeviceEvent):
+            self._do_to_device(event)
+            return
         if event.change is Change.ADD:
             self._node_of[event.node] = node = self._add()
             self._say(f"node {node} ({event.node}) is started")
@@ -163,6 +174,31 @@ class Replay:
             self._say(f"node {node} ({event.node}) {gone}")
         elif self._ask(Wish.DRAIN, node=node, grace_s=event.notice_s).accepted:
             self._say(f"node {node} ({event.node}) is given notice")
+
+    def _do_to_device(self, event: DeviceEvent) -> None:
+        if event.change is DeviceChange.JOINED:
+            self._returning.append(event)
+            return
+        one = event.node, event.device
+        self._returning = [other for other in self._returning if (other.node, other.device) != one]
+        node, per_node = self._node_of[event.node], self._devices_per_node
+        worker = WorkerId(node * per_node + event.device)
+        self._dead_devices.add(worker)
+        if self._dead_devices.issuperset(range(node * per_node, (node + 1) * per_node)):
+            self._doomed.add(node)
+        self._nodes.kill_worker(worker)
+        self._say(f"device {event.device} of node {node} ({event.node}) is killed")
+
+    def _starts_again(self, event: DeviceEvent) -> bool:
+        """Has a device started again if it may be; returns whether nothing is left to do."""
+        node = self._node_of[event.node]
+        if node in self._doomed | self._gone:
+            return True
+        if not self._ask(Wish.ADD, node=node, device=event.device).accepted:
+            return False
+        self._dead_devices.discard(WorkerId(node * self._devices_per_node + event.device))
+        self._say(f"device {event.device} of node {node} ({event.node}) is brought back")
+        return True
 
     def _add(self) -> NodeId:
         answer = self._ask(Wish.ADD, count=1)

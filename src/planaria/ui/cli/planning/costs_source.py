@@ -69,7 +69,7 @@ class PlanOptions:
     shadows: bool
     policy: str | None
     mean_time_between_failures_s: float
-    losses: tuple[tuple[int, ...], ...]
+    losses: tuple[tuple[int | str, ...], ...]
 
     @property
     def search(self) -> dict[str, Any]:

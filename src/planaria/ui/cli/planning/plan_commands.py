@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,21 @@ _OBJECTIVES = ("steptime", "oobleck")
 _POLICIES = [name.value for name in PolicyName]
 
 
-def _nodes_lost(context: click.Context, option: click.Parameter, given: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Returns the numbers of each text such as "1,5"."""
+_DEVICE_ALONE = re.compile(r"[0-9]{1,9}:[0-9]{1,9}")
+
+
+def _lost(context: click.Context, option: click.Parameter, given: Sequence[str]) -> tuple[tuple[int | str, ...], ...]:
+    """Returns the numbers of each text such as "1,5", and devices alone, such as "2:1", as they are."""
     try:
-        return tuple(tuple(int(node) for node in text.split(",")) for text in given)
+        return tuple(tuple(_one_lost(one.strip()) for one in text.split(",")) for text in given)
     except ValueError:
-        raise click.BadParameter("give numbers of nodes, such as 1 or 1,5.") from None
+        raise click.BadParameter(
+            "give numbers of nodes, such as 1 or 1,5, or a device of a node, such as 2:1."
+        ) from None
+
+
+def _one_lost(text: str) -> int | str:
+    return text if _DEVICE_ALONE.fullmatch(text) else int(text)
 
 
 @click.command()
@@ -76,8 +86,9 @@ def _nodes_lost(context: click.Context, option: click.Parameter, given: Sequence
     help="Without JOB: seconds between losses of nodes, which the policy adaptive expects.",
 )  # fmt: skip
 @click.option(
-    "--lose", "losses", multiple=True, metavar="NODES", callback=_nodes_lost,
-    help="Show the plan after the loss of these nodes (1 or 1,5: at once); may be repeated.",
+    "--lose", "losses", multiple=True, metavar="NODES", callback=_lost,
+    help="Show the plan after the loss of these nodes (1 or 1,5: at once), or of a device alone (2:1: device 1 of node "
+    "2); may be repeated.",
 )  # fmt: skip
 def plan(
     job: Path | None,

@@ -181,6 +181,12 @@ def _read(job: Job, wanted: RehearsalOptions) -> Script:
     read = read_script(text, path.name, seed=wanted.seed)
     tell_repairs([f"{path.name}, {repair}" for repair in read.repairs])
     script = read.script
+    most = max((event.device for event in script.trace.device_events), default=0)
+    if most >= job.cluster.devices_per_node:
+        raise UserError(
+            f"cluster.devices_per_node = {job.cluster.devices_per_node}: {path.name} has a device {most} of a node. "
+            f"Set {most + 1} or more."
+        )
     if script.clock is Clock.STEPS:
         _refuse(wanted, "counts steps", ("speed", "start_h", "length_h", "busiest_h"), "Leave it out.")
         script = _announced(script, wanted)

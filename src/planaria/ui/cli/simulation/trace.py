@@ -70,6 +70,8 @@ def describe(file: Path, seed: int, as_json: bool) -> int:
     ]
     if summary.one_zone_share is not None:
         rows.append(("bulks from one zone", f"{summary.one_zone_share:.0%}"))
+    if summary.devices_lost:
+        rows.append(("devices lost alone", str(summary.devices_lost)))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         click.echo(f"{name:{width}}  {value}")
@@ -97,7 +99,8 @@ def convert(
 ) -> int:
     """Write FILE, or a part of it, to TARGET in another format.
 
-    Counts and availability do not say which node is which; only our own format keeps zones and notices.
+    Counts and availability do not say which node is which; only our own format keeps zones, notices and losses of
+    devices.
     """
     given = _read(file, seed)
     if start_h is not None or length_h is not None:
