@@ -2,15 +2,16 @@
 
 A section (an attention, a feed-forward) has matrices that are split by columns, and one behind them that is split by
 rows. Each shard runs the section's own forward on its slices of them. What its rows give is summed over the shards by
-one fixed binary tree, and so are the gradients of whatever several shards read: the section's inputs, a key-value head
-that they share, a norm within heads. The sum of neighbouring shards is a node of that tree: whoever has computed them
-can hand it on, and the bits stay the same. Knows nothing of layers, nor of any library of models.
+one fixed binary tree, and so are the gradients of whatever several shards read: the section's inputs, the keys and
+values of a head that they share, a norm within heads. The sum of neighbouring shards is a node of that tree: whoever
+has computed them can hand it on, and the bits stay the same. Knows nothing of layers, nor of any library of models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -140,8 +141,14 @@ class _ShardedForward:
         self._width: int = first.get_parameter("weight").shape[1 - _output_dim(first)]
         self._rows = section.get_submodule(split.rows)
         self._rows.forward = self._add_up
+        for path, number in pieces.items():
+            if number < shards:
+                part = section.get_submodule(path)
+                part.forward = partial(self._once_for_several, part, shards // number)
+        self._shard = 0
         self._sums: list[torch.Tensor] = []
         self._slices: Sequence[torch.Tensor] = ()
+        self._outputs: dict[nn.Module, Sequence[torch.Tensor]] = {}
         self._seed: Callable[[int], None] = _leave
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -155,8 +162,9 @@ class _ShardedForward:
         self._seed = _seeds(leaves) if section.training else _leave
         try:
             for shard in range(self._shards):
-                for (part, name), of_shards in held.items():
-                    part._parameters[name] = of_shards[shard]  # type: ignore[assignment]
+                self._shard = shard
+                for (part, name), pieces in held.items():
+                    part._parameters[name] = pieces[shard * len(pieces) // self._shards]  # type: ignore[assignment]
                 shard_args, shard_kwargs = tree_unflatten(given[shard], structure)
                 self._seed(shard)
                 try:
@@ -164,6 +172,7 @@ class _ShardedForward:
                 except _ShardDone:
                     continue
         finally:
+            self._outputs.clear()
             for part, name, parameter in before:
                 part._parameters[name] = parameter
         raise AssertionError("the last shard goes on")
@@ -176,6 +185,12 @@ class _ShardedForward:
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
         shared = [_shared(leaf, self._shards, dtype if leaf is inputs else None) for leaf in leaves]
         return list(zip(*shared, strict=True))
+
+    def _once_for_several(self, part: nn.Module, sharing: int, inputs: torch.Tensor) -> torch.Tensor:
+        """Is the forward of a module of which so many shards share a piece: the first of them runs it."""
+        if self._shard % sharing == 0:
+            self._outputs[part] = _shared(type(part).forward(part, inputs), sharing)
+        return self._outputs[part][self._shard % sharing]
 
     def _add_up(self, inputs: torch.Tensor) -> torch.Tensor:
         """Is the forward of the module that is split by rows: the last shard's returns what all of them give."""
@@ -191,18 +206,14 @@ class _ShardedForward:
         return total if bias is None else total + bias.to(total.dtype)
 
     def _held(self) -> dict[tuple[nn.Module, str], Sequence[torch.Tensor]]:
-        """Returns what each shard has in the place of the section's parameters, but for those of the rows."""
+        """Returns pieces of the section's parameters, but for those of the rows; each for as many shards."""
         held: dict[tuple[nn.Module, str], Sequence[torch.Tensor]] = {}
         for path, matrices in self._split.columns.items():
             part = self._section.get_submodule(path)
             dims = {"weight": _output_dim(part), "bias": 0}
             for name, parameter in part._parameters.items():
                 if parameter is not None:
-                    sharing = self._shards // self._pieces[path]
-                    # Gradients of a piece that shards share are added as they are counted: in float32.
-                    whole = parameter if sharing == 1 else parameter.view_as(parameter)
-                    pieces = slices(whole, dims[name], matrices, self._pieces[path])
-                    held[part, name] = [one for piece in pieces for one in _shared(piece, sharing)]
+                    held[part, name] = slices(parameter, dims[name], matrices, self._pieces[path])
         for path in self._split.whole:
             part = self._section.get_submodule(path)
             for name, parameter in part._parameters.items():
