@@ -52,8 +52,8 @@ def find_splits(whole: Any, shards: int) -> dict[str, Split]:
             splits[section] = split
     if not splits:
         raise ModelError(
-            f"{said}: transformers has no plan by which a {config.model_type} model is split (base_model_tp_plan). "
-            "Set it to 0."
+            f"{said}: transformers has no plan by which the {config.model_type} model can be split "
+            "(base_model_tp_plan). Set it to 0."
         )
     if heads % shards:
         raise ModelError(
