@@ -189,6 +189,8 @@ REFUSED = [
     ("model.lora={r=0}", ["model.lora.r = 0", "below 1"]),
     ("model.lora={rank=8}", ["model.lora.rank = 8", "no such field"]),
     ("model.lora={lora_dropout=1.0}", ["model.lora.lora_dropout = 1.0", "[0, 1)"]),
+    ("model.virtual_shards=6", ["model.virtual_shards = 6", "no power of two", "Set it to 4, or to 0"]),
+    ("model.virtual_shards=-2", ["model.virtual_shards = -2", "below 0"]),
     ("train.parameters=[{match='*', weight_decay=-1}]", ["train.parameters[0].weight_decay = -1"]),
     (
         "train.parameters=[{match='*', trainable=false, learning_rate_factor=0.1}]",
@@ -322,6 +324,19 @@ def test_what_is_no_job_is_refused_by_field_and_remedy(override: str, parts: lis
 
 
 @pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ("model.type=layers:transformer", r"not with 'layers:transformer'\. Set it to 0"),
+        ("model.lora={r=2}", r"does not go with adapters.*leave \[model\.lora\] out"),
+        ("train.compile=true", r"does not go with train\.compile = true.*compile = false"),
+    ],
+)
+def test_what_does_not_go_with_virtual_shards_is_refused(other: str, says: str) -> None:
+    with pytest.raises(UserError, match=rf"model\.virtual_shards = 2 .*{says}"):
+        parse("model.virtual_shards=2", other)
+
+
+@pytest.mark.parametrize(
     ("text", "parts"),
     [
         ("", ["model.type is missing", "a text"]),
@@ -383,6 +398,9 @@ def test_a_job_in_json_is_the_same_and_has_one_fingerprint() -> None:
     rounded = parse("model.config.n_layer=4", "train.boundary_dtype=bfloat16")
     assert job_fingerprint(job) != job_fingerprint(rounded)
     assert changed_numbers(job, rounded) == ("train.boundary_dtype",)
+    in_shards = parse("model.config.n_layer=4", "model.virtual_shards=2")
+    assert job_fingerprint(job) != job_fingerprint(in_shards)
+    assert changed_numbers(job, in_shards) == ("model.virtual_shards",)
     assert changed_numbers(job, parse("train.seed=2", "run.name=x")) == ("model.config", "train.seed")
     with pytest.raises(UserError, match="damaged"):
         job_from_json(b"{")

@@ -38,6 +38,7 @@ def check_job(job: Job) -> None:
     _check_sequence(job)
     check_cluster(job.cluster)
     _check_precision(job)
+    _check_virtual_shards(job)
     check_resilience(job.resilience)
     check_budget(job.budget)
     _check_hourly_price(job)
@@ -87,6 +88,14 @@ def _check_precision(job: Job) -> None:
         refuse(
             "train.boundary_dtype", job.train.boundary_dtype.value, "is no dtype of messages",
             'Set it to "float32" or "bfloat16".',
+        )  # fmt: skip
+
+
+def _check_virtual_shards(job: Job) -> None:
+    if job.model.virtual_shards and job.train.compile:
+        refuse(
+            "model.virtual_shards", job.model.virtual_shards, "does not go with train.compile = true",
+            "Set virtual_shards = 0, or compile = false.",
         )  # fmt: skip
 
 

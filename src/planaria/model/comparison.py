@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
 
+from planaria.job.errors import in_one_line
 from planaria.job.sections.data import DOCUMENT_POSITIONS, SOURCE_MASK
 from planaria.job.sections.model import ModelSection
 from planaria.job.sections.train import TrainSection
@@ -35,7 +37,8 @@ _MOST_ROWS, _MOST_TOKENS = 2, 64
 def compare(model: HuggingFaceModel, section: ModelSection, train: TrainSection, example: Batch | None = None) -> None:
     """Compares the job's model, as it is cut, with the whole one.
 
-    Where documents are apart, also a document in a window with the same one alone.
+    Where documents are apart, also a document in a window with the same one alone; under virtual shards, also the
+    model in shards.
 
     Args:
         model: the job's.
@@ -52,16 +55,24 @@ def compare(model: HuggingFaceModel, section: ModelSection, train: TrainSection,
     for config in _narrower(model.config):
         try:
             batch = example_batch(config, model.model_class, shorter) if example is None else model.example
-            small = HuggingFaceModel(model.model_class, config, batch, split_at=section.split_at)
+            build = partial(HuggingFaceModel, model.model_class, config, batch, split_at=section.split_at)
+            small = build()
+            in_shards = build(virtual_shards=section.virtual_shards) if section.virtual_shards else None
         except ModelError:
             continue
         if len(small.layer_names) != len(model.layer_names) or _size(small) > _MOST_PARAMETERS:
             continue
-        difference = _difference(small, _random(small) if example is None else model.example)
+        samples = _random(small) if example is None else model.example
+        difference = _difference(small, samples)
         if difference is not None:
             raise ModelError(
                 f"model.type = {section.type!r}: cut into {len(small.layer_names)} layers, {difference}. "
                 "Planaria cannot train it."
+            )
+        if in_shards is not None and (difference := _difference_in_shards(in_shards, samples)) is not None:
+            raise ModelError(
+                f"model.virtual_shards = {section.virtual_shards}: a {model.config.model_type} model cannot be split "
+                f"by transformers' plan of it: {difference}. Set it to 0."
             )
         if DOCUMENT_POSITIONS in model.inputs and not _keeps_apart(small, shorter.sequence_length):
             raise ModelError(
@@ -113,7 +124,21 @@ def _random(model: HuggingFaceModel) -> Batch:
         }
 
 
-def _difference(model: HuggingFaceModel, batch: Batch) -> str | None:
+def _difference_in_shards(model: HuggingFaceModel, batch: Batch) -> str | None:
+    try:
+        return _difference(model, batch, rounds=True)
+    except (RuntimeError, ValueError, AttributeError) as error:  # of modules that know how wide they are whole
+        return in_one_line(error)
+
+
+def _difference(model: HuggingFaceModel, batch: Batch, *, rounds: bool = False) -> str | None:
+    """Returns how a model's layers differ from the whole model.
+
+    Args:
+        model: the layers.
+        batch: on which.
+        rounds: whether outputs may differ by rounding.
+    """
     with seeded(0):
         whole = model.model_class(model.config).eval()
         state = {name: parameter.detach() for name, parameter in whole.named_parameters()}
@@ -123,7 +148,7 @@ def _difference(model: HuggingFaceModel, batch: Batch) -> str | None:
         for layer in layers:
             output = layer(*values)
             values = output if isinstance(output, tuple) else (output,)
-        if not torch.equal(values[0], expected):
+        if not (_is_close if rounds else torch.equal)(values[0], expected):
             return "it gives other outputs than whole"
         weights = torch.randn(expected.shape)
         torch.autograd.backward((expected * weights).sum())
@@ -134,7 +159,7 @@ def _difference(model: HuggingFaceModel, batch: Batch) -> str | None:
             found = sum((part for part in parts if part is not None), torch.zeros(spec.shape))
             gradient = whole.get_parameter(spec.name).grad
             other = torch.zeros(spec.shape) if gradient is None else gradient
-            if not torch.allclose(found, other, rtol=1e-3, atol=1e-4 * float(other.abs().max())):
+            if not _is_close(found, other):
                 return f"the gradient of {spec.name} is another than whole"
     return None
 
@@ -147,7 +172,7 @@ def _keeps_apart(model: HuggingFaceModel, length: int) -> bool:
         ids = torch.randint(model.config.vocab_size, (1, length))
         found = logits(whole, {"input_ids": ids, DOCUMENT_POSITIONS: torch.arange(length)[None] % half})
         alone = torch.cat([logits(whole, {"input_ids": part}) for part in (ids[:, :half], ids[:, half:])], dim=1)
-    return torch.allclose(found, alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max()))
+    return _is_close(found, alone)
 
 
 def _heeds_mask(model: HuggingFaceModel, length: int) -> bool:
@@ -159,7 +184,7 @@ def _heeds_mask(model: HuggingFaceModel, length: int) -> bool:
         is_source = (torch.arange(length) < half).long()[None]
         found = logits(whole, {"input_ids": ids, SOURCE_MASK: is_source, "labels": labels})
         alone = logits(whole, {"input_ids": ids[:, :half], "labels": labels})
-    return torch.allclose(found, alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max()))
+    return _is_close(found, alone)
 
 
 def _masks_as_whole(model: HuggingFaceModel) -> bool:
@@ -175,7 +200,12 @@ def _masks_as_whole(model: HuggingFaceModel) -> bool:
         expected = whole(**given).logits
         found = logits(whole, given)
     is_told = torch.ones_like(ids).bool() if model.config.is_encoder_decoder else given[TOKEN_MASK] == 1
-    return torch.allclose(found[is_told], expected[is_told], rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+    return _is_close(found[is_told], expected[is_told])
+
+
+def _is_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether tensors are equal within rounding."""
+    return torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.detach().abs().max()))
 
 
 def _filled(model: HuggingFaceModel, state: dict[str, torch.Tensor]) -> list[nn.Module]:

@@ -28,6 +28,8 @@ from planaria.model.recording import Call, CannotCut, Recording, is_whole, recor
 from planaria.model.tensors.batch_norms import first_values, refusal, statistics
 from planaria.model.tensors.grouping import LayerParameter, group_parameters, parameter_specs
 from planaria.model.tensors.lora import add_adapters, base_name, initial_values, is_adapters, merged
+from planaria.model.tensors.split_plans import find_splits
+from planaria.model.tensors.virtual_shards import compute_by_shards
 from planaria.model.weights.folder import WeightsFolder
 
 
@@ -44,6 +46,7 @@ class HuggingFaceModel:
         lora: adapters that are put into it; None: there are none.
         is_frozen: whether the parameter of a name is not trained; nor is what the family itself freezes.
         seed: of what is frozen and random.
+        virtual_shards: in how many shards what can be split is computed, a power of two; 0: nothing is split.
 
     Raises:
         ModelError: the config contradicts itself, or the model cannot be cut; says why.
@@ -61,6 +64,7 @@ class HuggingFaceModel:
         lora: LoraSection | None = None,
         is_frozen: Callable[[str], bool] = lambda name: False,
         seed: int = 0,
+        virtual_shards: int = 0,
     ) -> None:
         self.config = config
         self.model_class = model_class
@@ -88,6 +92,8 @@ class HuggingFaceModel:
             self._layers = cut(self._recording)
         except CannotCut as error:
             raise ModelError(f"a {config.model_type} model cannot be cut into layers: {error}.") from error
+        self._virtual_shards = virtual_shards
+        self._splits = find_splits(self._whole, virtual_shards) if virtual_shards else {}
         self._in_evaluation: tuple[Call, ...] | None = None
         specs = self._specs = parameter_specs([self._parameters_of(layer) for layer in self._layers])
         frozen = {name for name, one in self._whole.named_parameters() if not one.requires_grad or is_frozen(name)}
@@ -153,6 +159,9 @@ class HuggingFaceModel:
             for name, parameter in part._parameters.items():
                 if parameter is not None:
                     part._parameters[name] = nn.Parameter(torch.empty_like(parameter, device="cpu"))
+        for section, split in self._splits.items():
+            if f"{section}.".startswith(f"{path}."):
+                compute_by_shards(module.get_submodule(section[len(path) + 1 :]), split, self._virtual_shards)
         return module
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> PreTrainedModel:

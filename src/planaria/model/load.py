@@ -160,4 +160,5 @@ def load_huggingface_model(
         lora=section.lora,
         is_frozen=partial(is_frozen, train=train),
         seed=train.seed,
+        virtual_shards=section.virtual_shards,
     )

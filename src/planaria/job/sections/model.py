@@ -51,6 +51,8 @@ class ModelSection(Section, frozen=True):
             Default: cross entropy of the labels, of tokens the next ones.
         lora: adapters (LoRA, by peft) that are trained in place of the model's own parameters; see
             docs/howto/fine-tuning.md.
+        virtual_shards: in so many shards each block's matrices are computed, and summed in one fixed order: a power
+            of two that divides the heads, part of the job's numbers; see docs/howto/own-model.md. 0: none.
     """
 
     type: str
@@ -60,6 +62,7 @@ class ModelSection(Section, frozen=True):
     split_at: tuple[str, ...] = ()
     loss: str | None = None
     lora: LoraSection | None = None
+    virtual_shards: int = 0
 
 
 def check_model(model: ModelSection) -> None:
@@ -93,6 +96,8 @@ def check_model(model: ModelSection) -> None:
         function("model.loss", model.loss)
     if model.lora is not None:
         _check_lora(model.lora)
+    if model.virtual_shards:
+        _check_virtual_shards(model)
 
 
 def _check_lora(lora: LoraSection) -> None:
@@ -102,3 +107,14 @@ def _check_lora(lora: LoraSection) -> None:
         refuse("model.lora.lora_dropout", lora.lora_dropout, "is not within [0, 1)", "Set for instance 0.05.")
     for name in lora.target_modules:
         text("model.lora.target_modules", name)
+
+
+def _check_virtual_shards(model: ModelSection) -> None:
+    field, shards = "model.virtual_shards", model.virtual_shards
+    at_least(field, shards, 0)
+    if shards & (shards - 1):
+        refuse(field, shards, "is no power of two", f"Set it to {1 << (shards.bit_length() - 1)}, or to 0.")
+    if is_function(model.type):
+        refuse(field, shards, f"goes with a Hugging Face model type, not with {shown(model.type)}", "Set it to 0.")
+    if model.lora is not None:
+        refuse(field, shards, "does not go with adapters", "Set it to 0, or leave [model.lora] out.")

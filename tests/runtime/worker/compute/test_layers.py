@@ -48,6 +48,7 @@ def sections() -> dict[str, ModelSection]:
     named["skipped blocks"] = ModelSection(
         type="tests.runtime.worker.tiny_model:layers", config={"depth": 4, "skip": 0.5}
     )
+    named["virtual shards"] = msgspec.structs.replace(small_section("llama"), virtual_shards=4)
     named["recurrent"] = ModelSection(type="tests.runtime.worker.tiny_model:recurrent")
     return named
 
@@ -257,9 +258,29 @@ def own_function(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torc
     return [torch.tanh(Scale.apply(torch.tanh(x @ v), w))]  # type: ignore[no-untyped-call]
 
 
+def slices_side_by_side(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.tanh(x @ part) @ rows for part, rows in zip(w.chunk(2, 1), v.chunk(2), strict=True)]
+
+
+def slices_in_turn(x: torch.Tensor, w: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
+    first, second = torch.unflatten(w, 1, (2, 2)).unbind(1)
+    return [torch.tanh(torch.tanh(x @ first) @ first.T) @ second]
+
+
+def added_side_by_side(x: torch.Tensor, w: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
+    """Three parts, whose sum depends on their order."""
+    return [x @ w, torch.tanh(x) @ w, torch.sin(x) @ w]
+
+
+def crossed(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    """Two nodes with a slice each, one on the way of the other, and a third with slices of both parameters."""
+    (first, second), (third, fourth) = w.chunk(2), v.chunk(2)
+    return [torch.tanh(torch.tanh(x[:, :2] @ first) @ third.T) @ torch.ones(2, 2), x[:, :2] @ (second + fourth)]
+
+
 SHAPES = [
-    linear_twice, hooked, passed_on, apart, apart_and_shared, several_in_one_place, residual, unused,
-    nothing_from_inputs, many_outputs, own_function,
+    slices_side_by_side, slices_in_turn, added_side_by_side, crossed, linear_twice, hooked, passed_on, apart,
+    apart_and_shared, several_in_one_place, residual, unused, nothing_from_inputs, many_outputs, own_function,
 ]  # fmt: skip
 Shape = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], list[torch.Tensor]]
 
@@ -306,3 +327,14 @@ def test_no_product_is_computed_twice_or_in_the_wrong_pass() -> None:
     with Products() as of_weights:
         weight_pass.gradients()
     assert (of_forward.number, of_inputs.number, of_weights.number) == (2, 2, 2)
+
+
+def test_products_of_slices_are_in_their_pass_too() -> None:
+    leaf = torch.randn(4, 4).requires_grad_()
+    parameters = [nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))]
+    outputs = slices_side_by_side(leaf, *parameters)
+    with Products() as of_inputs:
+        _, weight_pass = backward_in_two(outputs, [torch.ones(4, 4)] * 2, [leaf], parameters)
+    with Products() as of_weights:
+        weight_pass.gradients()
+    assert (of_inputs.number, of_weights.number) == (4, 4)

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from planaria.model.tensors.virtual_shards import slices
+
 _PRODUCTS = frozenset(
     {
         functional.linear,
@@ -25,9 +27,11 @@ _PRODUCTS = frozenset(
         torch.mm,
         torch.Tensor.matmul,
         torch.Tensor.__matmul__,
+        slices,
     }
 )
-"""What autocast computes in its dtype on every kind of device, given weights as arguments."""
+"""What autocast computes in its dtype on every kind of device, given weights as arguments; and what slices them for
+such products."""
 
 
 class CopiedWeight(nn.Parameter):
