@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, SupportsFloat, TypeVar
 
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.sums.slices import Slices, slices_of
@@ -51,7 +51,7 @@ class Sum(Generic[Part]):
     ready: set[WorkerId] = field(default_factory=set)
     counts: dict[WorkerId, Part] = field(default_factory=dict)
     parts: dict[WorkerId, Part] = field(default_factory=dict)
-    norm: float | None = None
+    norm: SupportsFloat | None = None
 
     @property
     def is_done(self) -> bool:
@@ -127,8 +127,8 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
         """Returns the host in whose memory the worker's vectors can be read; the same at every owner."""
 
     @abstractmethod
-    def _own(self, accumulator: Accumulator) -> Part:
-        """Returns what this worker counted, in place."""
+    def _own(self, accumulator: Accumulator, slices: Slices) -> Part:
+        """Returns what this worker counted, in place, for a sum by these slices."""
 
     @abstractmethod
     def _place(self, accumulator: Accumulator | None) -> Payload:
@@ -167,7 +167,7 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
         """Takes a slice's total from an owner's gradient at a `_total_place`; returns False if that is out of reach."""
 
     @abstractmethod
-    def _norm(self, group: int) -> float:
+    def _norm(self, group: int) -> SupportsFloat:
         """Returns the squared norm of the replica's gradient."""
 
     # Plans and steps
@@ -214,7 +214,7 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
             news=news,
         )
         if accumulator is not None:
-            pending.counts[self._worker] = self._own(accumulator)
+            pending.counts[self._worker] = self._own(accumulator, slices)
         self._sums[group] = pending
         self._open.add((round_, group))
         for owner in pending.unheard:
@@ -365,4 +365,4 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
     @property
     def norms(self) -> dict[int, float]:
         """Squared norms of the groups whose norm is this worker's to tell."""
-        return {group: s.norm for group, s in sorted(self._sums.items()) if s.norm is not None}
+        return {group: float(s.norm) for group, s in sorted(self._sums.items()) if s.norm is not None}
