@@ -46,7 +46,7 @@ class WorkerLoop(WorkerExecutor):
     _interpreter: Interpreter
     _transfers: StateTransfer
     _mailbox: Mailbox
-    _transport: Transport
+    _transport: Outbox
     _control: Control
 
     def __init__(
@@ -72,7 +72,7 @@ class WorkerLoop(WorkerExecutor):
         holdings = Holdings(engine.model, job.train, engine.device, engine.make_compute, compares=job.compares_replicas)
         trace = None if settings.trace is None else Trace(Path(settings.trace))
         self._device = engine.device
-        self._outbox = outbox = Outbox(transport)
+        outbox = Outbox(transport)
         transfers = StateTransfer(
             settings.worker,
             self._machine,
@@ -85,7 +85,7 @@ class WorkerLoop(WorkerExecutor):
             control.send,
         )
         interpreter = Interpreter(settings.worker, engine, holdings, outbox, mailbox, faults, heartbeat, trace)
-        super().__init__(settings.worker, holdings, transfers, interpreter, mailbox, transport, control)
+        super().__init__(settings.worker, holdings, transfers, interpreter, mailbox, outbox, control)
         self._status: int | None = None
         self._act = ""
         self._gave_up = False
@@ -115,7 +115,7 @@ class WorkerLoop(WorkerExecutor):
         """Carries out an order, or works until there is one."""
         running = self._machine.phase is WorkerPhase.RUNNING and not self._gave_up
         if not running:
-            self._outbox.finish()
+            self._transport.finish()
         with self._heartbeat.during(Activity.IDLE):
             order = self._mailbox.next_order(block=not running)
         if order is not None:
@@ -171,7 +171,6 @@ class WorkerLoop(WorkerExecutor):
     def _adopt(self, message: PlanMessage, *, continues: bool, forgets: bool) -> None:
         self._act = "while a plan is taken over"
         log.info("plan %d from step %d", message.plan.generation, message.step)
-        self._outbox.finish()  # some of whom it goes to may be no peers any more
         self._device.after(Stream.SUMS, Stream.COPIES_OUT)  # of what the plan may drop, or count anew
         super()._adopt(message, continues=continues, forgets=forgets)
 

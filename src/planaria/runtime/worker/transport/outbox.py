@@ -7,7 +7,7 @@ them where it has nothing else to do.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from planaria.model.model import Tensors
 from planaria.plan.plan import WorkerId
@@ -35,6 +35,11 @@ class Outbox:
         else:
             self._late.append((peer, key, tensors))
 
+    def set_peers(self, addresses: Mapping[WorkerId, str]) -> None:
+        """Sets the peers of the plan, once all is sent that is for those of the last one."""
+        self.finish()
+        self._transport.set_peers(addresses)
+
     def host_of(self, worker: WorkerId) -> Hashable:
         return self._transport.host_of(worker)
 
@@ -58,3 +63,6 @@ class Outbox:
         """Sends all that is left."""
         while self.send_next():
             pass
+
+    def close(self) -> None:
+        self._transport.close()

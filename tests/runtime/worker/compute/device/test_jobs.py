@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from planaria.job.sections.cluster import Device
+from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.records import RunStatus
 from planaria.runtime.worker.compute.device.stand_in import StandInQueues
 from planaria.runtime.worker.compute.device.streams import StreamDevice
@@ -61,8 +62,8 @@ def job(kills: tuple[Kill, ...] = (), visits: tuple[Visit, ...] = (), **given: A
 
 
 def plan_in_the_middle_of_a_sum(laboratory: Laboratory) -> None:
-    """What was counted is on its way to the host for a sum, or is being summed. Then a plan comes that has more counted,
-    or another replica in the place of this one.
+    """What was counted is on its way to the host for a sum, or is being summed. Then a plan comes: more is counted,
+    or another replica takes the place of this one.
     """
     device = StreamDevice(torch.device("cpu"), StandInQueues())
     with device.in_use():
@@ -77,8 +78,8 @@ def plan_in_the_middle_of_a_sum(laboratory: Laboratory) -> None:
             begin=lambda message, forgets: held.clear(),
             adopt=lambda message, continues: counts.add_(1.0),
         )
-        worker._device, worker._outbox, worker._worker = device, Outbox(others), 0  # type: ignore[arg-type, assignment]
-        worker._transport = worker._transfers = worker._interpreter = others  # type: ignore[assignment]
+        worker._device, worker._transport, worker._worker = device, Outbox(others), WorkerId(0)  # type: ignore[arg-type]
+        worker._transfers = worker._interpreter = others  # type: ignore[assignment]
         message: Any = SimpleNamespace(plan=SimpleNamespace(generation=2), step=1, addresses={})
         worker._adopt(message, continues=True, forgets=False)
         assert torch.equal(late.tensors()[0], torch.zeros(4))

@@ -20,7 +20,8 @@ class CudaQueues:
         self._place = place
         own = torch.cuda.default_stream(place)
         self._streams = {
-            stream: own if stream is Stream.COMPUTE else torch.cuda.Stream(device=place) for stream in Stream
+            stream: own if stream is Stream.COMPUTE else torch.cuda.Stream(device=place)  # type: ignore[no-untyped-call]
+            for stream in Stream
         }
 
     def in_use(self) -> AbstractContextManager[object]:
@@ -30,7 +31,7 @@ class CudaQueues:
         return torch.cuda.stream(self._streams[stream])
 
     def record(self, stream: Stream) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self._streams[stream])
         return event
 
@@ -41,7 +42,7 @@ class CudaQueues:
         event.synchronize()
 
     def is_over(self, event: torch.cuda.Event) -> bool:
-        return bool(event.query())
+        return bool(event.query())  # type: ignore[no-untyped-call]
 
     def seconds_between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
         return float(first.elapsed_time(last)) * 1e-3

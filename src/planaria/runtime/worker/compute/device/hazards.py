@@ -150,6 +150,6 @@ def _span(tensor: torch.Tensor) -> tuple[int, int] | None:
     if tensor.numel() == 0:
         return None
     size = tensor.element_size()
-    begin = tensor.storage_offset() * size
-    lengths = zip(tensor.size(), tensor.stride(), strict=True)
-    return begin, begin + size * (1 + sum((length - 1) * stride for length, stride in lengths))
+    begin = int(tensor.storage_offset()) * size
+    last = sum((length - 1) * stride for length, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return begin, begin + size * (1 + last)
