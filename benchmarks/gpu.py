@@ -60,11 +60,7 @@ MODELS = {
 config = { num_hidden_layers = 16, hidden_size = 2048, intermediate_size = 8192, num_attention_heads = 32, \
 num_key_value_heads = 8 }""",
 }
-TINY = {
-    "GPT-2, tiny": 'type = "gpt2"\nconfig = { n_layer = 2, n_embd = 16, n_head = 2, n_positions = 8 }',
-    "Llama, tiny": """type = "llama"
-config = { num_hidden_layers = 2, hidden_size = 16, intermediate_size = 32, num_attention_heads = 2 }""",
-}
+TINY = {"GPT-2, tiny": 'type = "gpt2"\nconfig = { n_layer = 2, n_embd = 16, n_head = 2, n_positions = 8 }'}
 VOCABULARY = 50_257
 
 
@@ -187,10 +183,18 @@ def torch_step_s(scale: Scale, job: Job, script: str, ranks: int, *arguments: st
         side.kill()
 
 
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Figures, and runs whose memory is looked at when all is done."""
+
+    figures: Figures
+    runs: list[tuple[str, Job, Watched]] = field(default_factory=list)
+
+
 # What is measured; each returns a table of the page
 
 
-def steps(scale: Scale, figures: Figures) -> list[str]:
+def steps(scale: Scale, results: Results) -> list[str]:
     """A step of one worker in fast and exact numerics, against torch's."""
     rows = ["| model | plain loop | Schedule1F1B | fast | exact |", "|---|---|---|---|---|"]
     for name in scale.models:
@@ -198,14 +202,17 @@ def steps(scale: Scale, figures: Figures) -> list[str]:
         fast = scale.job(name, *alone, *scale.fast)
         layers = len(train_layers(fast))
         cuts = ",".join(str(layers * rank // scale.ranks) for rank in range(1, scale.ranks))
+        exact = scale.job(name, *alone)
+        run = train(exact)
+        results.runs.append((f"{name}, one worker", exact, run))
         taken = {
             "plain loop": torch_step_s(scale, fast, "plain_loop.py", 1),
             "Schedule1F1B": torch_step_s(scale, fast, "one_f_one_b.py", scale.ranks, cuts),
             "fast": train(fast).step_s(scale.warm_up),
-            "exact": train(scale.job(name, *alone)).step_s(scale.warm_up),
+            "exact": run.step_s(scale.warm_up),
         }
         for what, seconds in taken.items():
-            figures.add(f"gpu.{name}.{what}.step", seconds, "s", samples=scale.steps - scale.warm_up)
+            results.figures.add(f"gpu.{name}.{what}.step", seconds, "s", samples=scale.steps - scale.warm_up)
         rows.append(f"| {name} | {' | '.join(f'{1e3 * seconds:.1f} ms' for seconds in taken.values())} |")
     gpus = "one GPU" if scale.ranks == 1 else f"{scale.ranks} GPUs, a stage each"
     return [
@@ -223,15 +230,15 @@ def train_layers(job: Job) -> tuple[str, ...]:
     return load_model(job.model, job.train, vocab_size=259).layer_names
 
 
-def bits(scale: Scale, figures: Figures) -> list[str]:
+def bits(scale: Scale, results: Results) -> list[str]:
     """A run in which a node is killed, against the reference, on the same kind of device."""
     job = scale.job(next(iter(scale.models)), "cluster.nodes=3", "resilience.min_nodes_per_pipeline=1")
     run = train(job, [f"kill:node=1,step={scale.warm_up + 1},at=backward"])
     alone = planaria.reference(job).weights_sha256
     (recovered,) = [record.recovery for record in run.records if isinstance(record, Recovered)]
     is_same = run.weights == alone
-    figures.add("gpu.bits.same", is_same, "count", goal=">= 1")
-    figures.add("gpu.recovery.resume", recovered.resume_ms, "ms")
+    results.figures.add("gpu.bits.same", is_same, "count", goal=">= 1")
+    results.figures.add("gpu.recovery.resume", recovered.resume_ms, "ms")
     return [
         f"Three workers, one of which is killed in a backward: weights are "
         f"{'those of the reference, to the bit' if is_same else 'NOT those of the reference'}.",
@@ -244,34 +251,37 @@ def bits(scale: Scale, figures: Figures) -> list[str]:
     ]
 
 
-def shadows(scale: Scale, figures: Figures) -> list[str]:
+def shadows(scale: Scale, results: Results) -> list[str]:
     """What each mode of redundancy costs in every step: Bamboo's Table 4."""
     model = next(iter(scale.models))
     grid = ("cluster.nodes=4", "resilience.min_nodes_per_pipeline=2", 'cluster.schedule="1f1b"')
-    base = train(scale.job(model, *grid, 'resilience.policy="templates"')).step_s(scale.warm_up)
+    job = scale.job(model, *grid, 'resilience.policy="templates"')
+    run = train(job)
+    results.runs.append((f"{model}, four workers", job, run))
+    base = run.step_s(scale.warm_up)
     rows = ["| mode | step | overhead | Bamboo's Table 4 (BERT) |", "|---|---|---|---|", f"| none | {base:.3f} s | | |"]
     for mode, name in NAMES.items():
         redundant = ('resilience.policy="redundancy"', f'resilience.redundancy="{mode.value}"')
         seconds = train(scale.job(model, *grid, *redundant)).step_s(scale.warm_up)
-        figures.add(f"gpu.shadows.{name}.overhead", seconds / base - 1, "ratio")
+        results.figures.add(f"gpu.shadows.{name}.overhead", seconds / base - 1, "ratio")
         rows.append(f"| {name} | {seconds:.3f} s | {seconds / base - 1:+.1%} | {BAMBOO[0].paper[mode]:+.1%} |")
     return [f"Two pipelines of two workers each, {model}. The paper has 4 of 8, a GPU each.", "", *rows]
 
 
-def memory(scale: Scale, figures: Figures) -> list[str]:
-    """What workers hold, beside the estimate."""
-    rows = ["| model | worker | estimate | held | held / estimate |", "|---|---|---|---|---|"]
-    for name in scale.models:
-        job = scale.job(name, "cluster.nodes=2", "resilience.fault_tolerance=0", "resilience.min_nodes_per_pipeline=2")
-        run = train(job)
+def memory(scale: Scale, results: Results) -> list[str]:
+    """What workers held in the runs before, beside the estimate."""
+    rows = ["| run | worker | estimate | held | held / estimate |", "|---|---|---|---|---|"]
+    for name, job, run in results.runs:
         profile = job_profile(job, msgspec.json.decode(run.folder.profile.read_bytes(), type=ModelProfile))
         plan = plans_of(run.folder.path)[-1]
         for worker in plan.workers:
             estimate, held = memory_use(plan, profile, WorkerId(worker)).total, run.held.get(worker, 0)
-            figures.add(f"gpu.{name}.worker-{worker}.held", held / GB, "GB")
-            figures.add(f"gpu.{name}.worker-{worker}.estimate", estimate / GB, "GB")
-            rows.append(f"| {name} | {worker} | {estimate / GB:.3f} GB | {held / GB:.3f} GB | {held / estimate:.2f} |")
-    return ["Two stages. Held is the most that torch's allocator reserved, as workers told.", "", *rows]
+            results.figures.add(f"gpu.{name}.worker-{worker}.held", held / GB, "GB")
+            results.figures.add(f"gpu.{name}.worker-{worker}.estimate", estimate / GB, "GB")
+            rows.append(
+                f"| {name} | {worker} | {estimate / GB:.3f} GB | {held / GB:.3f} GB | {held / max(estimate, 1):.2f} |"
+            )
+    return ["Of the runs above. Held is the most that torch's allocator reserved, as workers told.", "", *rows]
 
 
 PARTS = {
@@ -282,7 +292,7 @@ PARTS = {
 }
 
 
-def page(scale: Scale, figures: Figures) -> str:
+def page(scale: Scale, results: Results) -> str:
     name = torch.cuda.get_device_name() if scale.device == "cuda" else "the stand-in for a GPU, tiny models: no figures"
     lines = [
         "# Benchmarks on a GPU",
@@ -291,7 +301,7 @@ def page(scale: Scale, figures: Figures) -> str:
     ]
     for title, part in PARTS.items():
         note(f"-- {title}")
-        lines += ["", f"## {title}", "", *part(scale, figures)]
+        lines += ["", f"## {title}", "", *part(scale, results)]
     return "\n".join(lines) + "\n"
 
 
@@ -306,7 +316,7 @@ def main() -> int:
     SCRATCH.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     figures = Figures("GPU")
-    written = page(scale_of_stand_in() if arguments.stand_in else scale_of_gpu(), figures)
+    written = page(scale_of_stand_in() if arguments.stand_in else scale_of_gpu(), Results(figures))
     path = arguments.page or (SCRATCH / PAGE.name if arguments.stand_in else PAGE)
     path.write_text(written)
     figures.finish(None)
