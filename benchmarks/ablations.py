@@ -40,6 +40,7 @@ from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.plan.plan import Plan, WorkerId
 from planaria.protocol.messages.to_worker import PlanMessage, StateSource
 from planaria.protocol.worker.machine import WorkerMachine
+from planaria.runtime.worker.compute.device.device import HostDevice
 from planaria.runtime.worker.compute.device_clock import DeviceClock, OwnPace
 from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.emulated.time import EmulatedMailbox, EmulatedPace, EmulatedTransport
@@ -139,7 +140,7 @@ class Member:
         self.addresses = {WorkerId(rank): address for rank, address in enumerate(addresses)}
         self.transport.set_peers({w: address for w, address in self.addresses.items() if w != self.worker})
         train = TrainSection(steps=1, global_batch=1, microbatch=1, sequence_length=1, numerics=Numerics.FAST)
-        self.holdings = Holdings(self.model, train, torch.device("cpu"), lambda count: NoLayers())  # type: ignore[arg-type, return-value]
+        self.holdings = Holdings(self.model, train, HostDevice(), lambda count: NoLayers())  # type: ignore[arg-type, return-value]
 
     def hold(self, groups: Sequence[int]) -> None:
         """Have up-to-date replicas of exactly these."""

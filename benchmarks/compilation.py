@@ -17,6 +17,7 @@ from sides import make_job
 
 from planaria.job.settings import Job
 from planaria.model.load import load_model
+from planaria.runtime.worker.compute.device.device import HostDevice
 from planaria.runtime.worker.compute.holdings import Holdings
 
 TURNS = 12
@@ -44,7 +45,7 @@ fault_tolerance = 0
 def microbatches(job: Job) -> Callable[[], None]:
     """Returns what trains on one microbatch."""
     model = load_model(job.model, job.train, vocab_size=259)
-    holdings = Holdings(model, job.train, torch.device("cpu"))
+    holdings = Holdings(model, job.train, HostDevice())
     for group in range(len(model.groups)):
         replica = holdings.new_replica(group)
         holdings.initialise(replica, group)

@@ -22,6 +22,7 @@ from planaria.model.load import load_model
 from planaria.model.model import Model
 from planaria.runtime.measure.allocations import follow_allocations
 from planaria.runtime.worker.compute import layers
+from planaria.runtime.worker.compute.device.device import HostDevice
 from planaria.runtime.worker.compute.layers import Compute
 from planaria.runtime.worker.compute.weight_copies import parameter
 
@@ -50,7 +51,7 @@ class Stage:
     """The middle layers of the model, and one microbatch's activations that all are given."""
 
     def __init__(self, model: Model, job: Job, width: int) -> None:
-        self._compute = Compute(model, job.train, CPU, lambda layer, gradients: None, lambda: 1.0)
+        self._compute = Compute(model, job.train, HostDevice(), lambda layer, gradients: None, lambda: 1.0)
         for layer in STAGE:
             module = model.build_layer(layer)
             values = {name: value.detach() for name, value in module.named_parameters(remove_duplicate=False)}

@@ -31,6 +31,7 @@ from planaria.job.settings import Job
 from planaria.model.load import load_model
 from planaria.runtime.launch.reference import train_reference
 from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.worker.compute.device.device import HostDevice
 from planaria.runtime.worker.compute.holdings import Holdings
 
 JOB = """
@@ -155,7 +156,7 @@ def costs(microbatches: Sequence[int], repeats: int) -> None:
     for number in microbatches:
         job = parse_job(COST_JOB.replace("BATCH", str(number)), origin="corruption")
         model = load_model(job.model, job.train, vocab_size=32_000)
-        holdings = Holdings(model, job.train, torch.device("cpu"), compares=True)
+        holdings = Holdings(model, job.train, HostDevice(), compares=True)
         groups = range(len(model.groups))
         for group in groups:
             replica = holdings.new_replica(group)

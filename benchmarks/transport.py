@@ -25,6 +25,7 @@ from planaria.job.sections.train import Numerics, TrainSection
 from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.plan.plan import Group, Pipeline, Plan, Route, Stage, WorkerId
 from planaria.runtime.worker.compute.accumulator import grid_step
+from planaria.runtime.worker.compute.device.device import HostDevice
 from planaria.runtime.worker.compute.device_clock import OwnPace
 from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
@@ -96,7 +97,7 @@ class Sums:
         train = TrainSection(steps=1, global_batch=2, microbatch=1, sequence_length=1, numerics=numerics)
         self._plan = plan_of_two()
         self._step = 0
-        self._holdings = Holdings(FlatModel(), train, torch.device("cpu"), lambda count: NoLayers())  # type: ignore[arg-type, return-value]
+        self._holdings = Holdings(FlatModel(), train, HostDevice(), lambda count: NoLayers())  # type: ignore[arg-type, return-value]
         self._holdings.begin_step((EXPONENT,) * NUM_GROUPS)
         for group in range(NUM_GROUPS):
             self._holdings.put(group, self._holdings.new_replica(group))

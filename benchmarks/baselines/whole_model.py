@@ -13,7 +13,7 @@ from torch import nn
 from planaria.data.opening import open_data
 from planaria.data.sampler import Sampler
 from planaria.job.parse import job_from_json
-from planaria.job.sections.train import TrainSection
+from planaria.job.sections.train import DType, TrainSection
 from planaria.job.settings import Job
 from planaria.model.load import load_model
 from planaria.model.model import Batch, Model
@@ -48,6 +48,16 @@ def open_job(job_file: str, data_folder: str) -> tuple[Job, Model, Sampler]:
     data = open_data(job, Path(data_folder))
     model = load_model(job.model, job.train, vocab_size=data.vocab_size)
     return job, model, data.sampler(masked_lm=model.masked_lm)
+
+
+def place_of(kind: str, rank: int, train: TrainSection) -> torch.device:
+    """Where a rank computes: "cpu" or "cuda"; products as the job has them."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = train.dtype is DType.TF32
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    return device
 
 
 def optimizer(module: nn.Module, train: TrainSection) -> torch.optim.AdamW:

@@ -19,11 +19,13 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
 class Device(enum.StrEnum):
-    """What workers compute on. `emulated`: on nothing; layers and messages take the times of `cluster.profile`."""
+    """What workers compute on. `emulated`: on nothing; layers and messages take the times of `cluster.profile`.
+    `stand_in`: on processors, with a GPU's streams and events, which are checked."""
 
     CPU = "cpu"
     CUDA = "cuda"
     EMULATED = "emulated"
+    STAND_IN = "stand-in"
 
 
 class StageDevices(enum.StrEnum):
@@ -79,6 +81,8 @@ class ClusterSection(Section, frozen=True):
             no other plan, after losses.
         device: cpu, cuda, or emulated: processes, messages and recoveries as ever, but nothing is computed; layers
             and messages take the times that `profile` gives, losses and weights are made up, no data is needed.
+            stand-in: processors, given work as a GPU is and many times slower; a use of memory that no event orders
+            ends the job. For who changes the worker.
         profile: file of a model profile. An emulated device needs it; on a real one the layers are not measured, and
             the run begins with the profile's costs.
         memory_gb: memory of one device in GB (10**9 bytes); 0: as much as it has. The workers of a host's processors

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, SupportsFloat, TypeVar
 
 from planaria.plan.plan import WorkerId
 from planaria.plan.program.audits import Audit
@@ -91,7 +91,7 @@ class Audits(Generic[Value]):
         told = self._told.get(work)
         return told is not None and name in told and told[name] is None
 
-    def note_loss(self, work: Work, loss: float) -> None:
+    def note_loss(self, work: Work, loss: SupportsFloat) -> None:
         if self._wants(work, LOSS):
             self._told[work][LOSS] = _bits(loss)
 
@@ -172,5 +172,5 @@ class Audits(Generic[Value]):
         )
 
 
-def _bits(loss: float) -> int:
-    return int.from_bytes(struct.pack("<d", loss), "little")
+def _bits(loss: SupportsFloat) -> int:
+    return int.from_bytes(struct.pack("<d", float(loss)), "little")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, SupportsFloat, TypeVar
 
 from planaria.protocol.messages.from_worker import Score
 from planaria.protocol.worker.holdings import LayerModules
@@ -31,8 +31,9 @@ class LayerRunner(LayerModules, Protocol[GivenBatch, Value]):
         *,
         keep: bool,
         on_host: bool = False,
-    ) -> tuple[Value, float | None]:
-        """Runs one layer's forward; returns its outputs, detached, and the loss if it is the last layer.
+    ) -> tuple[Value, SupportsFloat | None]:
+        """Runs one layer's forward; returns its outputs, detached, and the loss if it is the last layer: a number, or
+        what becomes one when it is needed.
 
         Args:
             keep: a backward will follow.

@@ -7,6 +7,7 @@ ledger: its own says who counts. Once it is lost, the plan that finishes the ste
 from __future__ import annotations
 
 import enum
+from typing import SupportsFloat
 
 from planaria.plan.plan import Plan, WorkerId
 from planaria.protocol.worker.progress import Work
@@ -33,7 +34,7 @@ class Shadows:
 
     def __init__(self) -> None:
         self.counted: set[tuple[int, Work]] = set()
-        self.losses: dict[int, float] = {}
+        self.losses: dict[int, SupportsFloat] = {}
 
     def clear(self) -> None:
         """Forgets all copies, because a step begins."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, SupportsFloat, TypeVar
 
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program.audits import Audit, with_audits
@@ -47,7 +47,7 @@ class StepWork(ABC, Generic[Batch, Value]):
 
     Attributes:
         progress: what is done of the program.
-        losses: of microbatches whose last layer ran here.
+        losses: of microbatches whose last layer ran here; a device may have them later than its host.
         scores: of those that were evaluated, of an evaluation in place of the step.
         compute_s: seconds that the step's instructions computed.
         step: the step in progress.
@@ -65,7 +65,7 @@ class StepWork(ABC, Generic[Batch, Value]):
         before: Callable[..., None] = lambda instruction, **layers: None,
     ) -> None:
         self.progress = Progress()
-        self.losses: dict[int, float] = {}
+        self.losses: dict[int, SupportsFloat] = {}
         self.scores: dict[int, Score] = {}
         self.compute_s = 0.0
         self.step = 0
@@ -220,7 +220,7 @@ class StepWork(ABC, Generic[Batch, Value]):
             generation=generation,
             step=step,
             norms=self._sums.norms,
-            losses=dict(self.losses),
+            losses={microbatch: float(loss) for microbatch, loss in self.losses.items()},
             ledger=self._holdings.ledger,
             compute_s=self.compute_s,
             scores=dict(self.scores),
@@ -253,12 +253,12 @@ class StepWork(ABC, Generic[Batch, Value]):
         if loss is not None:
             self._shadows.losses[instruction.microbatch] = loss
 
-    def _run_forwards(self, instruction: Instruction, *, on_host: bool) -> float | None:
+    def _run_forwards(self, instruction: Instruction, *, on_host: bool) -> SupportsFloat | None:
         """Runs the forwards that are left; returns the loss, if the last layer of the model is run."""
         work, left = _work(instruction), self.progress.forwards_left(instruction)
         batch = self._batches.get(instruction.microbatch)
         self._before(instruction, forwards=[layer for layers in left for layer in layers])
-        loss: float | None = None
+        loss: SupportsFloat | None = None
         for layers in left:
             value = self._taken_in(work, layers.start, stays=on_host)
             for layer in layers:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, SupportsFloat, TypeVar
 
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.sums.slices import Slices, slices_of
@@ -52,7 +52,7 @@ class Sum(Generic[Part]):
     ready: set[WorkerId] = field(default_factory=set)
     counts: dict[WorkerId, Part] = field(default_factory=dict)
     parts: dict[WorkerId, Part] = field(default_factory=dict)
-    norm: float | None = None
+    norm: SupportsFloat | None = None
 
     @property
     def is_done(self) -> bool:
@@ -158,8 +158,8 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
         """Returns the host in whose memory the worker's vectors can be read; the same at every owner."""
 
     @abstractmethod
-    def _own(self, accumulator: Accumulator) -> Part:
-        """Returns what this worker counted, in place."""
+    def _own(self, accumulator: Accumulator, slices: Slices) -> Part:
+        """Returns what this worker counted, in place, for a sum by these slices."""
 
     @abstractmethod
     def _place(self, accumulator: Accumulator | None) -> Payload:
@@ -198,7 +198,7 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
         """Takes a slice's total from an owner's gradient at a `_total_place`; returns False if that is out of reach."""
 
     @abstractmethod
-    def _norm(self, group: int) -> float:
+    def _norm(self, group: int) -> SupportsFloat:
         """Returns the squared norm of the replica's gradient."""
 
     # Plans and steps
@@ -240,7 +240,7 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
             news={*exchange.news},  # all may have come before
         )
         if accumulator is not None:
-            pending.counts[self._worker] = self._own(accumulator)
+            pending.counts[self._worker] = self._own(accumulator, slices)
         self._sums[group] = pending
         self._open.add((round_, group))
         for owner in pending.unheard:
@@ -390,4 +390,4 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
     @property
     def norms(self) -> dict[int, float]:
         """Squared norms of the groups whose norm is this worker's to tell."""
-        return {group: s.norm for group, s in sorted(self._sums.items()) if s.norm is not None}
+        return {group: float(s.norm) for group, s in sorted(self._sums.items()) if s.norm is not None}

@@ -197,7 +197,7 @@ class _Reference:
             counted = self._holdings.accumulator(group)
             parts = [] if counted.is_empty else [counted.total]
             add_up(parts, replica.gradient)
-            norms[group] = self._holdings.squared_norm(group)
+            norms[group] = float(self._holdings.squared_norm(group))
         return norms
 
     def _save(self, step: int, exponents: tuple[int, ...]) -> str:
@@ -267,7 +267,7 @@ class _TorchAlone:
 
     def bind(self, holdings: Holdings) -> None:
         for layer in range(len(self.engine.model.layer_names)):
-            module = self.engine.model.build_layer(layer).to(self.engine.device)
+            module = self.engine.model.build_layer(layer).to(self.engine.device.place)
             views = holdings.views(layer)
             self._parameters.append(bind(module, views))
             self._statistics.append(RunningStatistics(module, views, self._train.num_microbatches))
@@ -275,7 +275,7 @@ class _TorchAlone:
             self._called.append(compiled(module) if self._train.compile else module)
 
     def run(self, step: int, microbatch: int, batch: Batch, loss_scale: float) -> tuple[float, LayerGradients]:
-        device, model = self.engine.device, self.engine.model
+        device, model = self.engine.device.place, self.engine.model
         batch = {k: v.to(device) for k, v in batch.items()}
         tensors: Tensors = tuple(batch[name] for name in model.inputs)
         for layer, called in enumerate(self._called):
@@ -302,7 +302,7 @@ class _TorchAlone:
         )
 
     def evaluate(self, microbatch: int, batch: Batch) -> Score:
-        device, model = self.engine.device, self.engine.model
+        device, model = self.engine.device.place, self.engine.model
         batch = {k: v.to(device) for k, v in batch.items()}
         tensors: Tensors = tuple(batch[name] for name in model.inputs)
         with torch.no_grad():

@@ -34,6 +34,7 @@ from planaria.runtime.thresholds import (
     MOST_OVERHEAD,
     ROWS_LOOKED_AHEAD,
 )
+from planaria.runtime.worker.compute.device.opening import device_at
 from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.compute.layers import LayerFailed
 from planaria.runtime.worker.compute.weight_copies import copies_of
@@ -104,7 +105,7 @@ class _Meter:
         self._train = train
         self._device = device
         self._batch = batch
-        self._holdings = Holdings(model, train, device)
+        self._holdings = Holdings(model, train, device_at(device))
         self._seen: dict[object, _Measured] = {}
         self._kinds: list[_Measured] = []
         self._looked_at: set[tuple[str, str]] = set()

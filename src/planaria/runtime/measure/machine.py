@@ -23,6 +23,7 @@ from planaria.runtime.journal.sqlite_journal import SqliteJournal
 from planaria.runtime.measure.clock import compute_now
 from planaria.runtime.thresholds import LARGE_MESSAGE_BYTES, MEASURE_REPEATS, MEASURED_PARAMETERS
 from planaria.runtime.worker.compute.accumulator import add_up, squared_norm
+from planaria.runtime.worker.compute.device.opening import device_at
 from planaria.runtime.worker.compute.replica import Replica, apply_optimizer
 from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
 from planaria.runtime.worker.transport.transport import Transport
@@ -89,7 +90,7 @@ class Update:
     def __init__(self, train: TrainSection, device: torch.device) -> None:
         spec = ParameterSpec(name="weight", shape=(MEASURED_PARAMETERS,), decays=True, uses=((0, "weight"),))
         self._train = msgspec.structs.replace(train, parameters=())
-        self._replica = Replica(GroupSpec(layers=(0,), parameters=(spec,)), self._train, device)
+        self._replica = Replica(GroupSpec(layers=(0,), parameters=(spec,)), self._train, device_at(device))
         dtype = torch.float64 if train.numerics is Numerics.EXACT else torch.float32
         self._parts = [torch.zeros(MEASURED_PARAMETERS, dtype=dtype, device=device) for _ in range(2)]
         self.size_bytes = self._replica.parameters.nbytes

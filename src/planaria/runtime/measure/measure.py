@@ -41,7 +41,7 @@ from planaria.runtime.measure.layers import measure_layers
 from planaria.runtime.measure.machine import Update, measure_link, measure_step
 from planaria.runtime.measure.memory import device_bytes, process_bytes
 from planaria.runtime.worker.compute.compilation import check_compiler
-from planaria.runtime.worker.compute.device import open_device
+from planaria.runtime.worker.compute.device.opening import open_device
 from planaria.runtime.worker.compute.layers import LayerFailed
 
 MEASURES = "split backwards, copies of weights"
@@ -156,7 +156,7 @@ def _groups(model: Model, train: TrainSection) -> tuple[Group, ...]:
 def measure(job: Job, model: Model, data: JobData) -> ModelProfile:
     """Measures the profile now, on a microbatch of the data. Raises LayerFailed if the model does not run."""
     batch = data.sampler(masked_lm=model.masked_lm, has_encoder="labels" in model.inputs).microbatch(1, 0)
-    device = open_device(job, 0)
+    device = open_device(job, 0).place
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     measured = measure_layers(model, job.train, device, batch)
     at_once = min(devices_at_work(job), math.ceil(num_cores())) if device.type == "cpu" else 1
@@ -189,5 +189,5 @@ def measure(job: Job, model: Model, data: JobData) -> ModelProfile:
 
 def _device_name(job: Job) -> str:
     if job.cluster.device is Device.CUDA:
-        return str(torch.cuda.get_device_name(open_device(job, 0)))
+        return str(torch.cuda.get_device_name(open_device(job, 0).place))
     return platform.processor() or platform.machine()

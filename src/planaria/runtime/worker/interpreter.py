@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import Any
 
 import msgspec
 import torch
@@ -23,6 +24,8 @@ from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.protocol.thresholds import FLOWS_EVERY
 from planaria.protocol.worker.progress import Work
 from planaria.protocol.worker.step_work import StepWork
+from planaria.runtime.worker.compute.device.device import here
+from planaria.runtime.worker.compute.device.queues import Stream
 from planaria.runtime.worker.compute.engine import Engine
 from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.compute.replica import digest_of_values
@@ -30,8 +33,8 @@ from planaria.runtime.worker.faults import FaultInjector
 from planaria.runtime.worker.heartbeat import Heartbeat
 from planaria.runtime.worker.instruction_trace import Trace
 from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Mailbox
+from planaria.runtime.worker.transport.outbox import Outbox
 from planaria.runtime.worker.transport.sync import Sync
-from planaria.runtime.worker.transport.transport import Transport
 
 FAULT_KINDS = {
     Op.LOAD: "load",
@@ -82,24 +85,26 @@ class Interpreter(StepWork[Batch, Tensors]):
         worker: WorkerId,
         engine: Engine,
         holdings: Holdings,
-        transport: Transport,
+        outbox: Outbox,
         mailbox: Mailbox,
         faults: FaultInjector,
         heartbeat: Heartbeat,
         trace: Trace | None = None,
     ) -> None:
-        self._sync = Sync(worker, holdings, transport, mailbox, engine.pace)
+        self._sync = Sync(worker, holdings, outbox, mailbox, engine.pace)
         num_layers = len(engine.model.layer_names)
         super().__init__(worker, num_layers, holdings, holdings.compute, self._sync, mailbox, (), engine.pace.compute)
         self._model = engine.model
         self._sampled = engine.batches
-        self._transport = transport
+        self._outbox = outbox
         self._mailbox = mailbox
         self._faults = faults
         self._device = engine.device
         self._pace = engine.pace
         self._heartbeat = heartbeat
         self._trace = trace
+        self._timed: list[tuple[Any, Any, float]] = []
+        """Marks of what the device computed in the step, and by how many times longer it was made to take."""
 
     # Plans and steps
 
@@ -117,11 +122,15 @@ class Interpreter(StepWork[Batch, Tensors]):
             self._trace.flush()
         self._pace.begin_step()
         self._pace.slowness = self._faults.slowness(step)
+        self._timed.clear()
         super()._begin_step(step, exponents, audits)
 
     def vote(self, generation: int, step: int) -> Vote:
+        for first, last, factor in self._timed:
+            self.compute_s += self._device.seconds_between(first, last) * factor
+        self._timed.clear()
         vote = super().vote(generation, step)
-        return vote if step % FLOWS_EVERY else msgspec.structs.replace(vote, flows=self._transport.flows())
+        return vote if step % FLOWS_EVERY else msgspec.structs.replace(vote, flows=self._outbox.flows())
 
     def run(self, bring_in: BringIn = lambda instruction, idle: None) -> None:
         """Runs what is left of the program. Raises Interrupted when there is an order; then `run` may go on later.
@@ -146,7 +155,8 @@ class Interpreter(StepWork[Batch, Tensors]):
             if self._trace is not None:
                 self._trace.note(self.step, instruction, began_s, time.monotonic())
             self.progress.finish()
-            while not self.progress.has_sends and not self._mailbox.has_orders and self._idle():
+            self._outbox.send_what_came()
+            while not self.progress.has_sends and not self._mailbox.has_orders and self._add_up():
                 pass  # other owners wait for what is added up here, and nobody for what is computed
         bring_in(None, self._idle)
 
@@ -179,7 +189,10 @@ class Interpreter(StepWork[Batch, Tensors]):
         return FAULT_KINDS[instruction.op], self.step
 
     def _compute(self, instruction: Instruction) -> None:
-        """Performs and times an instruction. A device's stopwatch waits for the device: it is read rarely."""
+        """Performs and times an instruction."""
+        if not self._device.is_on_host:
+            self._launch(instruction)
+            return
         began = self._pace.stopwatch()
         self.perform(instruction)
         ended = self._pace.stopwatch()
@@ -188,6 +201,16 @@ class Interpreter(StepWork[Batch, Tensors]):
             ended = self._pace.stopwatch()
         if instruction.op is not Op.AUDIT:  # nothing of it is the plan's
             self.compute_s += max(0.0, ended - began)
+
+    def _launch(self, instruction: Instruction) -> None:
+        """Gives an instruction to the device, which does and times it while its host goes on."""
+        began = self._device.mark()
+        self.perform(instruction)
+        ended = self._device.mark()
+        if self._pace.slowness != 1.0:
+            self._pace.slow_down(self._device.seconds_between(began, ended))
+        if instruction.op is not Op.AUDIT:  # nothing of it is the plan's
+            self._timed.append((began, ended, self._pace.slowness))
 
     @property
     def doing(self) -> str:
@@ -213,7 +236,7 @@ class Interpreter(StepWork[Batch, Tensors]):
         is_step, sampled = self.plan.evaluation is None, self._sampled
         with self._heartbeat.during(Activity.BUSY):  # nobody estimates how long the user's items take
             batch = sampled.microbatch(self.step, microbatch) if is_step else sampled.eval_microbatch(microbatch)
-        return {name: tensor.to(self._device) for name, tensor in batch.items()}
+        return dict(zip(batch, self._device.copied_in(tuple(batch.values())), strict=True))
 
     def _inputs(self, batch: Batch) -> Tensors:
         return tuple(batch[name] for name in self._model.inputs)
@@ -226,23 +249,28 @@ class Interpreter(StepWork[Batch, Tensors]):
             return sent[0]
 
         self._faults.corrupt("send", self.step, own_copy)
-        self._transport.send(peer, key, sent[0])
+        self._outbox.send(peer, key, self._device.copied_out(sent[0]))
 
     def _take(self, key: Key) -> Tensors:
         with self._heartbeat.during(Activity.WAITING, WorkerId(key.sender)):
             arrived = self._mailbox.take(key, self._idle)
-        return tuple(tensor.to(self._device) for tensor in arrived)
+        return self._device.copied_in(arrived)
 
     def _digest_of(self, value: Tensors) -> int:
-        return digest_of_values(value)
+        return digest_of_values(here(self._device.copied_out(value)))
 
     def _finish_sums(self, instruction: Instruction) -> None:
         with self._heartbeat.during(Activity.WAITING, self._sync.awaited()):
             self._mailbox.wait_until(self._sync.is_whole, self._idle)
+        self._device.after(Stream.SUMS)  # the optimizer, and digests
         self._pace.drain()
 
     def _idle(self) -> bool:
-        """Computes a piece of a sum, while there is nothing else to do."""
+        """Computes a piece of a sum, while there is nothing else to do; or waits for what is to be sent."""
+        return self._add_up() or self._outbox.send_next()
+
+    def _add_up(self) -> bool:
+        """Computes a piece of a sum, if there is one."""
         did = self._sync.progress()
         if did:
             self._heartbeat.advance()

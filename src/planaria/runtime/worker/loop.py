@@ -18,6 +18,7 @@ from planaria.protocol.messages.to_worker import Commit, PlanMessage, Save
 from planaria.protocol.worker.executor import WorkerExecutor
 from planaria.protocol.worker.machine import CoordinatorBack, End, ProgramDone, WorkerCommand, WorkerMachine
 from planaria.runtime.thresholds import AWAITS_SAMPLES_S
+from planaria.runtime.worker.compute.device.queues import Stream
 from planaria.runtime.worker.compute.engine import Engine
 from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.fatal_errors import lacks_memory, last_words
@@ -28,6 +29,7 @@ from planaria.runtime.worker.interpreter import Interpreter
 from planaria.runtime.worker.session import Control
 from planaria.runtime.worker.settings import WorkerSettings
 from planaria.runtime.worker.transport.mailbox import Interrupted, Mailbox
+from planaria.runtime.worker.transport.outbox import Outbox
 from planaria.runtime.worker.transport.state_transfer import StateTransfer
 from planaria.runtime.worker.transport.transport import Transport
 from planaria.runtime.worker.writer import Writer, write
@@ -44,7 +46,7 @@ class WorkerLoop(WorkerExecutor):
     _interpreter: Interpreter
     _transfers: StateTransfer
     _mailbox: Mailbox
-    _transport: Transport
+    _transport: Outbox
     _control: Control
 
     def __init__(
@@ -69,19 +71,21 @@ class WorkerLoop(WorkerExecutor):
         job = settings.job
         holdings = Holdings(engine.model, job.train, engine.device, engine.make_compute, compares=job.compares_replicas)
         trace = None if settings.trace is None else Trace(Path(settings.trace))
+        self._device = engine.device
+        outbox = Outbox(transport)
         transfers = StateTransfer(
             settings.worker,
             self._machine,
             holdings,
-            transport,
+            outbox,
             mailbox,
             heartbeat,
             faults,
             engine.pace,
             control.send,
         )
-        interpreter = Interpreter(settings.worker, engine, holdings, transport, mailbox, faults, heartbeat, trace)
-        super().__init__(settings.worker, holdings, transfers, interpreter, mailbox, transport, control)
+        interpreter = Interpreter(settings.worker, engine, holdings, outbox, mailbox, faults, heartbeat, trace)
+        super().__init__(settings.worker, holdings, transfers, interpreter, mailbox, outbox, control)
         self._status: int | None = None
         self._act = ""
         self._gave_up = False
@@ -95,21 +99,29 @@ class WorkerLoop(WorkerExecutor):
 
     def run(self) -> int:
         """Runs the main loop: orders first, then the program."""
-        self._carry_out_all(self._machine.handle(CoordinatorBack()))
-        while self._status is None:
-            running = self._machine.phase is WorkerPhase.RUNNING and not self._gave_up
-            with self._heartbeat.during(Activity.IDLE):
-                order = self._mailbox.next_order(block=not running)
-            if order is not None:
-                self._carry_out_all(self._machine.handle(order))
-            elif running:
-                self._try_to_work()
+        with self._device.in_use():
+            self._carry_out_all(self._machine.handle(CoordinatorBack()))
+            while self._status is None:
+                self._turn()
+        assert self._status is not None
         self._interpreter.close()
         self._writer.close()
         self._heartbeat.close()
         self._transport.close()
         self._control.close()
         return self._status
+
+    def _turn(self) -> None:
+        """Carries out an order, or works until there is one."""
+        running = self._machine.phase is WorkerPhase.RUNNING and not self._gave_up
+        if not running:
+            self._transport.finish()
+        with self._heartbeat.during(Activity.IDLE):
+            order = self._mailbox.next_order(block=not running)
+        if order is not None:
+            self._carry_out_all(self._machine.handle(order))
+        elif running:
+            self._try_to_work()
 
     def _try_to_work(self) -> None:
         """Works; whatever prevents a step, the state before it is whole, and can be saved."""
@@ -160,6 +172,7 @@ class WorkerLoop(WorkerExecutor):
         self._act = "while a plan is taken over"
         log.info("plan %d from step %d", message.plan.generation, message.step)
         self._heartbeat.pace(len(message.plan.layers_of))
+        self._device.after(Stream.SUMS, Stream.COPIES_OUT)  # of what the plan may drop, or count anew
         super()._adopt(message, continues=continues, forgets=forgets)
 
     def _apply(self, commit: Commit, *, proceed: bool) -> None:

@@ -23,9 +23,10 @@ from planaria.runtime.worker.compute.accumulator import (
     add_within_by_torch,
     squared_norm,
 )
+from planaria.runtime.worker.compute.device.device import HostDevice
 from planaria.runtime.worker.compute.replica import Layout
 
-CPU = torch.device("cpu")
+CPU = HostDevice()
 SHAPES = {"a.weight": (5, 7), "b.bias": (3,), "c.weight": (SMALL_FLOATS + 9,), "d.scale": ()}
 
 Gradients = dict[str, torch.Tensor]

@@ -10,12 +10,13 @@ import torch
 from planaria.job.faults import Fault, FaultKind
 from planaria.job.sections.train import TrainSection
 from planaria.model.load import load_model
+from planaria.runtime.worker.compute.device.device import HostDevice
 from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.compute.replica import digest_of_values
 from planaria.runtime.worker.faults import FaultInjector, flip
 from tests.model.small_models import TRAIN, VOCAB_SIZE, small_section
 
-CPU = torch.device("cpu")
+CPU = HostDevice()
 
 
 def held(train: TrainSection = TRAIN, *, compares: bool = True) -> Holdings:

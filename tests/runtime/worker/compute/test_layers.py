@@ -15,6 +15,7 @@ from planaria.job.sections.model import ModelSection
 from planaria.job.sections.train import DType, TrainSection
 from planaria.model.load import load_model
 from planaria.model.model import Batch, Model, Tensors
+from planaria.runtime.worker.compute.device.device import HostDevice
 from planaria.runtime.worker.compute.layers import Compute, rounded, widened
 from planaria.runtime.worker.compute.split_backward import backward_in_two
 from planaria.runtime.worker.transport.frames import data_frame
@@ -22,7 +23,7 @@ from planaria.runtime.worker.transport.mailbox import Key
 from tests.model.small_models import TRAIN, VARIANTS, VOCAB_SIZE, small_section, whole_state
 from tests.proof import rest_in_proof
 
-CPU = torch.device("cpu")
+CPU = HostDevice()
 MICROBATCHES = ((0, 1), (1, 1))
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},

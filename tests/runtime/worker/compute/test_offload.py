@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from planaria.runtime.worker.compute.device.device import HostDevice
 from planaria.runtime.worker.compute.layers import kept_on_host
 
 
@@ -22,7 +23,7 @@ def test_offloading_changes_no_bit() -> None:
     torch.manual_seed(2)
     right = gradients(module, given, module(given))
     torch.manual_seed(2)
-    with kept_on_host(module.parameters()):
+    with kept_on_host(module.parameters(), HostDevice()):
         output = module(given)
     for found, expected in zip(gradients(module, given, output), right, strict=True):
         assert torch.equal(found, expected)
@@ -32,7 +33,7 @@ def test_what_is_kept_is_a_copy_and_parameters_are_not() -> None:
     """Changes in place show which is which: autograd does not notice those behind a copy."""
     linear, given = nn.Linear(2, 2, bias=False), torch.ones(1, 2, requires_grad=True)
     scaled = given * 1.0
-    with kept_on_host(linear.parameters()):
+    with kept_on_host(linear.parameters(), HostDevice()):
         output = linear(scaled)
     with torch.no_grad():
         scaled.fill_(7.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.protocol.step.schedule import learning_rate
 from planaria.runtime.thresholds import SMALL_FLOATS
 from planaria.runtime.worker.compute import replica as replica_module
+from planaria.runtime.worker.compute.device.device import HostDevice
 from planaria.runtime.worker.compute.replica import (
     ALIGNMENT,
     Layout,
@@ -24,7 +26,7 @@ from planaria.runtime.worker.compute.replica import (
     weighed_sum,
 )
 
-CPU = torch.device("cpu")
+CPU = HostDevice()
 TRAIN = TrainSection(
     steps=6, global_batch=2, microbatch=1, sequence_length=4, learning_rate=0.01, warmup_steps=2, weight_decay=0.1
 )
@@ -58,7 +60,10 @@ def with_optimizer(optimizer: OptimizerName, **settings: Any) -> TrainSection:
     return TrainSection(optimizer=optimizer, **({name: getattr(TRAIN, name) for name in kept} | settings))
 
 
-@pytest.mark.parametrize("digest", [digest_of, lambda vectors: [weighed_sum(one.view(torch.int32)) for one in vectors]])
+@pytest.mark.parametrize(
+    "digest",
+    [partial(digest_of, is_on_host=True), lambda vectors: [weighed_sum(one.view(torch.int32)) for one in vectors]],
+)
 def test_a_digest_changes_with_every_bit_and_with_the_place_of_each_word(digest: Any) -> None:
     vector = torch.arange(1.0, 41.0)
     first = digest((vector,))

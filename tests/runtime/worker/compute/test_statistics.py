@@ -15,12 +15,13 @@ from planaria.model.huggingface import logits
 from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.model.tensors.batch_norms import statistics
 from planaria.runtime.worker.compute.accumulator import Rounding, add_up
+from planaria.runtime.worker.compute.device.device import HostDevice
 from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.compute.replica import Layout
 from planaria.runtime.worker.compute.statistics import GRID_EXPONENT, RunningStatistics, encoded, update
 from tests.model.small_models import TRAIN, load_small
 
-CPU = torch.device("cpu")
+CPU = HostDevice()
 
 
 @pytest.mark.parametrize(("order", "is_split"), [((0, 1, 2), False), ((2, 0, 1), True)])

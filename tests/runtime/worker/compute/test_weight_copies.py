@@ -74,7 +74,7 @@ def test_a_weight_is_cast_once_for_all_microbatches() -> None:
     with Casts((5, 7)) as casts:
         for _ in MICROBATCHES:
             begin_run([weight])
-            with autocast(BFLOAT16, CPU):
+            with autocast(BFLOAT16, CPU.place):
                 nn.functional.linear(x, weight)
     assert casts.number == 1
     drop_copies([weight])
@@ -87,7 +87,7 @@ def test_gradients_of_two_uses_in_a_layer_are_added_in_float32() -> None:
 
     def gradient(weight: torch.Tensor) -> torch.Tensor:
         begin_run([weight])
-        with autocast(BFLOAT16, CPU):
+        with autocast(BFLOAT16, CPU.place):
             output = torch.tanh(x @ weight) @ weight
         (found,) = torch.autograd.grad(output.float().square().sum(), [weight])
         return found
@@ -104,7 +104,7 @@ def test_gradients_of_two_uses_in_a_layer_are_added_in_float32() -> None:
 def test_where_a_layer_turns_autocast_off_its_weights_are_float32() -> None:
     weight = parameter(torch.randn(7, 7))
     x = torch.randn(3, 7)
-    with autocast(BFLOAT16, CPU), torch.autocast("cpu", enabled=False):
+    with autocast(BFLOAT16, CPU.place), torch.autocast("cpu", enabled=False):
         assert torch.equal(nn.functional.linear(x, weight), nn.functional.linear(x, weight.detach().clone()))
     with torch.autocast("cpu", dtype=torch.float16):
         assert nn.functional.linear(x, weight).dtype is torch.float16

@@ -13,6 +13,7 @@ import torch
 
 from planaria.plan.plan import WorkerId
 from planaria.runtime.worker.compute.accumulator import add_up, grid_step, squared_norm
+from planaria.runtime.worker.compute.device.device import HostDevice
 from planaria.runtime.worker.compute.shared_memory import SharedVector
 from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
 from planaria.runtime.worker.transport.sync import Sync
@@ -45,6 +46,7 @@ class Owner:
             accumulator=lambda group: self.counted,
             replicas={0: replica},
             is_on_host=True,
+            device=HostDevice(),
             sum_dtype=dtype,
             exponents=(EXPONENT,),
             squared_norm=lambda group: squared_norm(self.gradient),

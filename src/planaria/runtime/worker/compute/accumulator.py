@@ -19,6 +19,7 @@ import torch
 from planaria.job.sections.train import Numerics
 from planaria.plan.compiled import Kernel
 from planaria.runtime.thresholds import CHUNK_FLOATS, SMALL_FLOATS
+from planaria.runtime.worker.compute.device.device import Device
 from planaria.runtime.worker.compute.replica import Layout, Slot, weighed_sum
 from planaria.runtime.worker.compute.shared_memory import SharedVector
 
@@ -81,12 +82,12 @@ def add_within_by_torch(
 class Rounding:
     """Rounds float32 values to a grid and adds them to float64 sums, a cache-sized chunk at a time."""
 
-    def __init__(self, device: torch.device) -> None:
-        chunk = CHUNK_FLOATS if device.type == "cpu" else 1 << 22
-        self._narrow = torch.empty(chunk, device=device)
-        self._wide = torch.empty(chunk, dtype=torch.float64, device=device)
+    def __init__(self, device: Device) -> None:
+        chunk = CHUNK_FLOATS if device.is_on_host else 1 << 22
+        self._narrow = torch.empty(chunk, device=device.place)
+        self._wide = torch.empty(chunk, dtype=torch.float64, device=device.place)
         self._chunk = chunk
-        self._is_on_host = device.type == "cpu"
+        self._is_on_host = device.is_on_host
 
     def add(self, total: torch.Tensor, values: torch.Tensor, *, exponent: int, contributions: int, first: bool) -> None:
         """Does total (+)= round(values). Both flat and of one length.
@@ -139,11 +140,13 @@ class Accumulator:
     """
 
     def __init__(
-        self, layout: Layout, numerics: Numerics, rounding: Rounding, contributions: int, device: torch.device
+        self, layout: Layout, numerics: Numerics, rounding: Rounding, contributions: int, device: Device
     ) -> None:
         dtype = torch.float64 if numerics is Numerics.EXACT else torch.float32
-        self.shared = SharedVector(layout.size, dtype) if device.type == "cpu" else None
-        self.total = torch.zeros(layout.size, dtype=dtype, device=device) if self.shared is None else self.shared.tensor
+        self.shared = SharedVector(layout.size, dtype) if device.is_on_host else None
+        self.total = (
+            torch.zeros(layout.size, dtype=dtype, device=device.place) if self.shared is None else self.shared.tensor
+        )
         self.is_empty = True
         self.exponent = 0
         self._layout = layout
@@ -153,7 +156,7 @@ class Accumulator:
         small = [slot for slot in layout.slots if slot.count < SMALL_FLOATS]
         self._runs = _runs(small)
         span = max((end - begin for begin, end, _ in self._runs), default=0)
-        self._gathered = torch.zeros(span, device=device)
+        self._gathered = torch.zeros(span, device=device.place)
 
     def reset(self, exponent: int) -> None:
         """Begins a step: nothing is counted."""

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from planaria.data.job_data import JobData
 from planaria.job.settings import Job
 from planaria.model.load import load_model
 from planaria.model.model import Batch, Model
 from planaria.runtime.worker.compute.compilation import check_compiler
-from planaria.runtime.worker.compute.device import open_device
+from planaria.runtime.worker.compute.device.device import Device
+from planaria.runtime.worker.compute.device.opening import open_device
 from planaria.runtime.worker.compute.device_clock import DeviceClock, OwnPace
 from planaria.runtime.worker.compute.layers import Count, LayerCompute
 from planaria.runtime.worker.compute.stopwatch import stopwatch
@@ -34,20 +33,20 @@ class Engine:
     Attributes:
         model: as a list of layers.
         batches: what it is trained on.
-        device: where tensors are.
+        device: where it computes.
         pace: how long things take.
         make_compute: what runs the layers, given who counts the gradients; None: the device does.
     """
 
     model: Model
     batches: Batches
-    device: torch.device
+    device: Device
     pace: DeviceClock
     make_compute: Callable[[Count], LayerCompute] | None = None
 
 
 def real_engine(job: Job, data: JobData, worker: int) -> Engine:
-    """Makes the engine of a CPU or GPU, with the job's data.
+    """Makes the engine of a real device, with the job's data.
 
     Raises:
         ModelError: the model cannot be built.
@@ -62,5 +61,5 @@ def real_engine(job: Job, data: JobData, worker: int) -> Engine:
         model=model,
         batches=data.sampler(masked_lm=model.masked_lm, has_encoder="labels" in model.inputs),
         device=device,
-        pace=OwnPace(stopwatch(device, job.cluster.least_nodes * job.cluster.devices_per_node)),
+        pace=OwnPace(stopwatch(device.place, job.cluster.least_nodes * job.cluster.devices_per_node)),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import SupportsFloat
 
 import torch
 
@@ -14,6 +15,7 @@ from planaria.model.model import Model
 from planaria.protocol.step.commit import NOT_APPLIED, loss_scale
 from planaria.protocol.worker.holdings import HeldState
 from planaria.runtime.worker.compute.accumulator import Accumulator, Rounding, digest_of_counts, squared_norm
+from planaria.runtime.worker.compute.device.device import Device
 from planaria.runtime.worker.compute.layers import Compute, Count, LayerCompute, LayerFailed
 from planaria.runtime.worker.compute.replica import Replica, apply_optimizer, digest_of
 from planaria.runtime.worker.compute.statistics import GRID_EXPONENT, encoded, update
@@ -25,7 +27,7 @@ class Holdings(HeldState[Replica, Accumulator]):
     Args:
         model: as a list of layers.
         train: its numbers.
-        device: where tensors are.
+        device: where they are.
         make_compute: what runs the layers, given who counts the gradients; None: that device does.
         compares: digests are made of replicas and sums.
     """
@@ -34,7 +36,7 @@ class Holdings(HeldState[Replica, Accumulator]):
         self,
         model: Model,
         train: TrainSection,
-        device: torch.device,
+        device: Device,
         make_compute: Callable[[Count], LayerCompute] | None = None,
         *,
         compares: bool = False,
@@ -42,7 +44,7 @@ class Holdings(HeldState[Replica, Accumulator]):
         super().__init__([spec.layers for spec in model.groups], len(model.layer_names), compares=compares)
         self._model = model
         self._train = train
-        self._device = device
+        self.device = device
         self._rounding = Rounding(device)
         self.compute: LayerCompute = (
             Compute(model, train, device, self.count, lambda: loss_scale(self.exponents, train.dtype))
@@ -59,7 +61,7 @@ class Holdings(HeldState[Replica, Accumulator]):
     @property
     def is_on_host(self) -> bool:
         """Whether vectors are in the host's memory."""
-        return self._device.type == "cpu"
+        return self.device.is_on_host
 
     @property
     def sum_dtype(self) -> torch.dtype:
@@ -67,13 +69,13 @@ class Holdings(HeldState[Replica, Accumulator]):
         return torch.float64 if self._train.numerics is Numerics.EXACT else torch.float32
 
     def new_replica(self, group: int) -> Replica:
-        return Replica(self._model.groups[group], self._train, self._device)
+        return Replica(self._model.groups[group], self._train, self.device)
 
     def _digest_of_state(self, replica: Replica) -> int:
-        return digest_of(replica.state)
+        return digest_of(replica.state, is_on_host=self.is_on_host)
 
     def _digest_of_sum(self, replica: Replica) -> int:
-        return digest_of((replica.gradient,))
+        return digest_of((replica.gradient,), is_on_host=self.is_on_host)
 
     def _digest_of_counts(self, accumulator: Accumulator) -> int | None:
         return digest_of_counts(accumulator)
@@ -101,7 +103,7 @@ class Holdings(HeldState[Replica, Accumulator]):
     def _new_accumulator(self, group: int) -> Accumulator:
         contributions = self._train.num_microbatches * len(self._model.groups[group].layers)
         layout = self.replicas[group].layout
-        return Accumulator(layout, self._train.numerics, self._rounding, contributions, self._device)
+        return Accumulator(layout, self._train.numerics, self._rounding, contributions, self.device)
 
     def _bind(self, layer: int) -> None:
         try:
@@ -134,10 +136,13 @@ class Holdings(HeldState[Replica, Accumulator]):
             else:
                 self._in_use(group).add(parts)
 
-    def squared_norm(self, group: int) -> float:
+    def squared_norm(self, group: int) -> SupportsFloat:
         """Returns the squared norm of the group's summed gradient; of running statistics 0, or NaN if they are none."""
-        norm = squared_norm(self.replicas[group].gradient)
-        return 0.0 * norm if self._model.groups[group].is_statistics else norm
+        gradient, factor = self.replicas[group].gradient, 0.0 if self._model.groups[group].is_statistics else 1.0
+        if self.is_on_host:
+            return factor * squared_norm(gradient)
+        wide = gradient.double()
+        return self.device.number(torch.dot(wide, wide) * factor)
 
     def apply(self, groups: Iterable[int], step: int, clip_factor: float, learning_rate: float) -> None:
         """Makes one optimizer step of these groups, or (`NOT_APPLIED`) none: they count as of `step` all the same."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsFloat
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from planaria.protocol.messages.from_worker import Score
 from planaria.protocol.worker.layer_runner import LayerRunner
 from planaria.protocol.worker.progress import Work
 from planaria.runtime.worker.compute.compilation import as_over_a_wire, compiled
+from planaria.runtime.worker.compute.device.device import Device
 from planaria.runtime.worker.compute.seeds import seed_layer
 from planaria.runtime.worker.compute.split_backward import Gradients, WeightPass, backward_at_once, backward_in_two
 from planaria.runtime.worker.compute.statistics import RunningStatistics
@@ -49,7 +50,10 @@ class LayerFailed(Exception):
     """A layer of the user's raised: carries the name of the layer and the error."""
 
     def __init__(self, layer: str, error: BaseException) -> None:
-        super().__init__(f"layer {layer!r}: {type(error).__name__}: {error}")
+        text = f"layer {layer!r}: {type(error).__name__}: {error}"
+        if "does not have a deterministic implementation" in text:
+            text = f'layer {layer!r}: {str(error).partition(",")[0]}. Set train.numerics = "fast".'
+        super().__init__(text)
         self.layer = layer
 
 
@@ -123,14 +127,14 @@ class Compute:
     Args:
         model: whose layers.
         train: its numbers.
-        device: where tensors are.
+        device: where layers run.
         count: counts gradients.
         loss_scale: tells what the loss is multiplied by in the step in progress, so that what is computed of its
             gradients fits the dtype; they are divided by it before they are counted.
     """
 
     def __init__(
-        self, model: Model, train: TrainSection, device: torch.device, count: Count, loss_scale: Callable[[], float]
+        self, model: Model, train: TrainSection, device: Device, count: Count, loss_scale: Callable[[], float]
     ) -> None:
         self._model = model
         self._train = train
@@ -156,7 +160,7 @@ class Compute:
         return tuple(sorted(self._modules))
 
     def add_layer(self, layer: int, module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
-        self._parameters[layer] = bind(module.to(self._device), parameters, self._make)
+        self._parameters[layer] = bind(module.to(self._device.place), parameters, self._make)
         self._statistics[layer] = RunningStatistics(module, parameters, self._train.num_microbatches)
         self._modules[layer] = module
         self._called[layer] = compiled(module) if self._train.compile else module
@@ -189,15 +193,15 @@ class Compute:
         *,
         keep: bool,
         on_host: bool = False,
-    ) -> tuple[Tensors, float | None]:
+    ) -> tuple[Tensors, SupportsFloat | None]:
         recompute = self._train.activation_checkpointing
-        moves = keep and on_host and not recompute and self._device.type != "cpu"
+        moves = keep and on_host and not recompute and not self._device.is_on_host
         differentiates = (keep or self._train.compile) and layer > self._first_trained
         leaves = tuple(
             tensor.detach().requires_grad_(differentiates and tensor.is_floating_point()) for tensor in inputs
         )
         staying = list(self._modules[layer].parameters())
-        saving = kept_on_host([*staying, *copies_of(staying)]) if moves else nullcontext()
+        saving = kept_on_host([*staying, *copies_of(staying)], self._device) if moves else nullcontext()
         # With gradients even where none will be asked for: without them torch's LSTM computes other bits on a CPU.
         with torch.enable_grad(), saving:
             outputs, told = self._run(step, work[0], layer, leaves, batch)
@@ -205,7 +209,7 @@ class Compute:
             held = batch if layer == self._last else None
             gone = recompute or layer < self._first_trained  # the latter has no backward
             self._kept[work, layer] = _Kept(leaves, None if gone else outputs, held, told)
-        loss = float(outputs[0].detach()) if layer == self._last else None
+        loss = self._device.number(outputs[0].detach()) if layer == self._last else None
         return tuple(tensor.detach() for tensor in outputs), loss
 
     def evaluate(
@@ -218,7 +222,7 @@ class Compute:
                 if layer < self._last:
                     return rounded(outputs, self._train), None
                 assert batch is not None
-                with self._naming(layer), autocast(self._train, self._device):
+                with self._naming(layer), autocast(self._train, self._device.place):
                     return (), Score(*scored(self._model, outputs, batch))
         finally:
             module.train()
@@ -233,16 +237,16 @@ class Compute:
             if layer < self._last:
                 return rounded(result, self._train), told
             assert batch is not None
-            with autocast(self._train, self._device):
+            with autocast(self._train, self._device.place):
                 return (self._model.loss(result, batch),), told
 
     def _outputs(self, step: int, microbatch: int, layer: int, inputs: Tensors, called: Callable[..., Any]) -> Tensors:
         """Runs the layer's module, as it is or compiled, on what has come over a boundary."""
-        seed_layer(self._train.seed, step, microbatch, layer, self._device)
+        seed_layer(self._train.seed, step, microbatch, layer, self._device.place)
         begin_run(self._modules[layer].parameters())
         with self._naming(layer):
             given = widened(inputs, self._train) if layer > 0 else inputs
-            with autocast(self._train, self._device):
+            with autocast(self._train, self._device.place):
                 outputs = called(*(as_over_a_wire(given) if self._train.compile else given))
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
@@ -326,27 +330,19 @@ def _floating(tensors: Tensors) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor.is_floating_point()]
 
 
-_Packed = tuple[torch.device, torch.Tensor]
-
-
-def kept_on_host(parameters: Iterable[torch.Tensor]) -> saved_tensors_hooks:
-    """Keeps what autograd saves within the context in (pinned) host memory.
-
-    Copies are made on the device's current stream, so nothing waits for them that comes later on it.
+def kept_on_host(parameters: Iterable[torch.Tensor], device: Device) -> saved_tensors_hooks:
+    """Keeps what autograd saves within the context in the host's memory.
 
     Args:
         parameters: tensors that stay where they are, with all that shares their memory.
+        device: where they are.
     """
     staying = {parameter.untyped_storage().data_ptr() for parameter in parameters}
 
-    def pack(tensor: torch.Tensor) -> _Packed:
+    def pack(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         if tensor.untyped_storage().data_ptr() in staying:
-            return tensor.device, tensor.detach()
-        host = torch.empty(tensor.size(), dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        return tensor.device, host.copy_(tensor, non_blocking=True)
+            kept = tensor.detach()
+            return lambda: kept
+        return device.kept_aside(tensor)
 
-    def unpack(packed: _Packed) -> torch.Tensor:
-        device, tensor = packed
-        return tensor.to(device, non_blocking=True)
-
-    return saved_tensors_hooks(pack, unpack)
+    return saved_tensors_hooks(pack, lambda back: back())

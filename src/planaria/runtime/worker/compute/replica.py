@@ -16,6 +16,7 @@ from planaria.model.model import GroupSpec
 from planaria.model.training.optimizer import Update, optimizer_of
 from planaria.model.training.treatment import Treatment, treatment_of
 from planaria.runtime.thresholds import HUGE_FROM_BYTES, SMALL_FLOATS
+from planaria.runtime.worker.compute.device.device import Device, here
 from planaria.runtime.worker.compute.shared_memory import SharedVector
 
 NamedState = Mapping[str, Mapping[str, torch.Tensor]]
@@ -33,19 +34,20 @@ class Replica:
         written: digest of the state as this worker itself wrote it last; see `planaria.protocol.step.agreement`.
     """
 
-    def __init__(self, spec: GroupSpec, train: TrainSection, device: torch.device) -> None:
+    def __init__(self, spec: GroupSpec, train: TrainSection, device: Device) -> None:
         self.layout = Layout.of(spec, train)
-        self.parameters = zeros(self.layout.size, device)
+        self.parameters = zeros(self.layout.size, device.place)
         names = () if spec.is_statistics else optimizer_of(train).states(train)
-        self.states = {name: zeros(self.layout.size, device) for name in names}
-        self.shared_gradient = SharedVector(self.layout.size, torch.float32) if device.type == "cpu" else None
+        self.states = {name: zeros(self.layout.size, device.place) for name in names}
+        self.shared_gradient = SharedVector(self.layout.size, torch.float32) if device.is_on_host else None
         self.gradient = (
-            torch.zeros(self.layout.size, device=device)
+            torch.zeros(self.layout.size, device=device.place)
             if self.shared_gradient is None
             else self.shared_gradient.tensor
         )
         self.step = 0
         self.written: int | None = None
+        self._device = device
 
     def initialise(self, values: Mapping[str, torch.Tensor], states: NamedState | None = None) -> None:
         """Begins with these parameters, and these of the optimizer's values; the others are 0."""
@@ -76,7 +78,10 @@ class Replica:
 
     def copy_of_state(self) -> NamedState:
         """Returns the state by parameter name, in memory of its own on the host."""
-        return {kind: self.layout.views(flat.detach().to("cpu", copy=True)) for kind, flat in self._kinds.items()}
+        if self._device.is_on_host:
+            return {kind: self.layout.views(flat.detach().clone()) for kind, flat in self._kinds.items()}
+        copies = here(self._device.copied_out(tuple(self._kinds.values())))
+        return {kind: self.layout.views(copy) for kind, copy in zip(self._kinds, copies, strict=True)}
 
     def load_named(self, state: NamedState, step: int) -> None:
         for kind, own in self._kinds.items():
@@ -88,13 +93,13 @@ class Replica:
         return {PARAMETER: self.parameters, **self.states}
 
 
-def digest_of(vectors: Iterable[torch.Tensor]) -> int:
+def digest_of(vectors: Iterable[torch.Tensor], *, is_on_host: bool) -> int:
     """Returns a 64-bit digest of flat float32 vectors, bit for bit: xxh3 in the host's memory; on a device, whose words
     would take longer to come here, a sum in which the place of each counts. Workers of one job have one kind of device.
     """
     made = xxhash.xxh3_64()
     for vector in vectors:
-        if vector.device.type == "cpu":
+        if is_on_host:
             made.update(vector.numpy().data)
         else:
             made.update(weighed_sum(vector.view(torch.int32)).to_bytes(8, "little", signed=True))
@@ -102,10 +107,10 @@ def digest_of(vectors: Iterable[torch.Tensor]) -> int:
 
 
 def digest_of_values(tensors: Iterable[torch.Tensor]) -> int:
-    """Returns a 64-bit digest of tensors of any type and shape, bit for bit."""
+    """Returns a 64-bit digest of the host's tensors, of any type and shape, bit for bit."""
     made = xxhash.xxh3_64()
     for tensor in tensors:
-        made.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        made.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
     return made.intdigest()
 
 

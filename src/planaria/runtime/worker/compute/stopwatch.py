@@ -8,7 +8,7 @@ Which clock is right depends on who else computes on the host:
   ready and waited for a core. That wait is the host's doing, and falls on some node or other by chance. What is left
   tells of slow cores and of stopped processes still; a quota on one node's processor time is not told from
   oversubscription. Where the system does not count such waits, processor time.
-- CUDA: as the first, once the device has done what it was given.
+- CUDA: as the first, for what is slow on order; the streams time what they compute by events.
 """
 
 from __future__ import annotations
@@ -34,15 +34,10 @@ def stopwatch(device: torch.device, num_workers: int) -> Stopwatch:
         num_workers: of the job, on this host.
     """
     if device.type == "cuda":
-        return lambda: _after_all_kernels_s(device)
+        return time.monotonic
     if num_workers <= len(os.sched_getaffinity(0)):
         return time.monotonic
     return _Oversubscribed() if os.path.exists(_SCHEDULE) else time.thread_time
-
-
-def _after_all_kernels_s(device: torch.device) -> float:
-    torch.cuda.synchronize(device)
-    return time.monotonic()
 
 
 class _Oversubscribed:

@@ -24,6 +24,7 @@ from planaria.model.model import Batch, GroupSpec, ParameterSpec, Tensors
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.protocol.messages.from_worker import Score
 from planaria.protocol.worker.progress import Work
+from planaria.runtime.worker.compute.device.device import HostDevice
 from planaria.runtime.worker.compute.device_clock import DeviceClock
 from planaria.runtime.worker.compute.engine import Engine
 from planaria.runtime.worker.compute.layers import Count
@@ -49,7 +50,7 @@ def emulated_engine(profile: ModelProfile, job: Job, pace: DeviceClock) -> Engin
     return Engine(
         model=model,
         batches=EmulatedBatches(job.train.seed),
-        device=torch.device("cpu"),
+        device=HostDevice(),
         make_compute=lambda count: EmulatedCompute(EmulatedNumbers(model, job.train), count),
         pace=pace,
     )

@@ -24,7 +24,7 @@ from planaria.runtime.worker.compute.replica import Replica
 from planaria.runtime.worker.faults import FaultInjector
 from planaria.runtime.worker.heartbeat import Heartbeat
 from planaria.runtime.worker.transport.mailbox import Key, Mailbox
-from planaria.runtime.worker.transport.transport import Transport
+from planaria.runtime.worker.transport.outbox import Outbox
 
 
 class StateTransfer(StateTransfers[Replica]):
@@ -34,7 +34,7 @@ class StateTransfer(StateTransfers[Replica]):
         worker: the number of this worker.
         machine: asked for the generation and step in progress.
         holdings: where the state ends.
-        transport: the data plane, to the other workers.
+        outbox: to the other workers.
         mailbox: of what comes from them.
         heartbeat: told who is waited for.
         faults: on the user's order.
@@ -49,7 +49,7 @@ class StateTransfer(StateTransfers[Replica]):
         worker: WorkerId,
         machine: WorkerMachine,
         holdings: Holdings,
-        transport: Transport,
+        outbox: Outbox,
         mailbox: Mailbox,
         heartbeat: Heartbeat,
         faults: FaultInjector,
@@ -57,13 +57,13 @@ class StateTransfer(StateTransfers[Replica]):
         send: Callable[[FromWorker], None],
     ) -> None:
         super().__init__(worker, machine, holdings, mailbox, send, time.monotonic)
-        self._transport = transport
+        self._outbox = outbox
         self._mailbox = mailbox
         self._heartbeat = heartbeat
         self._faults = faults
         self._pace = pace
         self._manifest: Manifest | None = None
-        self._is_on_host = holdings.is_on_host
+        self._device = holdings.device
         self._prepared: dict[int, Replica] = {}
         mailbox.when_damaged = self.tell_damage
 
@@ -103,10 +103,11 @@ class StateTransfer(StateTransfers[Replica]):
 
     def _send(self, transfer: Transfer, key: Key) -> None:
         replica = self._holdings.replicas[transfer.group]
-        self._transport.send(transfer.target, key, _moving(self.plan, transfer, replica))
+        moving = self._device.copied_out(_moving(self.plan, transfer, replica))
+        self._outbox.send(transfer.target, key, moving)
 
     def _fill(self, replica: Replica, transfer: Transfer, piece: tuple[torch.Tensor, ...]) -> None:
-        for own, given in zip(_moving(self.plan, transfer, replica), piece, strict=True):
+        for own, given in zip(_moving(self.plan, transfer, replica), self._device.copied_in(piece), strict=True):
             if own.data_ptr() != given.data_ptr():
                 own.copy_(given)
 
@@ -114,7 +115,7 @@ class StateTransfer(StateTransfers[Replica]):
         """Has pieces read to where they belong, as far as that is the host's memory."""
         self._prepared.clear()
         places: dict[Key, tuple[torch.Tensor, ...]] = {}
-        if self._is_on_host:
+        if self._device.is_on_host:
             for transfer in self._incoming:
                 replica = self._prepared.get(transfer.group)
                 if replica is None:

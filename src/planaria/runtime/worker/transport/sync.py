@@ -8,6 +8,7 @@ The thread that computes does the adding; sending and receiving go on beside it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import SupportsFloat
 
 import torch
 
@@ -15,26 +16,30 @@ from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.sums.slices import Slices
 from planaria.protocol.worker.sums import Piece, Sums
 from planaria.runtime.worker.compute.accumulator import Accumulator, add_up, grid_step
+from planaria.runtime.worker.compute.device.device import LateTensors, here
 from planaria.runtime.worker.compute.device_clock import DeviceClock
 from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.compute.shared_memory import SharedReader, SharedVector
 from planaria.runtime.worker.transport.grid_encoding import add_decoded, encoded
 from planaria.runtime.worker.transport.mailbox import Mailbox
-from planaria.runtime.worker.transport.transport import Transport
+from planaria.runtime.worker.transport.outbox import Outbox
 
 Tensors = tuple[torch.Tensor, ...]
+Part = Tensors | LateTensors
 
 
-class Sync(Sums[Accumulator, Tensors, Tensors]):
-    """The sums of one worker in the step in progress. A part is a vector in place, or what came: a slice, encoded."""
+class Sync(Sums[Accumulator, Part, Part]):
+    """The sums of one worker in the step in progress. A part is a vector in place, or a device's that is on its way to
+    the host, or what came: a slice, encoded."""
 
     _holdings: Holdings
 
     def __init__(
-        self, worker: WorkerId, holdings: Holdings, transport: Transport, mailbox: Mailbox, pace: DeviceClock
+        self, worker: WorkerId, holdings: Holdings, outbox: Outbox, mailbox: Mailbox, pace: DeviceClock
     ) -> None:
-        super().__init__(worker, holdings, transport, mailbox)
-        self._transport = transport
+        super().__init__(worker, holdings, outbox, mailbox)
+        self._outbox = outbox
+        self._device = holdings.device
         self._pace = pace
         self._counts = SharedReader()
         self._totals = SharedReader()
@@ -52,15 +57,18 @@ class Sync(Sums[Accumulator, Tensors, Tensors]):
             self.do(piece)
         return piece is not None
 
-    def do(self, piece: Piece[Tensors]) -> None:
+    def do(self, piece: Piece[Part]) -> None:
         self._pace.add_up(piece)
-        super().do(piece)
+        with self._device.on_sums():
+            super().do(piece)
 
     def _host_of(self, worker: WorkerId) -> Hashable:
-        return self._transport.host_of(worker) if self._holdings.is_on_host else worker
+        return self._outbox.host_of(worker) if self._holdings.is_on_host else worker
 
-    def _own(self, accumulator: Accumulator) -> Tensors:
-        return (accumulator.total,)
+    def _own(self, accumulator: Accumulator, slices: Slices) -> Part:
+        if len(slices.owners) == 1:
+            return (accumulator.total,)  # nobody else's is added
+        return self._device.copied_out((accumulator.total,))
 
     def _place(self, accumulator: Accumulator | None) -> Tensors:
         return () if accumulator is None else _address(accumulator.shared)
@@ -71,11 +79,12 @@ class Sync(Sums[Accumulator, Tensors, Tensors]):
         part = self._counts.read(owner, group, sent[0], self._holdings.sum_dtype)
         return None if part is None else ((part,),)
 
-    def _encoded(self, group: int, about: WorkerId, slices: Slices, parts: Sequence[Tensors]) -> Tensors:
+    def _encoded(self, group: int, about: WorkerId, slices: Slices, parts: Sequence[Part]) -> Tensors:
         if not parts:
             return ()
-        begin, end = slices.bounds(about, parts[0][0].numel())
-        own = [part[0][begin:end].to("cpu") for part in parts]
+        counts = [here(part)[0] for part in parts]
+        begin, end = slices.bounds(about, counts[0].numel())
+        own = [count[begin:end] for count in counts]
         total = own[0] if len(own) == 1 else torch.empty_like(own[0])
         if total is not own[0]:
             add_up(own, total)
@@ -87,21 +96,20 @@ class Sync(Sums[Accumulator, Tensors, Tensors]):
     def _came(self, sent: Tensors) -> Tensors | None:
         return sent or None
 
-    def _add_up(self, group: int, slices: Slices, in_place: Sequence[Tensors], came: Sequence[Tensors]) -> None:
+    def _add_up(self, group: int, slices: Slices, in_place: Sequence[Part], came: Sequence[Part]) -> None:
         target = self._slice(group, self._worker, slices)
         begin, end = slices.bounds(self._worker, self._gradient(group).numel())
-        own = [part[0][begin:end] for part in in_place]
-        if not came:
-            add_up(own, target)
+        if not came and all(isinstance(part, tuple) for part in in_place):
+            add_up([here(part)[0][begin:end] for part in in_place], target)
             return
         total = torch.empty(end - begin, dtype=self._holdings.sum_dtype)
-        add_up([part.to("cpu") for part in own], total)
-        for part in came:
+        add_up([here(part)[0][begin:end] for part in in_place], total)
+        for part in map(here, came):
             if total.dtype is torch.float64:
                 add_decoded((part[0], part[1], part[2]), self._grid_step(group), total)
             else:
                 total += part[0]
-        target.copy_(total)
+        self._device.fill(target, total)
 
     def _gradient(self, group: int) -> torch.Tensor:
         gradient: torch.Tensor = self._holdings.replicas[group].gradient
@@ -112,14 +120,14 @@ class Sync(Sums[Accumulator, Tensors, Tensors]):
         begin, end = slices.bounds(about, gradient.numel())
         return gradient[begin:end]
 
-    def _total(self, group: int, about: WorkerId, slices: Slices) -> Tensors:
-        return (self._slice(group, about, slices),)
+    def _total(self, group: int, about: WorkerId, slices: Slices) -> Part:
+        return self._device.copied_out((self._slice(group, about, slices),))
 
     def _total_place(self, group: int) -> Tensors:
         return _address(self._holdings.replicas[group].shared_gradient)
 
     def _take(self, group: int, about: WorkerId, slices: Slices, sent: Tensors) -> None:
-        self._slice(group, about, slices).copy_(sent[0])
+        self._device.fill(self._slice(group, about, slices), sent[0])
 
     def _take_from(self, group: int, about: WorkerId, slices: Slices, owner: WorkerId, sent: Tensors) -> bool:
         gradient = self._totals.read(owner, group, sent[0], torch.float32)
@@ -129,7 +137,7 @@ class Sync(Sums[Accumulator, Tensors, Tensors]):
         self._slice(group, about, slices).copy_(gradient[begin:end])
         return True
 
-    def _norm(self, group: int) -> float:
+    def _norm(self, group: int) -> SupportsFloat:
         return self._holdings.squared_norm(group)
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+import torch
 
 from planaria.job.parse import parse_job
-from planaria.runtime.worker.compute import device
+from planaria.runtime.worker.compute.device import opening as device
+from planaria.runtime.worker.compute.layers import LayerFailed
 
 NAMES = ("gpu-a", "gpu-b", "gpu-c")
 JOB = (
@@ -75,9 +78,10 @@ def test_a_process_keeps_its_gpu(tmp_path: Path, held: list[object], monkeypatch
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda place: object())
     job = parse_job(JOB, origin="test")
     device._claimed.cache_clear()
-    first = [device.open_device(job, 0).index for _ in range(2)]
+    monkeypatch.setattr(device, "CudaQueues", lambda place: None)
+    first = [device.open_device(job, 0).place.index for _ in range(2)]
     device._claimed.cache_clear()
-    another = device.open_device(job, 2).index
+    another = device.open_device(job, 2).place.index
     device._claimed.cache_clear()
     assert (first, another) == ([0, 0], 1)
     assert len(held) == 2
@@ -89,3 +93,44 @@ def test_gpus_are_taken_in_turn_where_no_lock_can_be_written(tmp_path: Path, mon
     device._claimed.cache_clear()
     assert device._claimed(2, 1) == 1
     device._claimed.cache_clear()
+
+
+@pytest.fixture
+def switches() -> Iterator[None]:
+    """Puts torch's switches back."""
+    yield
+    torch.use_deterministic_algorithms(False)
+    for enable in (
+        torch.backends.cuda.enable_flash_sdp,
+        torch.backends.cuda.enable_mem_efficient_sdp,
+        torch.backends.cuda.enable_cudnn_sdp,
+    ):
+        enable(True)
+
+
+def test_exact_numerics_are_held_to_kernels_that_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, switches: None
+) -> None:
+    """What torch has none for raises: nothing warns, and goes on."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    device.make_reproducible()
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    assert torch.backends.cuda.math_sdp_enabled()
+    assert not torch.backends.cuda.flash_sdp_enabled()
+    assert not torch.backends.cuda.mem_efficient_sdp_enabled()
+
+
+def test_workspaces_with_which_bits_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    with pytest.raises(device.NoDevice, match="CUBLAS_WORKSPACE_CONFIG = ':0:0'"):
+        device.make_reproducible()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_layer_without_such_a_kernel_is_named_with_the_remedy() -> None:
+    told = "histc_cuda does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms"
+    text = str(LayerFailed("h.0", RuntimeError(told)))
+    assert text == (
+        "layer 'h.0': histc_cuda does not have a deterministic implementation. Set train.numerics = \"fast\"."
+    )

@@ -14,33 +14,75 @@ from typing import IO
 
 import torch
 
-from planaria.job.sections.cluster import Device
+from planaria.job.sections.cluster import Device as DeviceName
 from planaria.job.sections.train import DType, Numerics
 from planaria.job.settings import Job
+from planaria.runtime.worker.compute.device.cuda_queues import CudaQueues
+from planaria.runtime.worker.compute.device.device import Device, HostDevice
+from planaria.runtime.worker.compute.device.stand_in import StandInQueues
+from planaria.runtime.worker.compute.device.streams import StreamDevice
 
 log = logging.getLogger(__name__)
 
 
-def open_device(job: Job, worker: int) -> torch.device:
+_REPRODUCIBLE = (":4096:8", ":16:8")
+"""Workspaces with which cuBLAS gives the same bits on several streams (its manual, on reproducibility)."""
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def open_device(job: Job, worker: int) -> Device:
     """Opens the worker's device: of the host's GPUs the one with fewest processes, for as long as this one lives.
 
-    On CUDA, products of float32 values are rounded to TF32 if train.dtype says so, and not otherwise; with exact
-    numerics, kernels that add in no fixed order are replaced by deterministic ones. CPU kernels are deterministic on
-    one thread.
+    On CUDA, products of float32 values are rounded to TF32 if train.dtype says so, and not otherwise. CPU kernels are
+    deterministic on one thread.
 
     Raises:
-        ValueError: cluster.device is "cuda" and there is none.
+        NoDevice: cluster.device is "cuda" and there is none, or it could not give the same bits.
     """
-    if job.cluster.device is Device.CPU:
-        return torch.device("cpu")
+    match job.cluster.device:
+        case DeviceName.CPU | DeviceName.EMULATED:
+            return HostDevice()
+        case DeviceName.STAND_IN:
+            return StreamDevice(torch.device("cpu"), StandInQueues())
+        case DeviceName.CUDA:
+            pass
     count = torch.cuda.device_count()
     if count == 0:
         raise NoDevice('cluster.device = "cuda", but torch sees no CUDA device here. Set cluster.device = "cpu".')
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job.train.dtype is DType.TF32
     if job.train.numerics is Numerics.EXACT:
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.backends.cudnn.benchmark = False
-    return torch.device("cuda", _claimed(count, worker % count))
+        make_reproducible()
+    return device_at(torch.device("cuda", _claimed(count, worker % count)))
+
+
+def device_at(place: torch.device) -> Device:
+    """Returns the device that torch has there."""
+    return StreamDevice(place, CudaQueues(place)) if place.type == "cuda" else HostDevice()
+
+
+def make_reproducible() -> None:
+    """Has torch use kernels on CUDA that give the same bits each time, and refuse what has none. Called before the
+    first of them runs: cuBLAS looks at its workspaces once.
+
+    Attention is computed by plain products: its fused kernels add in no fixed order on the way back.
+
+    Raises:
+        NoDevice: the environment asks for workspaces of cuBLAS with which bits differ.
+    """
+    given = os.environ.setdefault(_WORKSPACE, _REPRODUCIBLE[0])
+    if given not in _REPRODUCIBLE:
+        raise NoDevice(
+            f"{_WORKSPACE} = {given!r}, with which products on CUDA differ from run to run, and train.numerics is "
+            f'"exact". Unset it, or set train.numerics = "fast".'
+        )
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.enable_math_sdp(True)
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 @cache
@@ -55,7 +97,7 @@ def _claimed(count: int, first: int) -> int:
 
 
 class NoDevice(ValueError):
-    """The job asks for a device that this machine does not have."""
+    """The job asks for a device that this machine does not have, or that cannot do what the job asks."""
 
 
 _held: list[IO[bytes]] = []

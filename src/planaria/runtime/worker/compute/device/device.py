@@ -1,0 +1,121 @@
+"""What the rest of a worker asks of its device, whether that does things at once or later."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, SupportsFloat
+
+import torch
+
+from planaria.model.model import Tensors
+from planaria.runtime.worker.compute.device.queues import Stream
+
+
+class LateTensors(Protocol):
+    """Tensors that are on their way to the host."""
+
+    @property
+    def are_here(self) -> bool: ...
+
+    def tensors(self) -> Tensors:
+        """Returns them once they are here."""
+        ...
+
+
+class Device(ABC):
+    """The device of one worker.
+
+    Attributes:
+        place: where torch has it.
+        is_on_host: its memory is the host's, and whatever it is given is done at once.
+    """
+
+    place: torch.device
+    is_on_host: bool
+
+    @abstractmethod
+    def in_use(self) -> AbstractContextManager[object]:
+        """Makes it the device of the thread inside."""
+
+    @abstractmethod
+    def on_sums(self) -> AbstractContextManager[object]:
+        """Has what is done inside go on beside computation that comes later, and after what came before."""
+
+    @abstractmethod
+    def after(self, *streams: Stream) -> None:
+        """Has computation from now on wait for what these streams were given so far."""
+
+    @abstractmethod
+    def copied_in(self, tensors: Sequence[torch.Tensor]) -> Tensors:
+        """Returns the host's tensors on the device."""
+
+    @abstractmethod
+    def fill(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        """Fills a tensor of the device with the host's values."""
+
+    @abstractmethod
+    def copied_out(self, tensors: Sequence[torch.Tensor]) -> Tensors | LateTensors:
+        """Returns the device's tensors as they are when what it was given so far is done: on the host, or on their way
+        there. On the host these are the tensors themselves."""
+
+    @abstractmethod
+    def number(self, value: torch.Tensor) -> SupportsFloat:
+        """Returns a tensor's only value: a number, or what becomes one when it is needed."""
+
+    @abstractmethod
+    def kept_aside(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Copies a tensor into the host's memory; what is returned brings it back."""
+
+    @abstractmethod
+    def mark(self) -> Any:
+        """Returns the point that computation is at; see `seconds_between`. None on the host, which has clocks."""
+
+    @abstractmethod
+    def seconds_between(self, first: Any, last: Any) -> float:
+        """Returns how long computation took from one mark to another; waits for the second."""
+
+
+class HostDevice(Device):
+    """The host's processors."""
+
+    def __init__(self) -> None:
+        self.place = torch.device("cpu")
+        self.is_on_host = True
+
+    def in_use(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def on_sums(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def after(self, *streams: Stream) -> None:
+        """Does nothing: all is done at once."""
+
+    def copied_in(self, tensors: Sequence[torch.Tensor]) -> Tensors:
+        return tuple(tensors)
+
+    def fill(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        target.copy_(values)
+
+    def copied_out(self, tensors: Sequence[torch.Tensor]) -> Tensors:
+        return tuple(tensors)
+
+    def number(self, value: torch.Tensor) -> float:
+        return float(value)
+
+    def kept_aside(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        copy = torch.empty(tensor.size(), dtype=tensor.dtype).copy_(tensor)
+        return lambda: copy
+
+    def mark(self) -> None:
+        return None
+
+    def seconds_between(self, first: Any, last: Any) -> float:
+        raise AssertionError("what a processor takes is measured by a stopwatch")
+
+
+def here(copied: Tensors | LateTensors) -> Tensors:
+    """Returns what `Device.copied_out` gave, once it is on the host."""
+    return copied if isinstance(copied, tuple) else copied.tensors()

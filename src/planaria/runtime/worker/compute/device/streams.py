@@ -1,0 +1,135 @@
+"""A device that computes while its host goes on: computation, copies in, copies out and sums, each a stream.
+
+The host waits where it needs a number or bytes, and nowhere else. Each method that hands a tensor from one stream to
+another has the second wait for the first, and tells the allocator who uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+
+from planaria.model.model import Tensors
+from planaria.runtime.worker.compute.device.device import Device
+from planaria.runtime.worker.compute.device.queues import Event, Queues, Stream
+
+
+class StreamDevice(Device):
+    """A device with streams.
+
+    Args:
+        place: where torch has it.
+        queues: its streams.
+    """
+
+    def __init__(self, place: torch.device, queues: Queues) -> None:
+        self.place = place
+        self.is_on_host = False
+        self.queues = queues
+        self._current = Stream.COMPUTE
+
+    def in_use(self) -> AbstractContextManager[object]:
+        return self.queues.in_use()
+
+    @contextmanager
+    def on_sums(self) -> Iterator[None]:
+        self.queues.wait(Stream.SUMS, self.queues.record(Stream.COMPUTE))
+        self._current = Stream.SUMS
+        try:
+            with self.queues.on(Stream.SUMS):
+                yield
+        finally:
+            self._current = Stream.COMPUTE
+
+    def after(self, *streams: Stream) -> None:
+        for stream in streams:
+            self.queues.wait(Stream.COMPUTE, self.queues.record(stream))
+
+    def copied_in(self, tensors: Sequence[torch.Tensor]) -> Tensors:
+        return self._brought_in([self._staged(tensor) for tensor in tensors])
+
+    def fill(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        self.queues.copy(target, self._staged(values), self._current)
+
+    def _staged(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the host's values in pinned memory, which is nobody else's until copies from it are done."""
+        return self.queues.pinned(values.size(), values.dtype).copy_(values)
+
+    def _brought_in(self, staged: Sequence[torch.Tensor]) -> Tensors:
+        """Returns tensors on the device, copied from pinned memory, for whoever is at work now."""
+        made = []
+        for source in staged:
+            with self.queues.on(Stream.COPIES_IN):
+                target = torch.empty(source.size(), dtype=source.dtype, device=self.place)
+            self.queues.copy(target, source, Stream.COPIES_IN)
+            self.queues.uses(target, self._current)
+            made.append(target)
+        self.queues.wait(self._current, self.queues.record(Stream.COPIES_IN))
+        return tuple(made)
+
+    def copied_out(self, tensors: Sequence[torch.Tensor]) -> OnTheirWay:
+        self.queues.wait(Stream.COPIES_OUT, self.queues.record(self._current))
+        made = []
+        for source in tensors:
+            target = self.queues.pinned(source.size(), source.dtype)
+            self.queues.copy(target, source.detach(), Stream.COPIES_OUT)
+            self.queues.uses(source, Stream.COPIES_OUT)
+            made.append(target)
+        return OnTheirWay(self.queues, made, self.queues.record(Stream.COPIES_OUT))
+
+    def number(self, value: torch.Tensor) -> LateNumber:
+        return LateNumber(self.copied_out((value,)))
+
+    def kept_aside(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        aside = self.copied_out((tensor,))
+
+        def back() -> torch.Tensor:
+            self.queues.wait(Stream.COPIES_IN, aside.event)
+            return self._brought_in(aside.pinned)[0]
+
+        return back
+
+    def mark(self) -> Event:
+        return self.queues.record(Stream.COMPUTE)
+
+    def seconds_between(self, first: Event, last: Event) -> float:
+        self.queues.synchronize(last)
+        return self.queues.seconds_between(first, last)
+
+
+class OnTheirWay:
+    """Tensors that are being copied to the host.
+
+    Attributes:
+        pinned: where they will be.
+        event: when they are there.
+    """
+
+    def __init__(self, queues: Queues, pinned: Sequence[torch.Tensor], event: Event) -> None:
+        self.pinned = pinned
+        self.event = event
+        self._queues = queues
+
+    @property
+    def are_here(self) -> bool:
+        return self._queues.is_over(self.event)
+
+    def tensors(self) -> Tensors:
+        self._queues.synchronize(self.event)
+        return tuple(self.pinned)
+
+
+class LateNumber:
+    """A number that is made on the device; who makes a float of it waits for it, once."""
+
+    def __init__(self, late: OnTheirWay) -> None:
+        self._late: OnTheirWay | None = late
+        self._value = 0.0
+
+    def __float__(self) -> float:
+        if self._late is not None:
+            self._value = float(self._late.tensors()[0])
+            self._late = None
+        return self._value

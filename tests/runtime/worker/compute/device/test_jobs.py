@@ -1,0 +1,127 @@
+"""Whole jobs on the stand-in for a GPU, in virtual time: the reference's bits, and every order that is there is needed.
+
+Each wait and each record of an event in the worker is left out, one at a time; each time a job finds a hazard, or ends
+in other bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from planaria.job.sections.cluster import Device
+from planaria.plan.plan import WorkerId
+from planaria.protocol.messages.records import RunStatus
+from planaria.runtime.worker.compute.device.stand_in import StandInQueues
+from planaria.runtime.worker.compute.device.streams import StreamDevice
+from planaria.runtime.worker.loop import WorkerLoop
+from planaria.runtime.worker.transport.outbox import Outbox
+from tests.proof import rest_in_proof
+from tests.runtime.worker.cluster import Kill, Visit, Weather
+from tests.runtime.worker.compute.device.orders import Orders, Site, sites
+from tests.runtime.worker.schedules import Schedule, any_policy, comings_and_goings, job_of, schedule
+from tests.runtime.worker.test_cluster import Laboratory
+
+
+def on_stand_in(plain: Schedule) -> Schedule:
+    cluster = msgspec.structs.replace(plain.job.cluster, device=Device.STAND_IN)
+    return replace(plain, job=msgspec.structs.replace(plain.job, cluster=cluster))
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("seeds", [range(at, at + 6) for at in range(0, 30, 6)], ids=str)
+def test_random_schedules_keep_every_promise(seeds: range, laboratory: Laboratory) -> None:
+    for seed in seeds:
+        plain = (schedule, comings_and_goings, any_policy)[seed % 3](seed, str(laboratory.source))
+        laboratory.reference(plain.job)  # made on processors
+        with Orders().at_work():
+            laboratory.run(on_stand_in(plain))
+
+
+Scenario = Callable[[Laboratory], None]
+"""Raises for a hazard, and for a broken promise."""
+
+
+def job(kills: tuple[Kill, ...] = (), visits: tuple[Visit, ...] = (), **given: Any) -> Scenario:
+    """A whole job."""
+
+    def run(laboratory: Laboratory) -> None:
+        made = job_of(source=str(laboratory.source), **given)
+        plain = Schedule(seed=1, job=made, kills=kills, visits=visits, weather=Weather(), stop_at_s=None)
+        laboratory.reference(made)
+        outcome = laboratory.run(on_stand_in(plain))
+        assert outcome.finish.status is not RunStatus.FAILED, outcome.finish.message
+
+    return run
+
+
+def plan_in_the_middle_of_a_sum(laboratory: Laboratory) -> None:
+    """What was counted is on its way to the host for a sum, or is being summed. Then a plan comes: more is counted,
+    or another replica takes the place of this one.
+    """
+    device = StreamDevice(torch.device("cpu"), StandInQueues())
+    with device.in_use():
+        (counts,) = device.copied_in((torch.zeros(4),))
+        held = [counts * 1.0]
+        late = device.copied_out((counts,))
+        with device.on_sums():
+            device.fill(held[0], torch.ones(4))
+        worker = WorkerLoop.__new__(WorkerLoop)
+        others = SimpleNamespace(
+            set_peers=lambda peers: None,
+            begin=lambda message, forgets: held.clear(),
+            adopt=lambda message, continues: counts.add_(1.0),
+        )
+        worker._device, worker._transport, worker._worker = device, Outbox(others), WorkerId(0)  # type: ignore[arg-type]
+        worker._transfers = worker._interpreter = others  # type: ignore[assignment]
+        message: Any = SimpleNamespace(plan=SimpleNamespace(generation=2), step=1, addresses={})
+        worker._adopt(message, continues=True, forgets=False)
+        assert torch.equal(late.tensors()[0], torch.zeros(4))
+        assert float(device.number(counts.sum())) == 4.0
+
+
+TWO_PIPELINES = {"nodes": 4, "smallest": 2, "steps": 2}
+SPARE = {"nodes": 5, "smallest": 2, "steps": 3}
+SHADOWS = {"nodes": 4, "smallest": 2, "steps": 3, "policy": "redundancy"}
+SCENARIOS: dict[str, Scenario] = {
+    "a plan in the middle of a sum": plan_in_the_middle_of_a_sum,
+    "one pipeline": job(nodes=2, smallest=2, fault_tolerance=0, steps=2, microbatches=2),
+    "shadows run backwards": job(redundancy="eager-eager", **SHADOWS),
+    "a shadow takes over": job((Kill(node=1, at="backward", step=2),), redundancy="eager-lazy", **SHADOWS),
+    "two pipelines": job(**TWO_PIPELINES),
+    "a loss": job((Kill(node=1, at="backward", step=2),), checkpoint_every=1, **SPARE),
+    "a loss at the vote": job((Kill(node=1, at="vote", step=2),), **SPARE),
+    "a node comes": job(visits=(Visit(node=4, after="StepCommitted"),), nodes=4, smallest=2, steps=4),
+    "a shadow's counts count": job((Kill(node=1, at="sync", step=2),), redundancy="eager-eager", **SHADOWS),
+}
+SITES = sites()
+
+
+@pytest.mark.parametrize("scenario", rest_in_proof(SCENARIOS, kept=2))
+def test_every_scenario_ends_well(scenario: str, laboratory: Laboratory) -> None:
+    with Orders().at_work():
+        SCENARIOS[scenario](laboratory)
+
+
+@pytest.mark.parametrize("site", rest_in_proof(SITES, kept=3), ids=str)
+def test_without_any_one_order_a_scenario_fails(site: Site, laboratory: Laboratory) -> None:
+    orders = Orders(site)
+    for scenario in SCENARIOS.values():
+        try:
+            with orders.at_work():
+                scenario(laboratory)
+        except Exception:
+            assert site in orders.passed
+            return
+    raise AssertionError("every scenario ends well without it: it is not needed, or a scenario is missing")
+
+
+def test_every_kind_of_order_is_found() -> None:
+    assert {site.call for site in SITES} == {"record", "wait", "synchronize", "uses", "after"}
+    assert len(SITES) >= 15
