@@ -173,7 +173,7 @@ class Interpreter(StepWork[Symbol, Symbol]):
 
     def _change(self, what: str) -> None:
         """Changes the first replica that is held, or its sum, if that is due."""
-        held = [self._holdings.replicas[group] for group in self.given if group in self._holdings.replicas]
+        held = [self._holdings.replicas[group] for group in self.kept if group in self._holdings.replicas]
         if not self.corrupts[what] or not held:
             return
         self.corrupts[what] -= 1

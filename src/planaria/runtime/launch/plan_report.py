@@ -170,7 +170,7 @@ def _after_losses(policy: Policy, first: Candidate, losses: Sequence[Collection[
                 f"{', and it is lost already' if unknown[0] in gone else ''}. Name one that lives."
             )
         gone |= lost
-        holders = {worker: groups for worker, groups in plan.groups_of.items() if plan.node_of(worker) not in gone}
+        holders = {worker: groups for worker, groups in plan.kept_of.items() if plan.node_of(worker) not in gone}
         proposals.append(
             policy.reconfigure(ReplanRequest(plan=plan, lost=sorted(gone), holders=holders, generation=generation))
         )
