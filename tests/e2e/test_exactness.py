@@ -163,11 +163,13 @@ def test_the_loss_of_a_node_of_two_devices_changes_no_bit(text: Path, run: Run, 
     assert outcome.summary["live_nodes"] == 2
 
 
+@pytest.mark.parametrize("optimizer_state", rest_in_proof(["spread", "whole"]))
 def test_the_loss_of_a_device_of_a_stage_and_of_a_node_changes_no_bit(
-    text: Path, run: Run, reference: Reference
+    optimizer_state: str, text: Path, run: Run, reference: Reference
 ) -> None:
-    devices = {"cluster__devices_per_node": 2, "cluster__devices_per_stage": 2}
-    job = make_job(text, cluster__nodes=4, resilience__min_nodes_per_pipeline=1, **devices)
+    devices: dict[str, Any] = {"cluster__devices_per_node": 2, "cluster__devices_per_stage": 2}
+    devices |= {"cluster__optimizer_state": optimizer_state, "resilience__min_nodes_per_pipeline": 1}
+    job = make_job(text, cluster__nodes=4, **devices)
     outcome = run(job, "kill:node=1,step=2,at=backward,device=1", "kill:node=3,step=4,at=vote")
     outcome.assert_same_bits(reference(job))
     assert [(event["node"], event["device"]) for event in outcome.events("device_lost")] == [(1, 1)]

@@ -251,6 +251,7 @@ REFUSED = [
     ("cluster.devices_per_node=0", ["cluster.devices_per_node = 0"]),
     ("cluster.devices_per_stage=0", ["cluster.devices_per_stage = 0"]),
     ("cluster.devices_per_stage=2", ["cluster.devices_per_stage = 2", "cluster.devices_per_node = 1", "divisor of 1"]),
+    ("cluster.optimizer_state=spread", ["cluster.optimizer_state = 'spread'", "devices_per_stage is 1", "2 or more"]),
     ("cluster.devices_per_stage=many", ["cluster.devices_per_stage = 'many'", '"auto", or a whole number']),
     ("resilience.audit=1.5", ["resilience.audit = 1.5", "is not a share from 0 to 1"]),
     ("resilience.fault_tolerance=-1", ["resilience.fault_tolerance = -1"]),

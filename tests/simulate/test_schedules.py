@@ -73,8 +73,9 @@ def test_every_promise_is_kept_when_devices_are_lost_alone(seeds: range) -> None
 
 
 def _on_devices(which: Schedule, devices: int, of_stage: int | None = None) -> Schedule:
-    """The same history of nodes with so many times the devices, so many to a stage; None: as many; 0: any."""
-    setup = on_devices(which.setup, devices)
+    """The same history of nodes with so many times the devices, so many to a stage; None: as many; 0: any. In half of
+    them these spread the optimizer's state."""
+    setup = on_devices(which.setup, devices, spreads_optimizer=Random(f"optimizer {which.seed}").random() < 0.5)
     return msgspec.structs.replace(
         which, setup=setup if of_stage is None else msgspec.structs.replace(setup, devices_per_stage=of_stage)
     )

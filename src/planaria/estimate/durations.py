@@ -211,12 +211,17 @@ class Durations:
 
     def apply_s(self, worker: WorkerId) -> float:
         """Returns seconds of the worker's optimizer step."""
-        return self.apply_of_s(self.devices[worker], self._plan.groups_of[worker]) / self.speeds[worker]
+        plan = self._plan
+        return self.apply_of_s(self.devices[worker], plan.groups_of[worker], plan.kept_of[worker]) / self.speeds[worker]
 
-    def apply_of_s(self, devices: int, groups: Sequence[int]) -> float:
-        """Returns seconds of the optimizer's step of these groups, on devices of a node as fast as the profile says."""
-        size = sum([self._plan.groups[group].size_bytes for group in groups])
-        return size / devices * self._profile.step.apply_s_per_byte
+    def apply_of_s(self, devices: int, groups: Sequence[int], kept: Sequence[int]) -> float:
+        """Returns seconds of the optimizer's step of the groups that are kept, and until the parameters of the others
+        are here, on devices of a node as fast as the profile says."""
+        sizes = self._plan.groups
+        size = sum([sizes[group].size_bytes for group in kept])
+        come = [sizes[group].size_bytes for group in groups if group not in kept] if len(kept) < len(groups) else ()
+        seconds = size / devices * self._profile.step.apply_s_per_byte
+        return seconds + sum(map(self._links.within_node.time_s, come))
 
     @property
     def vote_s(self) -> float:

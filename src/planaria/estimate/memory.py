@@ -91,11 +91,12 @@ def _use(plan: Plan, profile: ModelProfile, worker: WorkerId, moment: Moment) ->
     devices = plan.devices_of[worker]
     gradients = optimizer = 0
     parameters = sum(profile.layers[layer].constant_bytes for layer in _layers_run(plan, worker))
+    kept = plan.kept_of[worker]
     for number in plan.groups_of[worker]:
         held = held_bytes(profile, plan.groups[number])
         parameters += held.parameters
         gradients += held.accumulator + held.sum
-        optimizer += held.optimizer
+        optimizer += held.optimizer if number in kept else 0
         if plan.redundancy is not None and plan.redundancy.runs_backwards and _is_shadowed(plan, worker, number):
             gradients += held.counted  # copies are counted apart
     activations, workspace, messages = moment
@@ -146,9 +147,9 @@ def fullest_device_bytes(plan: Plan, profile: ModelProfile) -> int:
         asked = plan.workers  # what is shadowed has copies
     else:
         # Of workers that hold the same, and need as much for what passes, one is asked.
-        layers = plan.layers_of
+        layers, groups, kept = plan.layers_of, plan.groups_of, plan.kept_of
         alike = {
-            (plan.groups_of[w], layers.get(w, ()), plan.devices_of[w], moments.get(w, _IDLE)): w for w in plan.workers
+            (groups[w], kept[w], layers.get(w, ()), plan.devices_of[w], moments.get(w, _IDLE)): w for w in plan.workers
         }
         asked = tuple(alike.values())
     return max(_use(plan, profile, worker, moments.get(worker, _IDLE)).total for worker in asked)

@@ -199,7 +199,7 @@ _Kind = tuple[JointTimes, Form, list[Pipeline]]
 def _longest_apply_s(plan: Plan, durations: Durations) -> float:
     """Returns the seconds of the longest optimizer's step of a plan whose pipelines are apart."""
     own = {(devices, plan.groups_of[w]) for one, _ in plan.examples for w, devices in one.devices_of.items()}
-    return max(durations.apply_of_s(devices, groups) for devices, groups in own)
+    return max(durations.apply_of_s(devices, groups, groups) for devices, groups in own)
 
 
 def _found(

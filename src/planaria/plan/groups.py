@@ -26,7 +26,12 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
     @property
     def moved_bytes(self) -> int:
         """Bytes that move with a replica: parameters and optimizer state."""
-        return self.size_bytes + (2 * self.size_bytes if self.optimizer_bytes is None else self.optimizer_bytes)
+        return self.size_bytes + self.state_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the optimizer's state."""
+        return 2 * self.size_bytes if self.optimizer_bytes is None else self.optimizer_bytes
 
 
 _Held = dict[tuple[int, ...], tuple[int, ...]]
@@ -60,3 +65,18 @@ def layers_held(groups: tuple[Group, ...], num_layers: int, held: tuple[int, ...
     own = frozenset(held)
     lacking = {layer for number, group in enumerate(groups) if number not in own for layer in group.layers}
     return tuple(layer for layer in range(num_layers) if layer not in lacking)
+
+
+@lru_cache(maxsize=1 << 12)
+def kept_groups(groups: tuple[Group, ...], held: tuple[int, ...], num_lanes: int) -> tuple[tuple[int, ...], ...]:
+    """Returns which of the groups that the devices of a stage hold each of them keeps whole, if only one has the
+    optimizer's state of each: the largest first, each by the device with least so far. What has no such state, all do.
+    """
+    loads = [0] * num_lanes
+    kept: list[list[int]] = [[] for _ in loads]
+    for group in sorted(held, key=lambda group: (-groups[group].state_bytes, group)):
+        lanes = [loads.index(min(loads))] if groups[group].state_bytes else range(num_lanes)
+        for lane in lanes:
+            loads[lane] += groups[group].state_bytes
+            kept[lane].append(group)
+    return tuple(tuple(sorted(own)) for own in kept)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from planaria.plan.groups import Group as Group
-from planaria.plan.groups import groups_by_layers, layers_held
+from planaria.plan.groups import groups_by_layers, kept_groups, layers_held
 from planaria.plan.ledger import mask_of
 from planaria.plan.pipeline import Form as Form
 from planaria.plan.pipeline import NodeId as NodeId
@@ -98,17 +98,19 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         target: a worker that will.
         part: first byte and end of the group's parameters that go, with the state of the same ones; None: the whole
             group. The parts of a group that go to one target come from different sources and are the whole together.
+        with_optimizer: the optimizer's state goes along; else the target leaves that to another device of its stage.
     """
 
     group: int
     source: WorkerId
     target: WorkerId
     part: tuple[int, int] | None = None
+    with_optimizer: bool = True
 
     def moved_bytes(self, group: Group) -> int:
         """Returns the bytes of the group's state that the transfer moves."""
         if self.part is None:
-            return group.moved_bytes
+            return group.moved_bytes if self.with_optimizer else group.size_bytes
         return group.moved_bytes * (self.part[1] - self.part[0]) // group.size_bytes
 
 
@@ -191,8 +193,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         evaluation: what the plan's workers do instead of the step; None: they do the step. Another plan follows for the
             step itself, which has the same placement and routes if nothing comes between.
         devices_per_stage: d: each stage is on d neighbouring devices of a node. Workers d n to d n + d - 1 own the same
-            layers and hold the same; each runs some of the stage's microbatches. Those of them that were lost alone are
-            not in the plan.
+            layers; each runs some of the stage's microbatches. Those of them that were lost alone are not in the plan.
+        spreads_optimizer: of each group, one device of a stage keeps the optimizer's state, and makes the parameters.
     """
 
     generation: int
@@ -212,6 +214,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
     dropped: tuple[int, ...] = ()
     evaluation: Evaluation | None = None
     devices_per_stage: int = 1
+    spreads_optimizer: bool = False
 
     @property
     def num_counted(self) -> int:
@@ -300,6 +303,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         for stage in self.shadows:
             held[stage.worker] = tuple(sorted({*held.get(stage.worker, ()), *stage.layers}))
         return {worker: groups_of[layers] for worker, layers in sorted(held.items())}
+
+    @cached_property
+    def kept_of(self) -> dict[WorkerId, tuple[int, ...]]:
+        """The groups that each worker holds whole, with the optimizer's state, ascending."""
+        if not self.spreads_optimizer or not self.stage_mates:
+            return self.groups_of
+        held = self.groups_of
+        dealt = [zip(own, kept_groups(self.groups, held[own[0]], len(own)), strict=True) for own in self.stage_mates]
+        return dict(pair for pairs in dealt for pair in pairs)
 
     @cached_property
     def owners_of(self) -> tuple[tuple[WorkerId, ...], ...]:

@@ -270,6 +270,8 @@ def _check_transfers(plan: Plan) -> None:
         _require(move.source != move.target, f"{name} goes nowhere")
         _require(move.group in plan.groups_of.get(move.target, ()), f"{name}: the target does not own it")
         _require((move.group, move.source, move.target) not in seen, f"{name} is there twice")
+        keeps = move.group in plan.kept_of[move.target]
+        _require(move.with_optimizer == keeps, f"{name}: the target {'keeps' if keeps else 'does not keep'} it whole")
         seen.add((move.group, move.source, move.target))
         part = move.part or (0, plan.groups[move.group].size_bytes)
         parts.setdefault((move.group, move.target), []).append(part)

@@ -39,11 +39,13 @@ class Devices:
         per_stage: d: so many neighbouring devices of a node are a place.
         per_node: on each node.
         lost: those that were lost alone; their nodes live.
+        spreads_optimizer: see `Plan.spreads_optimizer`.
     """
 
     per_stage: int
     per_node: int
     lost: frozenset[WorkerId] = frozenset()
+    spreads_optimizer: bool = False
 
     @property
     def are_plain(self) -> bool:
@@ -97,6 +99,7 @@ def by_stage(plan: Plan, on: Devices | None = None) -> Plan:
             plan,
             devices_per_node=plan.devices_per_node // devices,
             devices_per_stage=1,
+            spreads_optimizer=False,
             pipelines=_pipelines_of_places(plan.pipelines, devices),
             routes=_joined(plan.routes, devices),
             shadows=tuple(dict.fromkeys(_places(plan.shadows, devices))),
@@ -111,20 +114,24 @@ def by_stage(plan: Plan, on: Devices | None = None) -> Plan:
     return plan if on is None else _given_back(plan, on)
 
 
-def by_device(plan: Plan, on: Devices, before: Plan | None = None, holders: Held | None = None) -> Plan:
+def by_device(
+    plan: Plan, on: Devices, before: Plan | None = None, holders: Held | None = None, computing: Held | None = None
+) -> Plan:
     """Returns the plan as the devices of its stages carry it out.
 
     Args:
         plan: its workers are places.
         on: the devices that are there.
         before: the plan in force, by device: what is under way stays in its lane.
-        holders: the groups that each live device holds: one that lacks what another device of its stage has gets that;
-            None: all devices of a stage hold the same, or nothing.
+        holders: the groups that each live device holds whole: one that lacks what another device of its stage has gets
+            that; None: the devices of a stage hold the same, or nothing.
+        computing: the groups of which each live device has the parameters at least, where that is known; None: those
+            that it holds.
     """
     if on.are_plain:
         return plan
     whole = carried(plan, on, before)
-    return whole.renewed(transfers=_transfers(plan, whole, on, holders or {}))
+    return whole.renewed(transfers=_transfers(plan, whole, on, holders or {}, computing or {}))
 
 
 def carried(plan: Plan, on: Devices, before: Plan | None = None) -> Plan:
@@ -134,6 +141,7 @@ def carried(plan: Plan, on: Devices, before: Plan | None = None) -> Plan:
         plan,
         devices_per_node=on.per_node,
         devices_per_stage=on.per_stage,
+        spreads_optimizer=on.spreads_optimizer,
         pipelines=tuple(Pipeline(stages=stages) for p in plan.pipelines for stages in _lanes(p.stages, on)),
         routes=_dealt(plan.routes, on, () if before is None else before.routes),
         shadows=tuple(
@@ -342,9 +350,10 @@ def _dealt(routes: Sequence[Route], on: Devices, before: Sequence[Route]) -> tup
     return tuple(dealt)
 
 
-def _transfers(plan: Plan, whole: Plan, on: Devices, holders: Held) -> tuple[Transfer, ...]:
+def _transfers(plan: Plan, whole: Plan, on: Devices, holders: Held, computing: Held) -> tuple[Transfer, ...]:
     """Returns what each device of the whole plan gets. What comes to its place comes to one of the devices, another for
-    each group, and the others get it from that one, so that it passes between nodes once."""
+    each group (its keeper, if there is one), and the others get it from that one, so that it passes between nodes
+    once."""
     coming: dict[tuple[WorkerId, int], list[Transfer]] = {}
     for move in plan.transfers:
         given = coming.setdefault((_carrier(move.target, on), move.group), [])
@@ -358,6 +367,12 @@ def _transfers(plan: Plan, whole: Plan, on: Devices, holders: Held) -> tuple[Tra
             if group in holders.get(worker, ()):
                 continue
             first, given = left[group % len(left)], coming.get((place, group), [])
+            if whole.spreads_optimizer:
+                first = next(device for device in left if group in whole.kept_of[device])
+                if group not in whole.kept_of[worker]:
+                    if given or (holders and group not in computing.get(worker, ())):
+                        moves.append(Transfer(group=group, source=first, target=worker, with_optimizer=False))
+                    continue
             if given and worker == first:
                 for move in given:
                     source = _sender(_devices_of(move.source, on), lane, group, on, holders)

@@ -174,7 +174,12 @@ class Planner:
     def devices(self) -> Devices:
         """The devices of the nodes, without those that were lost."""
         settings = self.settings
-        return Devices(per_stage=settings.devices_per_stage, per_node=settings.devices_per_node, lost=self.lost_devices)
+        return Devices(
+            per_stage=settings.devices_per_stage,
+            per_node=settings.devices_per_node,
+            lost=self.lost_devices,
+            spreads_optimizer=settings.spreads_optimizer,
+        )
 
     def _for_same_nodes(self, made: Planner) -> Planner:
         return dataclasses.replace(
@@ -439,7 +444,13 @@ def _places(profile: ModelProfile, settings: PlannerSettings) -> tuple[ModelProf
             f"Stages of {devices} devices that take microbatches in turn need times of one device, and the profile "
             f"has those of {', '.join(map(str, profile.device_counts))}. Give another profile."
         )
-    layers = tuple(msgspec.structs.replace(layer, times=(layer.on(1).scaled(1 / devices),)) for layer in profile.layers)
+    keeps = devices if settings.spreads_optimizer else 1
+    layers = tuple(
+        msgspec.structs.replace(
+            layer, times=(layer.on(1).scaled(1 / devices),), optimizer_bytes=-(-layer.optimizer_bytes // keeps)
+        )
+        for layer in profile.layers
+    )
     return msgspec.structs.replace(profile, layers=layers), dataclasses.replace(
         settings,
         devices_per_node=settings.devices_per_node // devices,

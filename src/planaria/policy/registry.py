@@ -97,6 +97,11 @@ class StageDevicesPolicy(Policy):
         found = self._by_device(places)
         if not self._is_sound(found, places):
             raise PlanError(f"The other devices of a node cannot run the stages of {self._lost}.")
+        if self._on.spreads_optimizer and not self.planner.fits(found.plan):
+            raise PlanError(
+                "A device of a stage has no room for its part of the optimizer's state: a layer's is with one device. "
+                'Set cluster.optimizer_state = "whole", or use devices with more memory.'
+            )
         return found
 
     def reconfigure(self, request: ReplanRequest) -> Candidate:
@@ -159,11 +164,12 @@ class StageDevicesPolicy(Policy):
         if not has_every_device(plan, on):
             return None  # one that came back has nothing yet, and gets it at once
         come = {(move.target, move.group) for move in moves}
-        if any(on.place(m.source) == on.place(m.target) and (m.source, m.group) not in come for m in moves):
+        within = [m for m in moves if m.with_optimizer and on.place(m.source) == on.place(m.target)]
+        if any((m.source, m.group) not in come for m in within):
             return None  # devices of a stage that lack what others of it have get that at once
         by_place = dataclasses.replace(target, plan=by_stage(target.plan, on))
         places = self.places.warm_up(by_stage(plan, on), by_place, generation, in_parts=in_parts)
-        found = None if places is None else self._by_device(places, plan, plan.groups_of)
+        found = None if places is None else self._by_device(places, plan, plan.kept_of, plan.groups_of)
         return found if found is None or places is None or self._is_sound(found, places) else None
 
     def _by_place(self, request: ReplanRequest) -> ReplanRequest:
@@ -185,10 +191,16 @@ class StageDevicesPolicy(Policy):
             so_far=[PlanInterval(plan=by_stage(part.plan), seconds=part.seconds) for part in request.so_far],
         )
 
-    def _by_device(self, found: Candidate, before: Plan | None = None, holders: Held | None = None) -> Candidate:
+    def _by_device(
+        self,
+        found: Candidate,
+        before: Plan | None = None,
+        holders: Held | None = None,
+        computing: Held | None = None,
+    ) -> Candidate:
         """Returns a candidate with its plan by device, and what that is thought to take."""
         planner, on = self.planner, self._on
-        plan = by_device(found.plan, on, before, holders)
+        plan = by_device(found.plan, on, before, holders, computing)
         if on.are_plain and holders and not found.restores:
             plan = with_state(plan, holders)
         if plan is found.plan:
@@ -198,7 +210,7 @@ class StageDevicesPolicy(Policy):
         changed = dataclasses.replace(
             found,
             plan=plan,
-            beside=None if found.beside is None else self._by_device(found.beside, before, holders),
+            beside=None if found.beside is None else self._by_device(found.beside, before, holders, computing),
             transfer_bytes=found.transfer_bytes * on.per_stage,
             left_bytes=found.left_bytes * on.per_stage,
             transfer_s=planner.transfer_time(plan).time_s if plan.transfers else found.transfer_s,

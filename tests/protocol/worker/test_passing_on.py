@@ -48,11 +48,16 @@ class Replica:
 class Holdings:
     replicas: dict[int, Replica] = field(default_factory=dict)
 
-    def new_replica(self, group: int) -> Replica:
+    def new_replica(self, group: int, *, is_whole: bool = True) -> Replica:
         return Replica()
 
     def put(self, group: int, replica: Replica) -> None:
         self.replicas[group] = replica
+
+    def note_written(self, groups: tuple[int, ...]) -> None: ...
+
+    def forget_all(self) -> None:
+        self.replicas.clear()
 
     def drop(self, groups: set[int]) -> None:
         self.replicas = {group: replica for group, replica in self.replicas.items() if group not in groups}
@@ -69,6 +74,8 @@ class Mail:
         return self.came.pop(key, None)
 
     def tell_damage_again(self) -> None: ...
+
+    def forget_older_plans(self, generation: int) -> None: ...
 
 
 class Moves(StateTransfers[Any]):

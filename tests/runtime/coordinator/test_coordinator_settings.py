@@ -70,6 +70,15 @@ def test_how_many_devices_a_stage_is_on_may_be_left_to_the_planner() -> None:
     assert devices("cluster.devices_per_stage=auto") == 0
 
 
+def test_the_devices_of_a_stage_may_spread_the_optimizers_state() -> None:
+    def spreads(*overrides: str) -> bool:
+        overrides = ("cluster.devices_per_stage=2", *overrides)
+        return planner_settings(parse_job(TEXT, overrides=overrides, origin="test"), GPT3).spreads_optimizer
+
+    assert not spreads()
+    assert spreads("cluster.optimizer_state=spread")
+
+
 def test_who_opens_a_dataset_for_minutes_may_join_late() -> None:
     job = parse_job(TEXT, overrides=('cluster.launcher="agents"',), origin="test")
     assert limits_of(job, 0.0).join_s == Limits().join_s

@@ -213,7 +213,7 @@ class Weather:
     """Owners of a group read each other's sums in place."""
     damage: float = 0.0
     """The part of messages between workers that arrive damaged."""
-    damaged: str = "agmst"
+    damaged: str = "agmstp"
     """Of these kinds."""
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from planaria.job.parse import job_from_table, validated
 from planaria.job.registry import PolicyName
-from planaria.job.sections.cluster import StageDevices
+from planaria.job.sections.cluster import OptimizerState, StageDevices
 from planaria.job.sections.resilience import WhenExhausted
 from planaria.job.sections.run import RunSection
 from planaria.job.settings import Job
@@ -184,12 +184,14 @@ def comings_and_goings(seed: int, source: str) -> Schedule:
 
 
 def on_devices(plain: Schedule, devices: int, of_stage: int | StageDevices | None = None) -> Schedule:
-    """The schedule on nodes with so many times the devices, so many to a stage; None: as many."""
-    cluster = plain.job.cluster
+    """The schedule on nodes with so many times the devices, so many to a stage; None: as many. In half of them these
+    spread the optimizer's state."""
+    cluster, spreads = plain.job.cluster, random.Random(f"optimizer {plain.seed}").random() < 0.5
     cluster = msgspec.structs.replace(
         cluster,
         devices_per_node=devices * cluster.devices_per_node,
         devices_per_stage=devices if of_stage is None else of_stage,
+        optimizer_state=OptimizerState.SPREAD if spreads else OptimizerState.WHOLE,
     )
     return replace(plain, job=msgspec.structs.replace(plain.job, cluster=cluster))
 

@@ -12,10 +12,12 @@ from tests.testkit.schedules.manners import when
 from tests.testkit.schedules.setup import Setup
 
 
-def on_devices(setup: Setup, devices: int) -> Setup:
+def on_devices(setup: Setup, devices: int, *, spreads_optimizer: bool = False) -> Setup:
     """Returns the setup with so many times the devices, as many to a stage."""
     per_stage, per_node = devices * setup.devices_per_stage, devices * setup.devices_per_node
-    return msgspec.structs.replace(setup, devices_per_stage=per_stage, devices_per_node=per_node)
+    return msgspec.structs.replace(
+        setup, devices_per_stage=per_stage, devices_per_node=per_node, spreads_optimizer=spreads_optimizer
+    )
 
 
 def with_devices_alone(draw: Random, setup: Setup, faults: Sequence[Fault]) -> list[Fault]:

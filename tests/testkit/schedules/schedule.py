@@ -24,6 +24,9 @@ LEAD_SHARE = 0.2
 STAGES_SHARE = 0.05
 """Of schedules whose stages are on two devices each."""
 
+SPREAD_SHARE = 0.5
+"""Of those, in which the two spread the optimizer's state."""
+
 ALONE_SHARE = 0.6
 """Of schedules with several devices a node, in which some are lost alone."""
 
@@ -85,7 +88,7 @@ def schedule(seed: int) -> Schedule:
         faults += releases(Random(f"releases {seed}"), setup)
     alone = Random(f"devices {seed}")
     if alone.random() < STAGES_SHARE:
-        setup = on_devices(setup, 2)
+        setup = on_devices(setup, 2, spreads_optimizer=Random(f"optimizer {seed}").random() < SPREAD_SHARE)
     if setup.devices_per_node > 1 and alone.random() < ALONE_SHARE:
         faults = with_devices_alone(alone, setup, faults)
     return Schedule(seed=seed, setup=setup, weather=weather, faults=tuple(faults), calm=calm)

@@ -48,6 +48,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         may_restore: it may go back to a checkpoint where no replica is the last.
         is_tight: the budget is for the nodes at the start, and those that join are given back.
         audit: share of computation that is run again.
+        spreads_optimizer: of each group, one device of a stage alone has the optimizer's state.
         is_slow: links, so that beside a step the state of a layer or two has room.
     """
 
@@ -78,6 +79,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     eval_target: float = 0.0
     devices_per_stage: int = 1
     audit: float = 0.0
+    spreads_optimizer: bool = False
 
     def zone_of(self, node: int) -> str:
         return f"zone-{node % self.num_zones}" if self.num_zones else ""
@@ -115,6 +117,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             num_nodes=self.num_nodes,
             devices_per_node=self.devices_per_node,
             devices_per_stage=self.devices_per_stage,
+            spreads_optimizer=self.spreads_optimizer,
             min_nodes=self.min_nodes,
             schedule=self.order,
             redundancy=self.redundancy,

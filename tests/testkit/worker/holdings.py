@@ -17,7 +17,8 @@ from tests.testkit.promises.symbols import Algebra, Symbol
 class Replica:
     """A replica of one group: its history as a symbol, the last step it has been through, and that step's whole sum.
 
-    `written`: what this worker itself made of the state last. `is_changed`: by a fault.
+    `written`: what this worker itself made of the state last. `is_changed`: by a fault. `is_whole`: with the
+    optimizer's state; else the symbol stands for the parameters alone.
     `pieces`: of the state, as they arrive, each with whether it is of the bytes that it is taken for.
     """
 
@@ -27,7 +28,11 @@ class Replica:
     gradient: Symbol | None = None
     written: Symbol | None = None
     is_changed: bool = False
+    is_whole: bool = True
     pieces: list[tuple[Symbol, bool]] = field(default_factory=list)
+
+    def leave_optimizer(self) -> None:
+        self.is_whole = False
 
     def take(self, state: Symbol, *, is_right: bool) -> None:
         """Takes a piece of the state: one state is made, if all pieces are of it."""
@@ -152,8 +157,8 @@ class Holdings(HeldState[Replica, Accumulator]):
         self._algebra = algebra
         self._told = told
 
-    def new_replica(self, group: int) -> Replica:
-        return Replica(group)
+    def new_replica(self, group: int, *, is_whole: bool = True) -> Replica:
+        return Replica(group, is_whole=is_whole)
 
     def _digest_of_state(self, replica: Replica) -> int:
         return digest(replica.state)
@@ -182,5 +187,6 @@ class Holdings(HeldState[Replica, Accumulator]):
         for group in groups:
             replica = self.replicas[group]
             assert replica.gradient is not None, f"group {group} has no sum of step {step}"
+            assert replica.is_whole, f"group {group} is applied without the optimizer's state"
             replica.state = self._algebra.applied(replica.state, replica.gradient, step, clip_factor, scale)
             replica.step = step

@@ -175,7 +175,7 @@ class Interpreter(StepWork[Symbol, Symbol]):
         """Changes the first replica that is held, or its sum, if that is due."""
         if not self.corrupts.get(what):
             return
-        held = [self._holdings.replicas[group] for group in self.given if group in self._holdings.replicas]
+        held = [self._holdings.replicas[group] for group in self.kept if group in self._holdings.replicas]
         if not held:
             return
         self.corrupts[what] -= 1

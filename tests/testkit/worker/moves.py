@@ -46,7 +46,7 @@ class Moves(StateTransfers[Replica]):
     def _check(self, message: PlanMessage) -> None:
         """Checks that nothing moves to where it is. A worker new to the plan may have some, on which nothing counts."""
         before = self._cluster.invariants.before.get(message.plan.generation)
-        had = () if before is None else before.groups_of.get(self._worker, ())
+        had = () if before is None else before.kept_of.get(self._worker, ())
         incoming = {transfer.group for transfer in message.plan.transfers if transfer.target == self._worker}
         current = incoming.intersection(had, self._holdings.held_at(message.step - 1))
         assert not current, f"groups {current} are up to date here, and move here"
@@ -58,11 +58,15 @@ class Moves(StateTransfers[Replica]):
             replica.state, replica.step = self._cluster.disk.read(message.folder, group).state, message.step - 1
 
     def _send(self, transfer: Transfer, key: Key) -> None:
-        piece = partial(_piece, self._holdings.replicas[transfer.group], transfer)
+        replica = self._holdings.replicas[transfer.group]
+        assert replica.is_whole, f"group {transfer.group} is sent by a worker that does not keep it"
+        piece = partial(_piece, replica, transfer)
         self._transport.send(transfer.target, key, piece, transfer.moved_bytes(self.plan.groups[transfer.group]))
 
     def _fill(self, replica: Replica, transfer: Transfer, piece: Piece) -> None:
         state, part = piece
+        if not transfer.with_optimizer:
+            replica.pieces.clear()
         replica.take(state, is_right=part == transfer.part)
 
 

@@ -232,7 +232,7 @@ class Worker(WorkerExecutor):
         if self.runs_out:
             return self._misbehave()
         instruction = self.interpreter.progress.next
-        source = None if self.moves.is_settled else self._bring_in()
+        source = None if self.moves.is_complete else self._bring_in()
         if source is not None and self.moves.is_needed_by(instruction):
             return self._add_up_or_wait(source)
         if instruction is None:

@@ -33,6 +33,7 @@ class Writer:
         copies = {}
         for group in save.groups:
             replica = self._worker.holdings.replicas[group]
+            assert replica.is_whole, f"group {group} is written by a worker that does not keep it"
             assert replica.step == save.step, f"group {group} is as of step {replica.step}, not {save.step}"
             copies[group] = SavedState(group, replica.step, replica.state)
         self._orders.append((save, copies))

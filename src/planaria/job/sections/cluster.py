@@ -34,6 +34,13 @@ class StageDevices(enum.StrEnum):
     AUTO = "auto"
 
 
+class OptimizerState(enum.StrEnum):
+    """Who holds the optimizer's state of a stage on several devices: each of them the `whole`, or a part, `spread`."""
+
+    WHOLE = "whole"
+    SPREAD = "spread"
+
+
 class NodeRange(Section, frozen=True):
     """[cluster.nodes]
 
@@ -79,6 +86,8 @@ class ClusterSection(Section, frozen=True):
             stage's layers, and they take its microbatches in turn. Losses and weights are the same for any number.
             auto: the number is chosen when the job begins, and, under resilience.policy = "adaptive" or where there is
             no other plan, after losses.
+        optimizer_state: whole: every device of a stage holds the optimizer's state of all of its layers. spread: each
+            holds that of some, makes their new parameters, and gives them to the others of the stage.
         device: cpu, cuda, or emulated: processes, messages and recoveries as ever, but nothing is computed; layers
             and messages take the times that `profile` gives, losses and weights are made up, no data is needed.
             stand-in: processors, given work as a GPU is and many times slower; a use of memory that no event orders
@@ -113,6 +122,7 @@ class ClusterSection(Section, frozen=True):
     nodes: NodeRange | int
     devices_per_node: int = 1
     devices_per_stage: int | StageDevices = 1
+    optimizer_state: OptimizerState = OptimizerState.WHOLE
     device: Device = Device.CPU
     profile: str | None = None
     memory_gb: float = 0.0
@@ -162,6 +172,12 @@ def check_cluster(cluster: ClusterSection) -> None:
                 "cluster.devices_per_stage", cluster.devices_per_stage,
                 f"does not divide cluster.devices_per_node = {cluster.devices_per_node}",
                 f'Set a divisor of {cluster.devices_per_node}, or "auto".',
+            )  # fmt: skip
+        if cluster.optimizer_state is OptimizerState.SPREAD and cluster.devices_per_stage == 1:
+            refuse(
+                "cluster.optimizer_state", cluster.optimizer_state.value,
+                "goes with stages on several devices, and cluster.devices_per_stage is 1",
+                'Leave it out, or set cluster.devices_per_stage = 2 or more, or "auto".',
             )  # fmt: skip
     at_least("cluster.most_workers", cluster.most_workers, 0)
     at_least("cluster.memory_gb", cluster.memory_gb, 0)

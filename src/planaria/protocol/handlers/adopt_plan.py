@@ -91,7 +91,7 @@ def _evaluating(run: Run, proposal: Candidate) -> Candidate:
 def put_in_force(run: Run, proposal: Candidate, purpose: Purpose, source: StateSource) -> list[Command]:
     """Makes the plan the run's from now on, before anybody is told; returns what to tell of the plan before it."""
     if source is StateSource.LIVE:
-        run.kept.note(run.step, run.plan.groups_of, run.attempt.salvage.held, proposal.plan.transfers)
+        run.kept.note(run.step, run.plan.kept_of, run.attempt.salvage.held, proposal.plan.transfers)
     else:
         run.kept.forget()
         run.lineage = proposal.plan.generation

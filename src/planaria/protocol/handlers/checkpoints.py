@@ -33,7 +33,7 @@ def order_beside(run: Run, committed: int) -> dict[WorkerId, Save]:
     saving = run.checkpoints.begin(committed, len(run.plan.groups), run.exponents, run.now, run.counts.dropped)
     cadence.ordered(run.now)
     try:
-        return saving.assign({worker: run.plan.groups_of[worker] for worker in run.attempt.votes.voters})
+        return saving.assign({worker: run.plan.kept_of[worker] for worker in run.attempt.votes.voters})
     except NobodyHolds:
         run.checkpoints.give_up("a node was lost that holds a part of it")
         return {}

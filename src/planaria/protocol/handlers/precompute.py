@@ -49,7 +49,7 @@ def _next_at_once(run: Run) -> bool | None:
 def _holders(run: Run) -> dict[WorkerId, tuple[int, ...]]:
     if _next_at_once(run) is not None:
         return run.holders()
-    return {worker: run.plan.groups_of.get(worker, ()) for worker in run.members.workers}
+    return {worker: run.plan.kept_of.get(worker, ()) for worker in run.members.workers}
 
 
 def _gone(run: Run) -> frozenset[NodeId]:

@@ -211,7 +211,7 @@ class AwaitsSamples(Message, frozen=True, kw_only=True, tag="awaits_samples"):
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
-    """Answer to Halt: what is in this worker's accumulators, and which groups it holds as of `step - 1`."""
+    """Answer to Halt: what is in this worker's accumulators, and which groups it holds whole as of `step - 1`."""
 
     generation: int
     step: int
@@ -296,8 +296,8 @@ class Damaged(Message, frozen=True, kw_only=True, tag="damaged"):
     """Tells that a message of `source` that is wanted here arrived with another checksum.
 
     Attributes:
-        kind: "state", "sum", "activation" or "gradient".
-        item: group of a state or sum, else microbatch.
+        kind: "state", "parameters", "sum", "activation" or "gradient".
+        item: group of a state, parameters or sum, else microbatch.
         part: of a state, the bytes that it moves of the group's parameters; None: all.
     """
 
@@ -355,8 +355,9 @@ class Returned(Message, frozen=True, kw_only=True, tag="returned"):
         phase: the worker's phase in that step.
         is_settled: the state that the plan gives it has arrived.
         ledger: what it has counted in the step.
-        held: groups that it holds as of `step - 1`.
-        given: groups that its plan gives it: when it has voted and applies the step, it holds these and no others.
+        held: groups that it holds whole as of `step - 1`.
+        given: groups that its plan has it keep whole: when it has voted and applies the step, it so holds these and no
+            others.
         serial: the highest of any order to save that it was given.
         commit: the last that it applied.
         vote: for the generation and step, when that is what it has come to.

@@ -193,8 +193,14 @@ class PlanSelector:
         where it cannot be finished.
 
         Some device has no room for it; or, because state was on its way, of a layer with two groups each is with
-        another worker, or a stage's devices do not all hold the same.
+        another worker, or a stage's devices do not all hold the same; or a device was lost that kept the optimizer's
+        state for the others of its stage.
         """
+        whole = holders
+        if plan.spreads_optimizer:
+            holders = _of_stages(plan, whole)
+            if not holders:
+                return None
         layers = {id(groups): plan.layers_held(groups) for groups in distinct(holders.values())}
         if len(set().union(*layers.values())) < plan.num_layers:
             return None
@@ -214,6 +220,8 @@ class PlanSelector:
             )
         )
         validate(proposal.plan, already=counted, dropped=proposal.dropped)
+        if plan.spreads_optimizer and not _is_kept(proposal.plan, whole):
+            return None
         return proposal if self.shortages.allows(proposal.plan) else None
 
     # Another placement
@@ -420,3 +428,22 @@ class PlanSelector:
         if self.straggler_policy.resting:
             self.straggler_policy.wake_all()
             self.straggler_policy.look_again(step + 1)
+
+
+def _of_stages(plan: Plan, holders: Holders) -> Holders:
+    """Returns the groups with which workers compute whose stages spread the optimizer's state: those of the plan that
+    the devices of a stage keep together; nothing at all, where one of them was lost and others live."""
+    found = dict(holders)
+    for mates in plan.stage_mates:
+        there = [worker for worker in mates if worker in holders]
+        if 0 < len(there) < len(mates):
+            return {}
+        kept = {group for worker in there for group in holders[worker]}
+        together = tuple(group for group in plan.groups_of[mates[0]] if group in kept)
+        found.update(dict.fromkeys(there, together))
+    return found
+
+
+def _is_kept(plan: Plan, holders: Holders) -> bool:
+    """Returns whether each worker of a plan that moves nothing keeps what it holds whole."""
+    return all(set(groups) <= set(holders.get(worker, ())) for worker, groups in plan.kept_of.items())

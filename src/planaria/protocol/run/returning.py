@@ -336,7 +336,7 @@ class ReturningWorkers:
 def _needs(plan: Plan, worker: WorkerId) -> set[int]:
     """Returns the groups that the plan assumes the worker to hold already."""
     coming = {move.group for move in plan.transfers if move.target == worker}
-    return set(plan.groups_of.get(worker, ())) - coming
+    return set(plan.kept_of.get(worker, ())) - coming
 
 
 def without_routes(plan: Plan, worker: WorkerId, ledger: Ledger) -> Ledger:

@@ -315,9 +315,9 @@ class Run:
     # Who holds what
 
     def holders(self) -> dict[WorkerId, tuple[int, ...]]:
-        """Returns the groups of which each live worker holds a replica as of the last commit."""
+        """Returns the groups that each live worker holds whole as of the last commit."""
         workers, nothing = self.members.workers, repeat(tuple[int, ...]())
-        holders = dict(zip(workers, map(self.plan.groups_of.get, workers, nothing), strict=True))
+        holders = dict(zip(workers, map(self.plan.kept_of.get, workers, nothing), strict=True))
         holders.update((w, held) for w, held in self.attempt.salvage.held.items() if w in holders)
         return self.kept.added_to(holders, self.step) if self.without_replica(holders) else holders
 

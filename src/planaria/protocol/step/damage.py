@@ -37,7 +37,8 @@ class Damages:
             return None
         source = min(able, key=lambda worker: (tried.count(worker), self._sent[worker], worker))
         self._sent[source] += 1
-        transfer = Transfer(group=told.item, source=source, target=target, part=told.part)
+        keeps = told.item in plan.kept_of[target]
+        transfer = Transfer(group=told.item, source=source, target=target, part=told.part, with_optimizer=keeps)
         return Resend(generation=plan.generation, step=told.step, transfer=transfer, attempt=len(tried))
 
     def is_too_often(self, target: WorkerId, told: Damaged) -> bool:
@@ -48,16 +49,17 @@ class Damages:
 
 
 def _holders(plan: Plan, group: int) -> set[WorkerId]:
-    """Returns the workers with the group's state when the plan began: owners and senders that need not receive it."""
+    """Returns the workers that held the group whole when the plan began: keepers and senders that do not receive it."""
     moves = [move for move in plan.transfers if move.group == group]
-    return {*plan.owners_of[group], *(move.source for move in moves)} - {move.target for move in moves}
+    keepers = {worker for worker in plan.owners_of[group] if group in plan.kept_of[worker]}
+    return {*keepers, *(move.source for move in moves)} - {move.target for move in moves}
 
 
 def what(plan: Plan, told: Damaged) -> str:
     """Describes the message for people."""
-    if told.kind == "state":
+    if told.kind in ("state", "parameters"):
         layers = plan.groups[told.item].layers
-        return f"the state of layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
+        return f"the {told.kind} of layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
     if told.kind == "sum":
         return f"a part of the gradients' sum of group {told.item}"
     return f"the {told.kind} of microbatch {told.item}"

@@ -102,6 +102,7 @@ class WorkerExecutor(ABC):
 
     def _apply(self, commit: Commit, *, proceed: bool) -> None:
         self._interpreter.apply(commit)
+        self._transfers.give_parameters(commit)
         if commit.save is not None:
             self._write(commit.save, beside=True)
         if proceed:
@@ -119,7 +120,7 @@ class WorkerExecutor(ABC):
             # At a boundary, what was counted for the step before it is no news.
             ledger=Ledger.empty(len(ledger.masks)) if phase is WorkerPhase.IDLE else ledger,
             held=self._holdings.held_at(step - 1),
-            given=self._interpreter.given,
+            given=self._interpreter.kept,
             serial=command.serial,
             commit=command.commit,
             vote=self._interpreter.vote(generation, step) if phase is WorkerPhase.VOTED else None,

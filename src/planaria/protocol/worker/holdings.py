@@ -29,10 +29,16 @@ class AnyReplica(Protocol):
     """A copy of one group's state, as of the last `step` that it has been through.
 
     `written`: digest of the state as this worker itself wrote it last; None: it came from a peer, or none is made.
+    `is_whole`: the optimizer's state is here; else another device of the stage has that, and gives the parameters.
     """
 
     step: int
     written: int | None
+    is_whole: bool
+
+    def leave_optimizer(self) -> None:
+        """Drops the optimizer's state."""
+        ...
 
 
 class AnyAccumulator(Protocol):
@@ -82,7 +88,7 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
     # State
 
     @abstractmethod
-    def new_replica(self, group: int) -> Replica:
+    def new_replica(self, group: int, *, is_whole: bool = True) -> Replica:
         """Returns an empty replica; it counts as held once it is given to `put`."""
 
     @abstractmethod
@@ -139,8 +145,9 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
         self.keep_only([group for group in self.replicas if group not in groups])
 
     def held_at(self, step: int) -> tuple[int, ...]:
-        """Returns the groups whose replica is up to date after `step`."""
-        return tuple(group for group in sorted(self.replicas) if self.replicas[group].step == step)
+        """Returns the groups whose replica is whole, and up to date after `step`."""
+        held = self.replicas
+        return tuple(group for group in sorted(held) if held[group].is_whole and held[group].step == step)
 
     def own_layers(self, layers: Collection[int]) -> None:
         """Makes exactly these layers runnable."""
@@ -156,6 +163,13 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
             del self.replicas[group]
             self.accumulators.pop(group, None)
             self._shadows.pop(group, None)
+
+    def leave_optimizer(self, groups: Iterable[int], step: int | None) -> None:
+        """Leaves the optimizer's state of these groups to other devices; with `step`, no parameters come of it."""
+        for group in groups:
+            replica = self.replicas[group]
+            replica.leave_optimizer()
+            replica.step = replica.step if step is None else step
 
     def forget_all(self) -> None:
         """Drops every replica and layer: the job goes back to another state."""

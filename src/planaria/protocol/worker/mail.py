@@ -30,9 +30,16 @@ class Kind:
     SHARED_TOTAL = "n"
     """Says where in the host's memory a slice's total lies."""
     STATE = "t"
+    PARAMETERS = "p"
+    """Parameters that another device of the stage has made in the optimizer's step."""
 
     SUMS: Final = frozenset({SUM, SHARED_SUM, TOTAL, SHARED_TOTAL})
-    NAMES: Final = {ACTIVATION: "activation", GRADIENT: "gradient", STATE: "state"} | dict.fromkeys(SUMS, "sum")
+    NAMES: Final = {
+        ACTIVATION: "activation",
+        GRADIENT: "gradient",
+        STATE: "state",
+        PARAMETERS: "parameters",
+    } | dict.fromkeys(SUMS, "sum")
     """Names of the kinds of messages, for people."""
 
 
@@ -43,7 +50,8 @@ class Key(NamedTuple):
         kind: of `Kind`.
         sender: who sends it.
         step: which it belongs to.
-        epoch: a route's birth, a group's sync epoch, or the plan's generation for state. An older one never matches.
+        epoch: a route's birth, a group's sync epoch, or the plan's generation for state and parameters. An older one
+            never matches.
         item: microbatch or group.
         layer: boundary layer of an activation or gradient; of a sum, the owner of the slice; of a state, how often it
             was sent before.

@@ -18,6 +18,7 @@ from planaria.plan.program.instructions import Instruction, Op, Program
 from planaria.plan.program.programs import program
 from planaria.protocol.messages.from_worker import Score, Vote
 from planaria.protocol.messages.to_worker import Commit, PlanMessage
+from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.protocol.worker.audits import Audits
 from planaria.protocol.worker.holdings import HeldState
 from planaria.protocol.worker.layer_runner import LayerRunner
@@ -150,6 +151,11 @@ class StepWork(ABC, Generic[Batch, Value]):
         """Groups that the plan gives this worker; none before its first plan."""
         return () if self._plan is None else self._plan.groups_of.get(self._worker, ())
 
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Groups that the plan has this worker keep whole; none before its first plan."""
+        return () if self._plan is None else self._plan.kept_of.get(self._worker, ())
+
     def adopt(self, message: PlanMessage, *, continues: bool) -> None:
         """Takes a plan for the step in progress; what is done of it stays done if the step `continues`."""
         self._plan = message.plan
@@ -209,10 +215,12 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._layers.forget(lambda work: False)
 
     def apply(self, commit: Commit) -> None:
-        groups = self.plan.groups_of[self._worker]
-        self._update(groups, commit)
-        self._holdings.note_written(groups)
+        groups, kept = self.plan.groups_of[self._worker], self.kept
+        self._update(kept, commit)
+        self._holdings.note_written(kept)
         self._holdings.keep_only(groups)
+        left = [group for group in groups if group not in kept]
+        self._holdings.leave_optimizer(left, commit.step if commit.clip_factor == NOT_APPLIED else None)
 
     def vote(self, generation: int, step: int) -> Vote:
         """Returns this worker's vote for the step that it has done."""
@@ -224,7 +232,7 @@ class StepWork(ABC, Generic[Batch, Value]):
             ledger=self._holdings.ledger,
             compute_s=self.compute_s,
             scores=dict(self.scores),
-            digests=self._holdings.digests(self.given, with_sums=self.plan.evaluation is None),
+            digests=self._holdings.digests(self.kept, with_sums=self.plan.evaluation is None),
             computed=self._audits.computed,
         )
 

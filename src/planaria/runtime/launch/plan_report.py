@@ -177,7 +177,7 @@ def _after_losses(policy: Policy, first: Candidate, losses: Sequence[Collection[
             policy = policy.with_planner(policy.planner.with_lost_devices(frozenset(alone)))
         holders = {
             worker: groups
-            for worker, groups in plan.groups_of.items()
+            for worker, groups in plan.kept_of.items()
             if plan.node_of(worker) not in gone and worker not in alone
         }
         proposals.append(

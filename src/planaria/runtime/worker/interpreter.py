@@ -161,9 +161,9 @@ class Interpreter(StepWork[Batch, Tensors]):
         bring_in(None, self._idle)
 
     def _replicas(self) -> list[torch.Tensor]:
-        """Returns all that is held of the groups of the plan."""
+        """Returns all that is held of the groups that the plan has this worker keep."""
         held = self._holdings.replicas
-        return [vector for group in self.given if group in held for vector in held[group].state]
+        return [vector for group in self.kept if group in held for vector in held[group].state]
 
     def _made_by(self, instruction: Instruction) -> list[torch.Tensor]:
         """Returns what an instruction has just made: activations, or whole sums."""

@@ -157,7 +157,7 @@ class WorkerLoop(WorkerExecutor):
         self._carry_out_all(self._machine.handle(ProgramDone(self._machine.generation, self._machine.step)))
 
     def _bring_in(self, instruction: Instruction | None, idle: Callable[[], bool]) -> None:
-        if not self._transfers.is_settled:
+        if not self._transfers.is_complete:
             self._act = "while its state arrives"
             self._transfers.bring_in(instruction, idle)
             self._act = ""

@@ -106,7 +106,7 @@ class Episode:
         episode = cls(subject, run_in(subject, known, state, estimated))
         episode._purpose = Purpose.RECONFIGURE
         episode._step_s = episode._ends = estimated.step_time_s
-        episode._held = estimated.plan.groups_of
+        episode._held = estimated.plan.kept_of
         return episode
 
     @classmethod
@@ -236,7 +236,7 @@ class Episode:
         """Begins the plan's first step, once state has come."""
         self._begins = _NEVER
         self._all_ready()
-        self._held = self._run.plan.groups_of
+        self._held = self._run.plan.kept_of
         self._began, self._ends = self.now, self.now + self._step_s
 
     def _all_ready(self) -> None:
@@ -286,7 +286,7 @@ class Episode:
         if self._begins == _NEVER and self._step_s > 0:
             share = min(1.0, max(0.0, (self.now - self._subject.timings.detection_s - self._began) / self._step_s))
         own = self._counted.by(worker, plan, share, self._halted)
-        held = plan.groups_of.get(worker, ())
+        held = plan.kept_of.get(worker, ())
         if worker in run.attempt.unready:
             held = tuple(sorted(set(held).intersection(self._held.get(worker, ()))))
         return Report(generation=plan.generation, step=run.step, ledger=Ledger.from_bits(own), held=held)

@@ -271,6 +271,12 @@ def test_a_part_of_a_replica_takes_its_share_of_the_time(clock: Clock) -> None:
     assert pace.sent(OTHER, key(Kind.STATE)) == 1000 + 2 + 3 * 20 / 10
 
 
+def test_parameters_are_sent_once_they_are_made(clock: Clock) -> None:
+    pace = pace_of(clock)
+    pace.apply([0])
+    assert pace.sent(NEIGHBOUR, key(Kind.PARAMETERS)) == pytest.approx(pace.free_at + 1 + 40 / 100)
+
+
 def test_the_parts_of_sums_are_read_one_after_another(clock: Clock) -> None:
     """Two nodes of two owners each: a slice is a quarter, and each owner carries one of the other node's."""
     pace = pace_of(clock)

@@ -68,8 +68,8 @@ class Holdings(HeldState[Replica, Accumulator]):
         """Type in which gradients are counted and summed."""
         return torch.float64 if self._train.numerics is Numerics.EXACT else torch.float32
 
-    def new_replica(self, group: int) -> Replica:
-        return Replica(self._model.groups[group], self._train, self.device)
+    def new_replica(self, group: int, *, is_whole: bool = True) -> Replica:
+        return Replica(self._model.groups[group], self._train, self.device, is_whole=is_whole)
 
     def _digest_of_state(self, replica: Replica) -> int:
         return digest_of(replica.state, is_on_host=self.is_on_host)

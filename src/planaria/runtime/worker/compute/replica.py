@@ -27,17 +27,20 @@ class Replica:
     """Parameters and optimizer state of a group, or running statistics, as flat float32 vectors.
 
     Attributes:
-        states: the optimizer's, by their names; each as long as what is trained of the parameters.
+        states: the optimizer's, by their names; each as long as what is trained of the parameters. None, where another
+            device of the stage has them.
+        is_whole: they are here, if there are any.
         step: the last step that it has been through; one that was not applied counts.
         gradient: flat float32, the step's whole sum; valid between the sync and the apply.
         shared_gradient: where `gradient` lies when it is in host memory, so that co-owners on the same host read it.
         written: digest of the state as this worker itself wrote it last; see `planaria.protocol.step.agreement`.
     """
 
-    def __init__(self, spec: GroupSpec, train: TrainSection, device: Device) -> None:
+    def __init__(self, spec: GroupSpec, train: TrainSection, device: Device, *, is_whole: bool = True) -> None:
         self.layout = Layout.of(spec, train)
+        self.is_whole = is_whole
         self.parameters = zeros(self.layout.size, device.place)
-        names = () if spec.is_statistics else optimizer_of(train).states(train)
+        names = optimizer_of(train).states(train) if is_whole and not spec.is_statistics else ()
         self.states = {name: zeros(self.layout.size, device.place) for name in names}
         self.shared_gradient = SharedVector(self.layout.size, torch.float32) if device.is_on_host else None
         self.gradient = (
@@ -62,6 +65,11 @@ class Replica:
     def state(self) -> tuple[torch.Tensor, ...]:
         """Returns what is moved and saved: the parameters, and the optimizer's state in its order."""
         return self.parameters, *self.states.values()
+
+    def leave_optimizer(self) -> None:
+        """Drops the optimizer's state: another device of the stage has it."""
+        self.is_whole = False
+        self.states = {}
 
     def load(self, state: Sequence[torch.Tensor], step: int) -> None:
         for own, given in zip(self.state, state, strict=True):

@@ -193,6 +193,8 @@ class EmulatedPace:
             assert self._plan is not None
             moves = (m for m in self._plan.transfers if (m.group, m.source, m.target) == (key.item, self._worker, peer))
             return sum(move.moved_bytes(self._profile.groups[key.item]) for move in moves)
+        if key.kind == Kind.PARAMETERS:
+            return self._profile.groups[key.item].size_bytes
         if key.kind == Kind.GRADIENT and self._plan is not None and self._plan.evaluation is not None:
             return 0  # it says only that a microbatch was taken
         return message_bytes(self._profile, key.layer)

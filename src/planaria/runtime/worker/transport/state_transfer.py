@@ -82,7 +82,7 @@ class StateTransfer(StateTransfers[Replica]):
             instruction: the next one; None: the program is over.
             idle: see `Mailbox.take`.
         """
-        if self.is_settled:
+        if self.is_complete:
             return
         self._pace.finish_reading()
         while (missing := self.collect()) is not None:
@@ -137,6 +137,8 @@ def _read_by_node(plan: Plan, worker: WorkerId) -> int:
 
 def _moving(plan: Plan, transfer: Transfer, replica: Replica) -> tuple[torch.Tensor, ...]:
     """Returns what the transfer moves of a replica of its group, as views."""
+    if not transfer.with_optimizer:
+        return (replica.parameters,)
     if transfer.part is None:
         return replica.state
     return replica.part(*transfer.part, plan.groups[transfer.group].size_bytes)
