@@ -31,9 +31,8 @@ from planaria.protocol.messages.journal import (
     is_lasting,
 )
 from planaria.protocol.messages.records import AnyRecord, ComputedWrong, Note
-from planaria.protocol.messages.to_worker import Commit, PlanMessage, StateSource
+from planaria.protocol.messages.to_worker import NOT_APPLIED, Commit, PlanMessage, StateSource
 from planaria.protocol.run.replay import JournalState
-from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.protocol.thresholds import PROBATION_STEPS
 from tests.plan.profiles import uniform_profile
 from tests.protocol.told import committed

@@ -17,9 +17,8 @@ from planaria.plan.plan import NodeId
 from planaria.protocol.messages.journal import AnyEntry, Fate, JournalCommit, JournalNode, JournalRestart, JournalStop
 from planaria.protocol.messages.records import NodeJoined, Note
 from planaria.protocol.messages.run_measurements import HostLink, KnownLinks, RunMeasurements
-from planaria.protocol.messages.to_worker import Commit
+from planaria.protocol.messages.to_worker import NOT_APPLIED, Commit
 from planaria.protocol.run.replay import JournalState
-from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.runtime.journal.sqlite_journal import SqliteJournal
 from planaria.runtime.thresholds import COMMITS_KEPT, THINNED_EVERY
 

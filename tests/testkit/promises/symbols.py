@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from planaria.job.sections.train import TrainSection
 from planaria.plan.plan import Group
 from planaria.protocol.messages.from_worker import Score
+from planaria.protocol.messages.to_worker import NOT_APPLIED
 from planaria.protocol.step.commit import (
     FIRST_EXPONENT,
-    NOT_APPLIED,
     clip_factor,
     effective_share,
     gradient_norm,

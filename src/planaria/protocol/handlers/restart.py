@@ -25,12 +25,11 @@ from planaria.protocol.messages.events import (
 from planaria.protocol.messages.from_worker import Ready, Returned, Vote
 from planaria.protocol.messages.journal import JournalRestart
 from planaria.protocol.messages.records import CoordinatorRestarted, DeviceLost, NodeLost, RunEnded, RunStatus
-from planaria.protocol.messages.to_worker import Recall
+from planaria.protocol.messages.to_worker import NOT_APPLIED, Recall
 from planaria.protocol.phases import Phase
 from planaria.protocol.run.returning import Position
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.ballot import Ballot
-from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.protocol.step.halt_reports import Salvage
 from planaria.protocol.step.recovery import OpenRecovery
 from planaria.protocol.thresholds import UNMEASURED_INSTRUCTION_S

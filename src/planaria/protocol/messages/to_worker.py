@@ -78,13 +78,17 @@ class Save(Message, frozen=True, kw_only=True, tag="save"):
     groups: tuple[int, ...]
 
 
+NOT_APPLIED = 0.0
+"""Clip factor of a step that is committed without being applied."""
+
+
 class Commit(Message, frozen=True, kw_only=True, tag="commit"):
     """Orders a worker to apply the durable `step`, then to wait for orders (`hold`) or go on with the same plan.
 
     With `save`, copy those groups as soon as the step is applied, and write them while training goes on.
 
     Attributes:
-        clip_factor: what the gradients are multiplied by; 0 (`protocol.step.commit.NOT_APPLIED`): the step is done, but
+        clip_factor: what the gradients are multiplied by; 0 (`NOT_APPLIED`): the step is done, but
             parameters and optimizer state stay as they are.
         exponents: grid exponent of every group for the step after it (exact numerics).
         loss: mean over the step's microbatches. Workers do not need it, nor the norm; but who was told of a step can

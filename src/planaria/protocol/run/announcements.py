@@ -10,8 +10,8 @@ from planaria.plan.validate import lacking
 from planaria.planner.reroute.plans import shares
 from planaria.policy.interface import Candidate
 from planaria.protocol.messages.records import Note, NoteSubject, PlanTaken, StepCommitted, StepSkipped
-from planaria.protocol.messages.to_worker import Commit
-from planaria.protocol.step.commit import NOT_APPLIED, loss_scale
+from planaria.protocol.messages.to_worker import NOT_APPLIED, Commit
+from planaria.protocol.step.commit import loss_scale
 
 
 def shapes(plan: Plan) -> tuple[tuple[tuple[int, int, int], ...], ...]:

@@ -38,9 +38,8 @@ from planaria.protocol.messages.records import (
     StepSkipped,
 )
 from planaria.protocol.messages.run_measurements import RunMeasurements
-from planaria.protocol.messages.to_worker import StateSource
+from planaria.protocol.messages.to_worker import NOT_APPLIED, StateSource
 from planaria.protocol.phases import Purpose
-from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.protocol.thresholds import PLANS_CARRIED, PROBATION_STEPS
 
 

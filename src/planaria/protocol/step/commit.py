@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planaria.job.sections.train import DType
+from planaria.protocol.messages.to_worker import NOT_APPLIED
 
 FIRST_EXPONENT = 4
 """Grid exponent before anything is committed: gradients of up to 2**4 are far from the limit."""
@@ -24,9 +25,6 @@ FIRST_LOSS_EXPONENT = 16
 
 STEPS_TO_DOUBLE = 2000
 """Applied steps after which the loss's scale is doubled, as in torch.amp.GradScaler."""
-
-NOT_APPLIED = 0.0
-"""Clip factor of a step that is committed without being applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

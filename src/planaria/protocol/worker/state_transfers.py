@@ -18,8 +18,7 @@ from typing import Any, Generic
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op
 from planaria.protocol.messages.from_worker import Damaged, FromWorker, Ready
-from planaria.protocol.messages.to_worker import Commit, PlanMessage, Resend, StateSource
-from planaria.protocol.step.commit import NOT_APPLIED
+from planaria.protocol.messages.to_worker import NOT_APPLIED, Commit, PlanMessage, Resend, StateSource
 from planaria.protocol.worker.holdings import HeldState, Replica
 from planaria.protocol.worker.machine import WorkerMachine
 from planaria.protocol.worker.mail import Key, Kind, MailStore

@@ -17,8 +17,7 @@ from planaria.plan.program.audits import Audit, with_audits
 from planaria.plan.program.instructions import Instruction, Op, Program
 from planaria.plan.program.programs import program
 from planaria.protocol.messages.from_worker import Score, Vote
-from planaria.protocol.messages.to_worker import Commit, PlanMessage
-from planaria.protocol.step.commit import NOT_APPLIED
+from planaria.protocol.messages.to_worker import NOT_APPLIED, Commit, PlanMessage
 from planaria.protocol.worker.audits import Audits
 from planaria.protocol.worker.holdings import HeldState
 from planaria.protocol.worker.layer_runner import LayerRunner

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from planaria.protocol.messages.journal import AnyEntry, JournalCommit, JournalEntry
 from planaria.protocol.messages.journal_chain import WrittenEntry, has_links
-from planaria.protocol.step.commit import NOT_APPLIED
+from planaria.protocol.messages.to_worker import NOT_APPLIED
 from planaria.runtime.thresholds import COMMITS_KEPT
 
 LATER: Final = "A later version of Planaria wrote it: go on with that one, or start a new run by --name NAME."

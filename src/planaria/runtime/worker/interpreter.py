@@ -19,8 +19,7 @@ from planaria.plan.plan import WorkerId
 from planaria.plan.program.audits import Audit
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op
 from planaria.protocol.messages.from_worker import Activity, Vote
-from planaria.protocol.messages.to_worker import Commit, PlanMessage
-from planaria.protocol.step.commit import NOT_APPLIED
+from planaria.protocol.messages.to_worker import NOT_APPLIED, Commit, PlanMessage
 from planaria.protocol.thresholds import FLOWS_EVERY
 from planaria.protocol.worker.progress import Work
 from planaria.protocol.worker.step_work import StepWork

@@ -12,7 +12,8 @@ from planaria.checkpoint.manifest import PARAMETER
 from planaria.checkpoint.start import Start, start_of
 from planaria.job.sections.train import Numerics, TrainSection
 from planaria.model.model import Model
-from planaria.protocol.step.commit import NOT_APPLIED, loss_scale
+from planaria.protocol.messages.to_worker import NOT_APPLIED
+from planaria.protocol.step.commit import loss_scale
 from planaria.protocol.worker.holdings import HeldState
 from planaria.runtime.worker.compute.accumulator import Accumulator, Rounding, digest_of_counts, squared_norm
 from planaria.runtime.worker.compute.device.device import Device
