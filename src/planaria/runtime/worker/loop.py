@@ -89,7 +89,8 @@ class WorkerLoop(WorkerExecutor):
         self._status: int | None = None
         self._act = ""
         self._gave_up = False
-        self._waited_s = self._waits_since_s = 0.0
+        self._waits_for = 0, 0, ""
+        self._waits_since_s = 0.0
         heartbeat.describe = lambda: self.doing
 
     @property
@@ -140,10 +141,9 @@ class WorkerLoop(WorkerExecutor):
         meanwhile; raises Interrupted where there is an order."""
         if self._mailbox.has_orders:
             raise Interrupted
-        now = time.monotonic()
-        if now - self._waited_s > AWAITS_SAMPLES_S:  # for other samples than before
-            self._waits_since_s = now
-        self._waited_s = now
+        now, waits_for = time.monotonic(), (self._machine.generation, self._machine.step, self.doing)
+        if waits_for != self._waits_for:  # however long ago it was called: others may have had the processor
+            self._waits_for, self._waits_since_s = waits_for, now
         if now - self._waits_since_s > AWAITS_SAMPLES_S:
             self._waits_since_s = now
             self._control.send(AwaitsSamples(generation=self._machine.generation, step=self._machine.step))
