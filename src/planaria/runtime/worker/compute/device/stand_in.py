@@ -2,8 +2,8 @@
 
 Every operation of torch is looked at as it is given to a stream: what it reads and writes has to be ordered with all
 other uses of the same memory (`hazards`). Numbers are computed at once, so they are right whenever the orders are.
-Copies alone arrive as late as they may: when somebody waits for an event behind them. Who does not wait finds bytes
-that nobody wrote.
+Copies to the host alone arrive as late as they may: when somebody waits for an event behind them. Who does not wait
+finds bytes that nobody wrote.
 
 No thread runs here: who is late does not hang on chance.
 """
@@ -30,7 +30,7 @@ _NOT_WRITTEN = 0xA5
 
 @dataclass(frozen=True, slots=True)
 class StandInEvent:
-    """A point of a stream: its clock there, how many copies it had been given, and when that was."""
+    """A point of a stream: its clock there, how many copies to the host it had been given, and when that was."""
 
     stream: Stream
     clock: Clock
@@ -51,7 +51,7 @@ class StandInQueues:
         self._clocks = Clocks(HOST)
         self._current = Stream.COMPUTE
         self._late: dict[Stream, list[Callable[[], object]]] = {stream: [] for stream in Stream}
-        """Copies that have not arrived."""
+        """Copies to the host that have not arrived."""
         self._num_copies = dict.fromkeys(Stream, 0)
         """That each stream was given."""
 
@@ -110,7 +110,10 @@ class StandInQueues:
         self._clocks.begin(stream)
         self._clocks.use(stream, source, "a copy", is_write=False)
         self._clocks.use(stream, target, "a copy", is_write=True)
-        with _disable_current_modes():
+        with _disable_current_modes(), torch.no_grad():
+            if is_from_host:
+                target.copy_(source)  # who looks at the device's memory is seen
+                return
             values = source.detach().clone()
         self._late[stream].append(partial(target.copy_, values))
         self._num_copies[stream] += 1
