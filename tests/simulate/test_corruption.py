@@ -55,6 +55,9 @@ def test_a_coordinator_that_takes_over_knows_what_is_in_dispute_and_who_is_on_pr
         is_open = any(isinstance(entry, JournalDisputes) and entry.disputes for entry in entries)
         is_named = any(isinstance(record, ComputedWrong) for record in cluster.invariants.records)
         seen["open"] += is_open
+        lost = {record.node for record in cluster.invariants.records if isinstance(record, NodeLost)}
+        if others := lost - cluster.invariants.struck:
+            broken.append(f"succeeded({seed}): nodes {sorted(others)} are lost, and were right")
         if is_open and not is_named:
             broken.append(f"succeeded({seed}): nobody is named for what was in dispute")
     assert not broken

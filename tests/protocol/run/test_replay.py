@@ -228,3 +228,13 @@ def test_a_step_that_came_of_a_wrong_state_is_void_until_it_is_begun_anew() -> N
     assert past.is_void
     assert not past.after(plan(2, 2)).is_void
     assert not past.after(commit(2)).is_void
+
+
+def test_a_checkpoint_is_unproven_until_votes_have_compared_what_it_was_made_of() -> None:
+    saved = JournalCheckpoint(checkpoint=CheckpointRef(step=1, folder="f", exponents=(1,)))
+    past = JournalState.of([plan(1, 1, StateSource.INITIAL), commit(1)])
+    assert past.unproven is None, "there is none"
+    past = past.after(saved)
+    assert past.unproven == 1
+    assert past.after(commit(2)).unproven is None
+    assert past.after(plan(2, 2, StateSource.CHECKPOINT)).unproven is None, "the step began with it"

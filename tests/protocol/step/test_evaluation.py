@@ -34,6 +34,8 @@ def test_one_is_due_every_n_steps_and_at_the_end() -> None:
     evaluations.forget_after(3)
     assert evaluations.is_due(4), "the job went back before it"
     assert not any(Evaluations(EvalSection(), 10).is_due(step) for step in range(11))
+    every = Evaluations(EvalSection(every=1), 3)
+    assert [step for step in range(4) if every.is_due(step)] == [1, 2, 3]
 
 
 def test_losses_weigh_as_much_as_they_have_labels() -> None:

@@ -25,7 +25,53 @@ class Explanation:
     why: str
 
 
-EXPLAINED: tuple[Explanation, ...] = ()
+_OTHER_PLANS = "it decides which plan is taken, or when, and no plan changes a bit"
+_TIMES = "it is a measured time: estimates and limits come of it, no bits"
+
+EXPLAINED: tuple[Explanation, ...] = (
+    Explanation("protocol/planning/step_times.py", "", "", _TIMES),
+    Explanation("protocol/planning/straggler_detection.py", "", "", _OTHER_PLANS),
+    Explanation("protocol/planning/straggler_policy.py", "", "", _OTHER_PLANS),
+    Explanation("protocol/planning/plan_validity.py", "PlanValidity.place", "self.newcomers", _OTHER_PLANS),
+    Explanation("protocol/run/run.py", "Run.forecast", "", _OTHER_PLANS),
+    Explanation("protocol/run/run.py", "Run._recall", "", _OTHER_PLANS),
+    Explanation("protocol/run/returning.py", "ReturningWorkers.plan_validity", "came =", _OTHER_PLANS),
+    Explanation("protocol/handlers/adopt_plan.py", "_begin_attempt", "run.plan_validity.warm", _OTHER_PLANS),
+    Explanation(
+        "protocol/handlers/salvage.py", "_anew_s", "if rest_s <", "two times that were computed are never the same"
+    ),
+    Explanation(
+        "protocol/handlers/restart.py",
+        "go_on_from",
+        "run.counts.dropped",
+        "the journal says the same number, unless it lost its end; there the witness asks for none",
+    ),
+    Explanation("protocol/worker/state_transfers.py", "StateTransfers.settle", "since_s", _TIMES),
+    Explanation(
+        "protocol/worker/step_work.py",
+        "StepWork._shadow_forward",
+        "loss =",
+        "symbols lie nowhere: neither on a device nor beside it",
+    ),
+    Explanation(
+        "protocol/membership/liveness.py",
+        "Liveness.forget",
+        "self._awaited",
+        "who is late is lost only if its node is not fenced yet",
+    ),
+    Explanation(
+        "protocol/membership/liveness.py",
+        "Liveness.hung",
+        "for worker in sorted",
+        "whoever is looked at in vain is let off by the conditions that follow",
+    ),
+    Explanation(
+        "protocol/membership/members.py",
+        "Membership.host_of",
+        "",
+        "simulated nodes are all on one host; tests/protocol/membership/test_members.py has others",
+    ),
+)
 
 
 def explanation_of(site: Site, sources: Path) -> Explanation | None:

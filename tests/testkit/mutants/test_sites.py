@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.testkit.mutants.command import SOURCES, sources
+from tests.testkit.mutants.explained import EXPLAINED, explanation_of
 from tests.testkit.mutants.sites import install, sites_of
 
 TOY = '''
@@ -97,3 +99,8 @@ def test_each_change_of_what_is_used_makes_a_difference(toy: ModuleType) -> None
         for name, code in plain.items():
             getattr(toy.Counter, name).__code__ = code
     assert same == []
+
+
+def test_each_explanation_is_of_a_change() -> None:
+    sites = [site for path in sources() for site in sites_of(path)]
+    assert {explanation_of(site, SOURCES) for site in sites} - {None} == set(EXPLAINED)
