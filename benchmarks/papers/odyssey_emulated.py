@@ -8,14 +8,13 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import msgspec
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from fidelity import SCRATCH, STEPS_BETWEEN, Plan, measure_vote_s
+from fidelity import SCRATCH, STEPS_BETWEEN, Plan
 from fidelity import run as measured
 from odyssey_data import BATCHES, ESTIMATE_ERROR, FIGURE_6, Setting
 from odyssey_figure6 import FAULT_TOLERANCE, LOST, profile, settings_of
@@ -40,8 +39,8 @@ STEP_S = 1.5
 ATTEMPTS = 2
 
 
-def shortened(costs: ModelProfile, factor: float, vote: float) -> ModelProfile:
-    """The same costs, `factor` times as long, with what a vote takes on this machine."""
+def shortened(costs: ModelProfile, factor: float) -> ModelProfile:
+    """The same costs, `factor` times as long. A vote takes what it takes on this machine, little beside such a step."""
 
     def link(of: LinkCost) -> LinkCost:
         return LinkCost(latency_s=factor * of.latency_s, bandwidth_bytes_per_s=of.bandwidth_bytes_per_s / factor)
@@ -52,17 +51,10 @@ def shortened(costs: ModelProfile, factor: float, vote: float) -> ModelProfile:
         links=Links(within_node=link(costs.links.within_node), between_nodes=link(costs.links.between_nodes)),
         step=msgspec.structs.replace(
             step,
-            vote_s=vote,
             apply_s_per_byte=factor * step.apply_s_per_byte,
             sum_s_per_byte=factor * step.sum_s_per_byte,
         ),
     )
-
-
-@cache
-def vote_s(num_nodes: int) -> float:
-    """What a vote of so many takes on this machine."""
-    return measure_vote_s(num_nodes, ATTEMPTS)
 
 
 def job_of(setting: Setting, policy: PolicyName) -> Job:
@@ -72,8 +64,7 @@ def job_of(setting: Setting, policy: PolicyName) -> Job:
         [NodeId(node) for node in range(asked.num_nodes)], 1
     )
     path = SCRATCH / f"odyssey-{secrets.token_hex(4)}.json"
-    costs = shortened(costs, STEP_S / first.step_time_s, vote_s(asked.num_nodes))
-    path.write_bytes(msgspec.json.encode(costs))
+    path.write_bytes(msgspec.json.encode(shortened(costs, STEP_S / first.step_time_s)))
     text = f"""
 [train]
 steps = {2 * STEPS_BETWEEN}
