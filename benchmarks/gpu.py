@@ -13,6 +13,7 @@ import os
 import secrets
 import statistics
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +73,7 @@ class Scale:
         models: by their names; the first has losses and shadows, too.
         tokenizer: "bytes", or a file.
         torch_kind: what the baselines compute on.
-        fast: what is set where bits do not matter.
+        fast: what is set where bits do not matter, with products in `fast_dtype`.
         ranks: of Schedule1F1B, a GPU each.
     """
 
@@ -81,6 +82,7 @@ class Scale:
     models: dict[str, str]
     tokenizer: str
     fast: tuple[str, ...]
+    fast_dtype: str
     ranks: int
     steps: int
     warm_up: int
@@ -111,6 +113,7 @@ def scale_of_gpu() -> Scale:
         models=MODELS,
         tokenizer=str(tokenizer),
         fast=('train.numerics="fast"', 'train.dtype="tf32"'),
+        fast_dtype="tf32",
         ranks=min(2, torch.cuda.device_count()),
         steps=12,
         warm_up=4,
@@ -127,6 +130,7 @@ def scale_of_stand_in() -> Scale:
         models=TINY,
         tokenizer="bytes",
         fast=('train.numerics="fast"',),
+        fast_dtype="float32",
         ranks=1,
         steps=3,
         warm_up=1,
@@ -217,7 +221,7 @@ def steps(scale: Scale, results: Results) -> list[str]:
     gpus = "one GPU" if scale.ranks == 1 else f"{scale.ranks} GPUs, a stage each"
     return [
         f"Of Planaria one worker, which nothing can be lost of; Schedule1F1B on {gpus}, the others on one. Medians of "
-        f"{scale.steps - scale.warm_up} steps; fast numerics and torch in {scale.fast[-1]}.",
+        f"{scale.steps - scale.warm_up} steps; fast numerics and torch's in {scale.fast_dtype}.",
         "",
         *rows,
     ]
@@ -297,11 +301,14 @@ def page(scale: Scale, results: Results) -> str:
     lines = [
         "# Benchmarks on a GPU",
         "",
-        f"Written by `python benchmarks/gpu.py`: {name}; torch {torch.__version__}, Planaria {__version__}.",
+        f"Written by `python benchmarks/gpu.py`: {name}.",
+        f"torch {torch.__version__}, Planaria {__version__}.",
     ]
     for title, part in PARTS.items():
         note(f"-- {title}")
-        lines += ["", f"## {title}", "", *part(scale, results)]
+        lines += ["", f"## {title}", ""]
+        for line in part(scale, results):
+            lines += [line] if line.startswith("|") else textwrap.wrap(line, 118) or [""]
     return "\n".join(lines) + "\n"
 
 
