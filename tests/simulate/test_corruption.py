@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from planaria.plan.plan import NodeId
 from planaria.protocol.messages.journal import JournalCommit, JournalDisputes, JournalRestart, decode_entry
 from planaria.protocol.messages.records import ComputedWrong, NodeLost, Restored
 from planaria.protocol.run.replay import JournalState
@@ -48,7 +49,7 @@ def test_a_coordinator_that_takes_over_knows_what_is_in_dispute_and_who_is_on_pr
             cluster.run()
         except Exception as error:  # a broken promise, or whatever the protocol raised
             broken.append(f"succeeded({seed}): {type(error).__name__}: {str(error)[:200]}")
-        entries, left = [decode_entry(entry) for entry in cluster.journal], dict[int, int]()
+        entries, left = [decode_entry(entry) for entry in cluster.journal], dict[NodeId, int]()
         for entry in entries:
             seen["amid probation"] += isinstance(entry, JournalRestart) and bool(left)
             left = dict(entry.probation) if isinstance(entry, JournalCommit) else left

@@ -21,10 +21,10 @@ which order, is its history; a state is the history of all places, with what is 
 tried in it again, however it is reached.
 
 What is tried is `PARTS`: two faults, the messages as times order them; one fault with any one overtaking; no fault with
-any three. Of `EVERY_ORDER` for one step, all overtakings are tried.
+any few. At each worker of a job of one step, the others as times order them, every order is tried.
 
-What is not covered: more overtakings beside faults; moments at which a worker looks at what has arrived, other than
-those that times make; jobs of more nodes, layers and steps.
+What is not covered: more overtakings beside faults, or at the coordinator; moments at which a worker looks at what has
+arrived, other than those that times make; jobs of more nodes, layers and steps.
 """
 
 from __future__ import annotations
@@ -51,14 +51,13 @@ from tests.testkit.schedules.weather import Weather
 
 POLICIES = (PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.REDUNDANCY)
 
-PARTS = ((2, 0, 2), (1, 1, 1), (0, 3, 2))
+PARTS = ((2, 0, 2), (1, 1, 1), (0, 3, 1), (0, 2, 2))
 """(most faults, most overtakings, steps of the job) of runs."""
 
 BEGINS_AGAIN_S = 1e-3
 """Virtual seconds until a coordinator that died begins again."""
 
-EVERY_ORDER = PolicyName.REROUTE
-"""Policy of the world of which every order is tried: its two pipelines' workers and an idle node say the least."""
+NODES = 3
 
 KEPT_S = 0.05
 """Virtual seconds for which a message is kept at most: longer than a worker computes, shorter than silence counts."""
@@ -89,14 +88,14 @@ class Run:
         deliveries: (sender, receiver) of each, in order.
         error: the promise that it broke; None: none.
         states: after each delivery.
-        choices: the state in which each arrival was let in or kept.
+        choices: the state in which each arrival was let in or kept, and where.
         is_futile: a message was kept, and nothing overtook it.
     """
 
     deliveries: Sequence[tuple[int, int]]
     error: str | None
     states: Sequence[int]
-    choices: Sequence[int]
+    choices: Sequence[tuple[int, int]]
     is_futile: bool
 
 
@@ -107,7 +106,7 @@ def world(policy: PolicyName, steps: int = 2) -> Schedule:
         num_layers=2,
         is_tied=False,
         is_large=False,
-        num_nodes=3,
+        num_nodes=NODES,
         devices_per_node=1,
         fault_tolerance=0 if needs_two else 1,
         min_nodes=2 if needs_two else 1,
@@ -132,7 +131,7 @@ class SmallCluster(Cluster):
 
     def __init__(self, schedule: Schedule, placements: Sequence[Placement], kept: Collection[int] = ()) -> None:
         super().__init__(schedule)
-        self.choices: list[int] = []
+        self.choices: list[tuple[int, int]] = []
         self.is_futile = False
         self._kept = frozenset(kept)
         self._waiting: dict[int, list[Way]] = {}
@@ -148,7 +147,8 @@ class SmallCluster(Cluster):
 
     def _postpones(self, way: Way) -> bool:
         number, waiting = len(self.choices), [(w.source, w.target) for ways in self._waiting.values() for w in ways]
-        self.choices.append(hash((self.states[-1] if self.states else 0, way.source, way.target, *sorted(waiting))))
+        state = hash((self.states[-1] if self.states else 0, way.source, way.target, *sorted(waiting)))
+        self.choices.append((state, way.target))
         if number not in self._kept:
             return False
         self._waiting.setdefault(way.target, []).append(way)
@@ -252,7 +252,13 @@ def name_of(which: Schedule) -> str:
 
 
 def enumerate_orders(
-    which: Schedule, tally: Tally, placed: Sequence[Placement] = (), *, most: int | None, known: Run | None = None
+    which: Schedule,
+    tally: Tally,
+    placed: Sequence[Placement] = (),
+    *,
+    most: int | None,
+    known: Run | None = None,
+    at: int | None = None,
 ) -> None:
     """Runs every order with at most so many overtakings (None: any number) beside these faults.
 
@@ -262,6 +268,7 @@ def enumerate_orders(
         placed: the faults.
         most: overtakings.
         known: the run without any, if there was one.
+        at: the place whose order is changed; None: any.
     """
     name, tried = name_of(which), set[int]()
     todo: deque[tuple[tuple[int, ...], Run]] = deque([((), known or tally.take(name, run(which, placed), placed))])
@@ -270,7 +277,8 @@ def enumerate_orders(
         if most is not None and len(kept) == most:
             continue
         for number in range(kept[-1] + 1 if kept else 0, len(before.choices)):
-            if (choice := before.choices[number]) in tried:
+            choice, place = before.choices[number]
+            if choice in tried or at not in (None, place):
                 continue
             tried.add(choice)
             found = tally.take(name, run(which, placed, (*kept, number)), placed, (*kept, number))
@@ -311,9 +319,11 @@ def small_world(faults: int | None, overtakings: int | None, steps: int, stride:
             what = f"{name_of(world(policy, long))}, faults {most}, overtakings {overtaken}"
             click.echo(f"{what}: {tally.num_runs - before} runs")
     if not is_one:
-        before = tally.num_runs
-        enumerate_orders(world(EVERY_ORDER, 1), tally, most=None)
-        click.echo(f"{name_of(world(EVERY_ORDER, 1))}, every order: {tally.num_runs - before} runs")
+        for policy in POLICIES:
+            before = tally.num_runs
+            for place in range(NODES):
+                enumerate_orders(world(policy, 1), tally, most=None, at=place)
+            click.echo(f"{name_of(world(policy, 1))}, every order at one worker: {tally.num_runs - before} runs")
     for name, placed, kept, error in tally.failed:
         where = "; ".join(f"delivery {one.delivery}: {one.blow.value}" for one in placed)
         click.echo(f"FAILED {name}, {where}, kept {list(kept)}: {error}")

@@ -185,8 +185,7 @@ class Decisions:
 
     def _check_probation(self, entry: Plain) -> None:
         """Checks that all is audited that nodes on probation compute in a step that begins now."""
-        if entry["type"] == "commit" and not entry["commit"]["hold"]:
-            assert self.known.plan is not None
+        if entry["type"] == "commit" and not entry["commit"]["hold"] and self.known.plan is not None:
             plan, audits = self.known.plan["message"]["plan"], entry["commit"]["audits"]
         elif entry["type"] == "plan" and (taken := record_of(entry, "plan_taken")) is not None:
             plan, audits = entry["message"]["plan"], entry["message"]["audits"]
