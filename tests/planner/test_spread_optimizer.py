@@ -134,3 +134,24 @@ def test_no_device_keeps_much_more_than_another() -> None:
     large = Group(layers=(0,), size_bytes=20)
     assert kept_groups((plain, plain, large, plain), (0, 1, 2, 3), 2) == ((2,), (0, 1, 3))
     assert kept_groups((large, plain), (0, 1), 4) == ((0,), (1,), (), ())
+
+
+def test_a_stage_fits_spread_that_does_not_whole() -> None:
+    """One stage on the four devices of the only node."""
+    profile = uniform_profile(8)
+
+    def first_of(memory_bytes: int, *, spreads: bool) -> Plan:
+        settings = PlannerSettings(
+            num_microbatches=8, fault_tolerance=0, num_nodes=1, devices_per_node=4, devices_per_stage=4,
+            spreads_optimizer=spreads, memory_bytes=memory_bytes,
+        )  # fmt: skip
+        return first(make_policy(PolicyName.TEMPLATES, Planner(profile, settings)))
+
+    spread, whole = (fullest_device_bytes(first_of(0, spreads=spreads), profile) for spreads in (True, False))
+    optimizer = sum(layer.optimizer_bytes for layer in profile.layers)
+    assert whole - spread == optimizer * 3 // 4
+    assert fullest_device_bytes(first_of(spread, spreads=True), profile) == spread
+    with pytest.raises(PlanError, match="memory"):
+        first_of(whole - 1, spreads=False)
+    with pytest.raises(PlanError, match="memory"):
+        first_of(spread - 1, spreads=True)
