@@ -100,7 +100,8 @@ def in_the_ring(plan: Plan, live: Collection[WorkerId]) -> dict[Pipeline, Worker
 
     It owns every layer, so it can run the others' microbatches as well as its own (Bamboo, appendix B).
     """
-    whole = sorted((p for p in plan.pipelines if len(p.stages) == 1), key=lambda p: p.stages[0].worker)
+    alone = (p for p in plan.pipelines if len(p.stages) == 1 and p.is_whole(plan.num_layers))
+    whole = sorted(alone, key=lambda p: p.stages[0].worker)
     before = zip(whole, [*whole[-1:], *whole[:-1]], strict=True)
     return {
         pipeline: previous.stages[0].worker
