@@ -20,6 +20,7 @@ from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.records import RunStatus
 from planaria.runtime.worker.compute.device.stand_in import StandInQueues
 from planaria.runtime.worker.compute.device.streams import StreamDevice
+from planaria.runtime.worker.heartbeat import Heartbeat
 from planaria.runtime.worker.loop import WorkerLoop
 from planaria.runtime.worker.transport.outbox import Outbox
 from tests.proof import rest_in_proof
@@ -80,7 +81,8 @@ def plan_in_the_middle_of_a_sum(laboratory: Laboratory) -> None:
         )
         worker._device, worker._transport, worker._worker = device, Outbox(others), WorkerId(0)  # type: ignore[arg-type]
         worker._transfers = worker._interpreter = others  # type: ignore[assignment]
-        message: Any = SimpleNamespace(plan=SimpleNamespace(generation=2), step=1, addresses={})
+        worker._heartbeat = Heartbeat(lambda message: None)
+        message: Any = SimpleNamespace(plan=SimpleNamespace(generation=2, layers_of={}), step=1, addresses={})
         worker._adopt(message, continues=True, forgets=False)
         assert torch.equal(late.tensors()[0], torch.zeros(4))
         assert float(device.number(counts.sum())) == 4.0
