@@ -29,7 +29,7 @@ from planaria.planner.placement.warm_up import Room
 from planaria.planner.placement.zones import Zones, replicas_by_zone
 from planaria.planner.reconfigure.reconfigure import searched
 from planaria.planner.reconfigure.surviving_plan import Change, SurvivingPlan
-from planaria.planner.stage_devices import Devices, carried
+from planaria.planner.stage_devices import Devices, as_places, carried
 from planaria.planner.templates.templates import fewest_nodes, make_templates
 
 LEAN = ScheduleKind.ONE_F_ONE_B
@@ -163,7 +163,9 @@ class Planner:
         """
         places = self
         if self.settings.devices_per_stage > 1:
-            places = self._for_same_nodes(self._once("places", lambda: Planner(*_places(self.profile, self.settings))))
+            places = self._for_same_nodes(
+                self._once("places", lambda: Planner(*as_places(self.profile, self.settings)))
+            )
         if not self.lost_devices:
             return places
         speeds = dict(self.speeds or {})
@@ -434,26 +436,3 @@ class Planner:
             return bool(self.variant(schedule=LEAN).templates)
         except PlanError:
             return False
-
-
-def _places(profile: ModelProfile, settings: PlannerSettings) -> tuple[ModelProfile, PlannerSettings]:
-    """Returns costs and settings in which a place of `devices_per_stage` devices counts as one device."""
-    devices = settings.devices_per_stage
-    if 1 not in profile.device_counts:
-        raise PlanError(
-            f"Stages of {devices} devices that take microbatches in turn need times of one device, and the profile "
-            f"has those of {', '.join(map(str, profile.device_counts))}. Give another profile."
-        )
-    keeps = devices if settings.spreads_optimizer else 1
-    layers = tuple(
-        msgspec.structs.replace(
-            layer, times=(layer.on(1).scaled(1 / devices),), optimizer_bytes=-(-layer.optimizer_bytes // keeps)
-        )
-        for layer in profile.layers
-    )
-    return msgspec.structs.replace(profile, layers=layers), dataclasses.replace(
-        settings,
-        devices_per_node=settings.devices_per_node // devices,
-        devices_per_stage=1,
-        num_cores=None if settings.num_cores is None else settings.num_cores / devices,
-    )
