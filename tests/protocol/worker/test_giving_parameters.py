@@ -66,6 +66,7 @@ def test_each_gives_what_it_makes_and_awaits_the_rest(moves: Moves) -> None:
     assert not is_complete(moves)
     assert (is_awaited(moves, MADE_HERE), is_awaited(moves, MADE_THERE)) == (False, True)
     assert moves.is_needed_by(None)
+    assert moves.is_needed_by(Instruction(op=Op.VOTE)), "once it is committed, the source may change what it sends"
     arrive(moves)
     assert is_complete(moves)
     assert moves._holdings.replicas[MADE_THERE].step == 1
