@@ -103,7 +103,7 @@ def test_the_notice_of_a_task_drains_its_node(cluster: SlurmCluster, launch: Cal
     launched.wait_for("two nodes train", lambda: launched.live_nodes == 2 and launched.step > 5)
     cluster.run("scancel", "--batch", "--signal=USR1", f"{launched.jobs.agents}_0")
     launched.wait_for("it is released", lambda: launched.events("node_released"))
-    launched.wait_for("it comes back", lambda: launched.live_nodes == 2)
+    launched.wait_for("it comes back", lambda: len(launched.events("node_joined")) == 3 and launched.live_nodes == 2)
     assert not launched.events("node_lost")
     labels = [event["label"] for event in launched.events("node_joined")]
     assert sorted(labels) == [f"{launched.jobs.agents}_{task}" for task in (0, 0, 1)]
