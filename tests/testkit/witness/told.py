@@ -299,12 +299,13 @@ class Told:
     # The end
 
     def _take_run_ended(self, record: Plain) -> None:
-        self._require(
-            record["steps"] == self.step, Rule.TOLD_END, f"{record['steps']} steps at the end, and {self.step} are told"
-        )
+        steps, decisions = record["steps"], self._decisions
+        # What a journal lost to a power cut is gone for good where those who knew of it are gone too.
+        is_right = steps == self.step or (decisions.is_cut and steps == decisions.known.committed)
+        self._require(is_right, Rule.TOLD_END, f"{steps} steps at the end, and {self.step} are told")
         twice = record["skipped_microbatches"], record["duplicated_microbatches"]
         self._require(twice == (0, 0), Rule.TOLD_END, f"{twice} microbatches are told as missing or counted twice")
-        if not self._job.may_resume and not self._decisions.is_cut:
+        if not self._job.may_resume and not decisions.is_cut:
             told = record["skipped_steps"], record["dropped_microbatches"]
             right = len(self.skipped), self._job.dropped + self.num_dropped
             self._require(told == right, Rule.TOLD_END, f"{told} steps skipped and microbatches dropped, not {right}")
