@@ -324,10 +324,10 @@ class InvariantChecker:
 
     def _check_sums(self, machine: Coordinator, step: int) -> None:
         plan = self.plan  # the machine's may be the next one already
-        nodes = machine.state.nodes
+        nodes, lost_devices = machine.state.nodes, machine.state.lost_devices
         for number in plan.workers:
             worker = self._workers[number]
-            if worker.is_over or worker.node not in nodes:
+            if worker.is_over or worker.node not in nodes or number in lost_devices:
                 continue
             for group in plan.groups_of[number]:
                 replica = worker.holdings.replicas.get(group)

@@ -57,6 +57,10 @@ class Decisions:
 
     def cut(self, kept: int) -> None:
         """Forgets the last entries; they may be written again, or what they decided is decided anew."""
+        voted = {generation for generation, _ in self.votes}
+        for entry in self._entries[kept:]:
+            if entry["type"] == "plan" and (generation := entry["message"]["plan"]["generation"]) not in voted:
+                self.plans.pop(generation, None)  # it may never have been sent
         del self._entries[kept:]
         self.known = Known(self.job)
         for entry in self._entries:
