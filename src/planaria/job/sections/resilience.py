@@ -55,7 +55,8 @@ class ResilienceSection(Section, frozen=True):
             nodes enough for all pipelines, and never exceeded.
         num_pipelines: D, the number of pipelines. Goes with nodes_per_pipeline; 0: as many as cluster.nodes make.
         heartbeat_timeout_s: seconds without a sign of life after which a node counts as lost. A process that is seen to
-            be gone is lost at once; one that is seen to be runnable has ten times as long.
+            be gone is lost at once; one that is seen to be runnable has ten times as long. More than a thousand workers
+            beat less often, and five heartbeats have to be missing.
         coordinator_timeout_s: seconds for which a worker whose coordinator is gone tries to reach the next one, before
             it ends itself. It goes on computing meanwhile.
         preemption: where notices come from that a node will be taken away, so that it hands over its work before: none,
