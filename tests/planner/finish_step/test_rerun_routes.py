@@ -1,14 +1,9 @@
-"""Reruns: over whole pipelines, or over any holders of the layers, the least busy first, however many there are."""
+"""Reruns over any holders of the layers: the least busy go first, however many there are."""
 
 from collections import Counter
 
-from planaria.plan.ledger import Ledger
-from planaria.plan.plan import NodeId, Route, Stage
-from planaria.plan.settings import PlannerSettings
+from planaria.plan.plan import Route, Stage
 from planaria.planner.finish_step.rerun_routes import along_holders
-from planaria.planner.finish_step.salvage import left_undone
-from planaria.planner.instantiation.instantiate import initial_plan
-from planaria.planner.templates.templates import make_templates
 from tests.plan.profiles import uniform_profile
 
 PROFILE = uniform_profile(4)
@@ -38,15 +33,3 @@ def test_a_worker_with_two_runs_of_layers_is_as_busy_in_both() -> None:
     holders = {0: (0, 3), 1: (1, 2), 2: (3,)}
     routes = along_holders(holders, {}, (), {ALL: (0,)}, 1, PROFILE)
     assert [hop.worker for hop in routes[0].hops] == [0, 1, 0]
-
-
-def test_pipelines_that_were_halted_and_are_whole_take_what_is_missing() -> None:
-    planner = PlannerSettings(num_microbatches=16, fault_tolerance=1, num_nodes=8, devices_per_node=1, min_nodes=2)
-    plan = initial_plan(PROFILE, make_templates(PROFILE, planner), planner, [NodeId(n) for n in range(8)], 1)
-    lost = plan.pipelines[0].workers[0]
-    live = [worker for worker in plan.workers if worker != lost]
-    held = {worker: plan.layers_of[worker] for worker in live}
-    undone = left_undone(plan, live, live, Ledger.empty(4), held, 2)
-    assert undone.kept == ()
-    assert undone.intact == plan.pipelines[1:]
-    assert {route.hops for route in undone.usual(PROFILE)} == {pipeline.stages for pipeline in plan.pipelines[1:]}
