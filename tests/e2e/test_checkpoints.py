@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +28,10 @@ class BrokenDisk:
             return
         if record.step == self._first:
             self._folder.rename(self._aside)
-            self._folder.touch()
+            while not self._folder.is_file():  # a worker may be as quick, and begin the folder again
+                shutil.rmtree(self._folder, ignore_errors=True)
+                with contextlib.suppress(IsADirectoryError):
+                    self._folder.touch()
         if record.step == self._last:
             self._folder.unlink()
             self._folder.mkdir(exist_ok=True)  # a worker may be as quick
