@@ -59,7 +59,8 @@ def test_workers_are_on_one_axis_in_the_plan_s_order(run: Run, slow_layers: Path
 
 def test_the_page_draws_a_step_as_planned_beside_as_it_ran(run: Run, slow_layers: Path) -> None:
     job = make_emulated_job(slow_layers, observe__instructions=True)
-    folder = RunFolder(run(job, "kill:node=2,step=3,at=backward").result.folder)
+    outcome = run(job, "kill:node=2,step=3,at=backward")
+    folder = RunFolder(outcome.result.folder)
     schedules = RunReader(folder).schedules
     before = schedules.of_step(2)
     assert (before.step, before.generation, before.steps, before.notes) == (2, 1, (1, 2, 3, 4), ())
@@ -77,7 +78,10 @@ def test_the_page_draws_a_step_as_planned_beside_as_it_ran(run: Run, slow_layers
                 assert all(0 <= start <= end <= step_s + 1e-5 for *_, start, end in found.cells)
     lossy = schedules.of_step(3)
     assert lossy.measured is not None
-    assert lossy.generation != 1
+    # Where it is quicker, the step is begun anew on another placement; else it is finished, and one follows.
+    placing = ("start", "reconfigure", "restore")
+    placed = [plan for plan in outcome.events("plan_taken") if plan["purpose"] in placing and plan["step"] <= 3]
+    assert lossy.generation == placed[-1]["generation"]
     at_work = {row.worker for pipeline in lossy.measured.pipelines for row in pipeline.rows if row.cells}
     assert at_work == {0, 1, 3, 4, 5, 6}  # what a killed worker did last is not on disk
     newest = schedules.of_step(None)
