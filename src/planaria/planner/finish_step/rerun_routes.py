@@ -215,8 +215,7 @@ class _Peers:
 
 
 _Onward = Mapping[int, Sequence[tuple[_Peers, _Choices]]]
-"""For each place where a holder's run begins or ends: the workers that can go on from there, with hops to choose from.
-"""
+"""For each place where a holder's run begins or ends: who can go on from there, with hops to choose from."""
 
 
 def _peers(

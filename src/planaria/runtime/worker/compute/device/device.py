@@ -1,4 +1,4 @@
-"""What the rest of a worker asks of its device, whether that does things at once or later."""
+"""Declares what the rest of a worker asks of its device, whether that does things at once or later."""
 
 from __future__ import annotations
 
