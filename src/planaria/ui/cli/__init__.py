@@ -5,6 +5,7 @@
 - `folder_commands`: `ls` and `logs`, which read run folders alone; `dashboard_commands`: `dashboard` and `report`.
 - `planning/`: `plan` and `profile`; `rehearsal/`: `drill` and `compare`; `simulation/`: `simulate` and `trace`.
 - `host_commands`: `agent` and `certificates`; `start_commands`: `init` and `doctor`.
+- `launch_commands`, `pod_commands`: `launch` on an engine that runs a cluster, or in pods.
 
 A new command is a function with a line in `main`.
 """
