@@ -172,7 +172,8 @@ def tell(name: str, run: Run, first: int = 0) -> None:
     split = run.split
     for cause, seconds in msgspec.structs.asdict(split).items():
         report(f"morph.{name}.time.{cause}", seconds, "s")
-    report(f"morph.{name}.wasted", split.wasted_share, "ratio")
+    wasted = split.redone + split.recovering
+    report(f"morph.{name}.wasted", wasted / (split.useful + wasted) if wasted else 0.0, "ratio")
 
 
 def _ms(seconds: float | None) -> str:

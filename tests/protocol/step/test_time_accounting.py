@@ -62,7 +62,6 @@ BEGIN: tuple[tuple[Record, float], ...] = (
 def test_a_run_without_losses_is_useful_but_for_its_start_and_end() -> None:
     split = split_of(*BEGIN, (committed(3), 8.0), (committed(4), 9.5), (END, 10.0))
     assert split == Split(useful=4.0, redone=0.0, recovering=0.0, waiting=0.0, other=6.0)
-    assert split.wasted_share == 0
 
 
 def test_what_a_restore_undoes_was_wasted_and_what_lies_before_the_state_is_there_was_recovery() -> None:
@@ -81,7 +80,6 @@ def test_what_a_restore_undoes_was_wasted_and_what_lies_before_the_state_is_ther
     assert split.redone == pytest.approx(2.4)
     assert split.recovering == pytest.approx(1.0)
     assert split.useful == pytest.approx(2.0)
-    assert split.wasted_share == pytest.approx(3.4 / 5.4)
     assert TimeAccount(happenings).steps_redone == 2
 
 

@@ -48,12 +48,6 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     waiting: float
     other: float
 
-    @property
-    def wasted_share(self) -> float:
-        """Share of redone and recovering in the time that steps, redone ones and recoveries took."""
-        busy = self.useful + self.redone + self.recovering
-        return (self.redone + self.recovering) / busy if busy else 0.0
-
 
 class _Struck(msgspec.Struct):
     """A step that a loss struck; once committed, the recovery's beginning and end are known."""
