@@ -112,7 +112,7 @@ PATIENT = Limits(silence_s=60.0, oversubscribed_silence_s=60.0, least_s=600.0, j
 """Thousands of agents share one process here: the first plans alone keep it from beating for seconds."""
 
 
-class _NoLauncher:
+class NoLauncher:
     """Nodes that nobody starts, watches or kills."""
 
     def __init__(self) -> None:
@@ -291,7 +291,7 @@ def measure(agents: int, options: Options, watched: Sequence[str] = ()) -> Measu
             Coordinator(_run_settings(job, folder), policy),
             TOKEN,
             journal,
-            _NoLauncher(),
+            NoLauncher(),
             (tell, meter),
             lambda command: None,
             PATIENT,

@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 
-from agents import _NoLauncher
+from agents import NoLauncher
 from made_up import uniform_profile
 from sides import make_job
 
@@ -81,7 +81,7 @@ def measure_commit(
             machine = Coordinator(
                 _run_settings(job, folder), TemplatesPolicy.of(Planner(profile, planner_settings(job, profile)))
             )
-            server = Server(machine, "token", journal, _NoLauncher(), (recorder,), lambda command: None)
+            server = Server(machine, "token", journal, NoLauncher(), (recorder,), lambda command: None)
             listener = listen("127.0.0.1", 0)
             server.start(listener)
             address = f"127.0.0.1:{listener.getsockname()[1]}"
