@@ -47,6 +47,7 @@ from planaria.runtime.worker.emulated.time import EmulatedMailbox, EmulatedPace,
 from planaria.runtime.worker.faults import FaultInjector
 from planaria.runtime.worker.heartbeat import Heartbeat
 from planaria.runtime.worker.transport.mailbox import Mailbox
+from planaria.runtime.worker.transport.outbox import Outbox
 from planaria.runtime.worker.transport.state_transfer import StateTransfer
 from planaria.runtime.worker.transport.sync import Sync
 from planaria.runtime.worker.transport.transport import Transport
@@ -135,6 +136,7 @@ class Member:
             self.transport: Transport = EmulatedTransport(self.worker, "token", mailbox, mailbox.pace)
         else:
             self.transport = OverWire(self.worker, "token", self.mailbox)
+        self.outbox = Outbox(self.transport)
         addresses: list[str] = [""] * NUM_DEVICES
         dist.all_gather_object(addresses, self.transport.start())
         self.addresses = {WorkerId(rank): address for rank, address in enumerate(addresses)}
@@ -162,11 +164,9 @@ class Member:
         faults = FaultInjector((), lambda at: None, lambda grace_s: None)
         movement = StateTransfer(
             self.worker,
-            0,
-            self.model,
             machine,
             self.holdings,
-            self.transport,
+            self.outbox,
             self.mailbox,
             heartbeat,
             faults,
@@ -175,7 +175,7 @@ class Member:
         )
         self.pace.adopt(plan)
         movement.begin(message, forgets=False)
-        movement.settle(plan)
+        movement.bring_in(None, lambda: False)
         return time.monotonic()
 
     def check_state(self, plan: Plan) -> None:
@@ -185,7 +185,7 @@ class Member:
 
     def sum(self, plan: Plan, rounds: Sequence[int], step: int, *, together: bool) -> float:
         """Sum all gradients in this order; returns when this worker's are done."""
-        sync = Sync(self.worker, self.holdings, self.transport, self.mailbox, self.pace)
+        sync = Sync(self.worker, self.holdings, self.outbox, self.mailbox, self.pace)
         self.pace.adopt(plan)
         sync.begin_step(plan, step)
         mine = sorted(plan.groups_of[self.worker], key=lambda group: (rounds[group], group))
