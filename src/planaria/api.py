@@ -256,7 +256,7 @@ def reference(
     job = _checked(job, Path(folder) / name, objects)
     run = None if replay is None else RunFolder.open(replay)
     drops = {} if run is None else read_drops(run.events)
-    history = () if run is None else history_of(run, _checked(job, run.path, objects))  # it has objects of its own
+    history = () if run is None else history_of(run, job)
     with (
         job_folder(job, name, resume=False) as own,
         _shown(own, observers, progress=progress) as shown,

@@ -1,4 +1,7 @@
-"""Models and datasets given from Python: every process has them from the run folder, and so does a run that goes on."""
+"""Models and datasets given from Python: every process has them from the run folder, and so does a run that goes on.
+
+It does so where its folder was moved, too.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,11 @@ def test_a_model_and_a_dataset_are_objects(tmp_path: Path) -> None:
     assert trained.status == "completed"
     alone = planaria.reference(job, model=layers, dataset=dataset, name="alone")
     assert trained.weights_sha256 == alone.weights_sha256
-    longer = {**job, "train": {**job["train"], "steps": 5}}
+    (tmp_path / "elsewhere").mkdir()
+    moved = (tmp_path / "objects").rename(tmp_path / "elsewhere" / "objects")
+    longer = {**job, "train": {**job["train"], "steps": 5}, "run": {"folder": str(moved.parent)}}
     on = planaria.train(longer, model=layers, dataset=dataset, name="objects", resume=True)
-    again = planaria.reference(longer, model=layers, dataset=dataset, name="again", replay=tmp_path / "objects")
+    again = planaria.reference(longer, model=layers, dataset=dataset, name="again", replay=moved)
     assert (on.steps, on.weights_sha256) == (5, again.weights_sha256), "the rates of the first steps were for four"
 
 

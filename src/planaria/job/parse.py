@@ -35,6 +35,9 @@ Table = dict[str, Any]
 EMULATED_MODEL = "emulated"
 """`model.type` of a job that names none, because its device is emulated."""
 
+OBJECT = "planaria.runtime.launch.given:load"
+"""`model.type` or `data.source` where a Python object is in its place; the section's config says where it lies."""
+
 _LARGEST_INT = 2**63 - 1
 _MAX_DEPTH = 32
 _EXPECTED = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
@@ -197,17 +200,24 @@ def _given(section: Section) -> Table:
     defaults = {field.name: field.default for field in msgspec.structs.fields(section)}
     if isinstance(section, TrainSection):
         defaults |= section.optimizer_defaults
-    values = {name: getattr(section, name) for name in defaults if name not in _NOT_COMPARED}
-    return {name: value for name, value in values.items() if value not in (defaults[name], {})}
+    return {name: value for name, value in _compared(section).items() if value not in (defaults[name], {})}
+
+
+def _compared(section: Section) -> Table:
+    """Returns the fields that determine the numbers; where a run's folder lies does not."""
+    is_object = isinstance(section, ModelSection) and section.type == OBJECT
+    left_out = (*_NOT_COMPARED, "config") if is_object else _NOT_COMPARED
+    return {name: getattr(section, name) for name in section.__struct_fields__ if name not in left_out}
 
 
 def changed_numbers(old: Job, new: Job) -> tuple[str, ...]:
     """Returns the fields of [model] and [train] that differ and must not, as "section.key"."""
+    sections = [(name, _compared(getattr(old, name)), _compared(getattr(new, name))) for name in ("model", "train")]
     return tuple(
-        f"{section}.{field}"
-        for section in ("model", "train")
-        for field in getattr(old, section).__struct_fields__
-        if field not in _NOT_COMPARED and getattr(getattr(old, section), field) != getattr(getattr(new, section), field)
+        f"{name}.{field}"
+        for name, before, now in sections
+        for field in before
+        if before[field] != now.get(field, before[field])
     )
 
 

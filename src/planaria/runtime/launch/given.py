@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from planaria.job.errors import UserError
+from planaria.job.parse import OBJECT
 
 FOLDER = "given"
-LOAD = f"{__name__}:load"
-"""What `model.type` and `data.source` name in place of an object."""
-
 _CALLED = {"model": "model", "data": "dataset", "eval": "eval_dataset"}
 
 
@@ -30,7 +28,7 @@ def with_objects(table: Mapping[str, Any], folder: Path, objects: Mapping[str, o
     for section in objects:
         config = {"file": str(_file(folder, section))}
         field = "type" if section == "model" else "source"
-        named[section] = {**named.get(section, {}), field: LOAD, "config": config}
+        named[section] = {**named.get(section, {}), field: OBJECT, "config": config}
     return named
 
 
