@@ -54,19 +54,32 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
         UserError: the file cannot be read, or is not a valid job.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"job file {path} does not exist. Give the path of a TOML job file.") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"job file {path} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"job file {path} cannot be read: {reason}. Give a readable TOML file.") from None
-    job = parse_job(text, overrides=overrides, origin=str(path))
+    job = parse_job(text_of(path, "job file", "TOML job file"), overrides=overrides, origin=str(path))
     if job.run.name is None:
         job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, name=path.stem))
     return job
+
+
+def text_of(path: Path, named: str, kind: str = "file") -> str:
+    """Returns the text of a user's file.
+
+    Args:
+        path: of the file.
+        named: what messages call it.
+        kind: of file that is meant.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{named} {path} does not exist. Give the path of a {kind}.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{named} {path} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{named} {path} cannot be read: {reason}. Give a readable {kind}.") from None
 
 
 def parse_job(text: str, *, overrides: Sequence[str] = (), origin: str) -> Job:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from planaria.job.errors import UserError
+from planaria.job.parse import text_of
 from planaria.plan.costs.model_profile import ModelProfile, device_counts
 from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import PlanError
@@ -22,19 +23,7 @@ def load_scenario(path: Path, overrides: Sequence[str] = ()) -> Scenario:
     Raises:
         UserError: it cannot be read, or is not a valid scenario.
     """
-    return parse_scenario(_text(path, "scenario"), overrides=overrides, origin=str(path))
-
-
-def _text(path: Path, what: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{what} {path} does not exist. Give the path of a file.") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{what} {path} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{what} {path} cannot be read: {reason}. Give a readable file.") from None
+    return parse_scenario(text_of(path, "scenario"), overrides=overrides, origin=str(path))
 
 
 def profile_of(scenario: Scenario, folder: Path) -> ModelProfile:
@@ -86,7 +75,7 @@ def traces_of(scenario: Scenario, folder: Path, told: Callable[[str], None] = la
     if not failures.trace:
         return [made_up(scenario, seed) for seed in seeds]
     path = folder / failures.trace
-    text = _text(path, "failures.trace:")
+    text = text_of(path, "failures.trace:")
     read: list[ReadTrace] = [read_trace(text, path.name, seed=seed) for seed in seeds]
     for repair in read[0].repairs:
         told(f"{path.name}, {repair}")
