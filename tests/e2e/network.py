@@ -152,9 +152,6 @@ class Network:
         """What `source` sends to `target` vanishes; the other direction works."""
         self._ip(source.pid, f"neigh replace {target.address} lladdr {NOWHERE} dev eth0 nud permanent")
 
-    def undrop(self, source: Host, target: Host) -> None:
-        self._ip(source.pid, f"neigh del {target.address} dev eth0")
-
     def heal(self) -> None:
         """All cables in the first switch, and no packet dropped."""
         self.plug(*self.hosts)

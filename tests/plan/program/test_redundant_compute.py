@@ -12,8 +12,6 @@ from planaria.plan.program.routes import redundant_ring, redundant_workers
 from planaria.plan.validate import validate
 from tests.plan.shadowed import Machine, ring_plan
 
-EAGER = [mode for mode in Redundancy if mode.runs_forwards]
-
 
 def own(instruction: Instruction) -> bool:
     return instruction.op not in (Op.SHADOW_FORWARD, Op.SHADOW_BACKWARD, Op.LOAD)

@@ -99,8 +99,6 @@ def _hints(expected: type) -> dict[str, Any]:
 
 seeds = st.integers(0, 2**32)
 
-BLOWS = ["flip", "cut", "insert", "double", "swap"]
-
 damage = st.lists(
     st.tuples(
         st.sampled_from(["flip", "cut", "insert", "double", "swap"]), st.integers(0, 2**16), st.binary(max_size=6)
@@ -265,7 +263,6 @@ def test_noise_to_a_worker_is_refused(noise: bytes) -> None:
 
 EXAMPLES = [path.read_text() for path in sorted(Path(__file__).parents[3].joinpath("examples").glob("*.toml"))]
 SECTIONS = {name: set(table) for text in EXAMPLES for name, table in tomllib.loads(text).items()}
-EDITS = ["value", "drop", "double", "line"]
 KEYS = sorted({f"{section}.{field}" for section, fields in SECTIONS.items() for field in fields})
 
 scalars = st.one_of(

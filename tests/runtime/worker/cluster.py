@@ -106,7 +106,6 @@ from planaria.runtime.worker.writer import write
 from tests.testkit.cluster.recorder import HistoryRecorder
 from tests.testkit.witness.witness import judge
 
-VOCAB_TOKENS = 4096
 MAX_EVENTS = 200_000
 
 
