@@ -214,7 +214,7 @@ def test_a_worker_runs_a_part_of_what_it_has_where_that_makes_a_whole() -> None:
     def pipeline(*stages: tuple[int, int, int]) -> Pipeline:
         return Pipeline(stages=tuple(Stage(worker=WorkerId(w), first_layer=a, end_layer=b) for w, a, b in stages))
 
-    parts = combined([pipeline((0, 0, 5)), pipeline((3, 3, 8)), pipeline((4, 0, 3))], PROFILE, 1)
+    parts = combined([pipeline((0, 0, 5)), pipeline((3, 3, 8)), pipeline((4, 0, 3))], PROFILE)
     (whole, rest) = parts.pipelines
     assert [(s.worker, s.first_layer, s.end_layer) for s in whole.stages] == [(0, 0, 3), (3, 3, 8)] or [
         (s.worker, s.first_layer, s.end_layer) for s in whole.stages

@@ -84,7 +84,7 @@ class Parts:
     shadows: tuple[Stage, ...] = ()
 
 
-def combined(pipelines: Sequence[Pipeline], profile: ModelProfile, devices_per_node: int) -> Parts:
+def combined(pipelines: Sequence[Pipeline], profile: ModelProfile) -> Parts:
     """Combines parts of broken pipelines into whole ones, taking the best each time as long as there is one.
 
     A worker runs all of what it owns, or a part of it. The best pipeline has the fastest slowest stage, then the fewest

@@ -136,7 +136,7 @@ def on_whole_pipelines(
     is_whole = all(pipeline.is_whole(plan.num_layers) for pipeline in left)
     if not anyway and is_whole and sum(map(len, kept_shares(plan, left).values())) == plan.num_microbatches:
         return None
-    joined = combined(left, planner.profile, plan.devices_per_node)
+    joined = combined(left, planner.profile)
     for parts in (_filled(planner, request, joined, came), joined, Parts(pipelines=tuple(left))):
         pools = given(plan, parts.pipelines)
         if not pools:

@@ -128,11 +128,7 @@ class Oracle:
         # A single policy's run may have been dropped where another led; it is never worse to have it.
         results = [run.result() for run in ended] + [simulation.follow(course) for simulation in self._simulations]
         best = max(results, key=lambda result: (result.samples_per_s, -result.cost))
-        return _named(best)
-
-
-def _named(result: RunResult) -> RunResult:
-    return msgspec.structs.replace(result, policy=ORACLE)
+        return msgspec.structs.replace(best, policy=ORACLE)
 
 
 def _best(runs: Sequence[TraceRun]) -> list[TraceRun]:

@@ -94,11 +94,11 @@ class Experiment:
         if name == ON_DEMAND:
             return _OnDemand(self)
         if name == ORACLE:
-            return Oracle([self.simulation(policy.value, self._made(policy)) for policy in ORACLE_CHOOSES], self.terms)
-        return self.simulation(name, self._made(PolicyName(name)))
-
-    def _made(self, name: PolicyName) -> Policy:
-        return make_policy(name, self.planner)
+            return Oracle(
+                [self.simulation(policy.value, make_policy(policy, self.planner)) for policy in ORACLE_CHOOSES],
+                self.terms,
+            )
+        return self.simulation(name, make_policy(PolicyName(name), self.planner))
 
     def simulation(self, name: str, policy: Policy, *, remembers: bool = True) -> Simulation:
         """Returns the simulation of any policy, the project's or another's, under a name for people."""

@@ -76,7 +76,7 @@ def grids(
         if not width:
             continue
         if differ:
-            pipelines = _by_speed(profile, template, width, settings, ordered, speeds)
+            pipelines = _by_speed(profile, template, width, settings, ordered)
         else:
             pipelines = assign(
                 [template] * width, ordered, settings.devices_per_node, profile.groups, dict(holders or {})
@@ -97,12 +97,7 @@ def shape(plan: Plan) -> str:
 
 
 def _by_speed(
-    profile: ModelProfile,
-    template: Template,
-    width: int,
-    settings: PlannerSettings,
-    ordered: Sequence[NodeId],
-    speeds: NodeSpeeds,
+    profile: ModelProfile, template: Template, width: int, settings: PlannerSettings, ordered: Sequence[NodeId]
 ) -> list[Pipeline]:
     """Returns pipelines on nodes of like speed each, with the busiest part of the template on the fastest of them."""
     depth, parts = template.num_nodes, TemplateSlowdown(template, profile).parts

@@ -148,16 +148,16 @@ class Lead:
         url: of the members, "etcd://..." or "etcds://...".
         run: its name.
         tls: folder with the certificates for "etcds://...".
-        when_lost: called once each time the lead is lost, from another thread.
 
     Attributes:
+        when_lost: called once each time the lead is lost, from another thread.
         revision: at which the leader's key was created; `NEVER`: this process does not lead.
     """
 
-    def __init__(self, url: str, run: str, tls: str = "", when_lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, url: str, run: str, tls: str = "") -> None:
         self.url = url
         self.run = run
-        self.when_lost = when_lost
+        self.when_lost: Callable[[], None] = lambda: None
         self.revision = NEVER
         self._etcd = Etcd(url, tls)
         self._keeping = Etcd(url, tls)

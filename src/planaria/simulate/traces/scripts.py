@@ -87,27 +87,27 @@ def built_in(name: ScriptName, plan: Plan, length_s: float, *, least_nodes: int 
     events: list[tuple[float, Change, str]]
     match name:
         case ScriptName.SINGLE:
-            events = _removals(_STRIKES, _places(plan)[:1])
+            events = _removals(_places(plan)[:1])
         case ScriptName.BURST_IN_STAGE:
             holders = _of_one_layer(plan)
-            events = _removals(_STRIKES, holders[: min(spare, max(1, len(holders) // 2))])
+            events = _removals(holders[: min(spare, max(1, len(holders) // 2))])
         case ScriptName.BURST_IN_PIPELINE:
             hit = _places(plan)
-            events = _removals(_STRIKES, hit[: min(spare, max(1, len(hit) // 2))])
+            events = _removals(hit[: min(spare, max(1, len(hit) // 2))])
         case ScriptName.STEADY_LOSS:
             gone = list(_spread(plan, min(spare, max(1, len(plan.nodes) // 2))))
             gap = (_STEADY_UNTIL - _STRIKES / 2) / max(1, len(gone) - 1)
             events = [(_STRIKES / 2 + gap * at, Change.REMOVE, node_name(node)) for at, node in enumerate(gone)]
         case ScriptName.LOSS_AND_REJOIN:
-            events = _removals(_STRIKES, _places(plan)[:1])
+            events = _removals(_places(plan)[:1])
             events.append((_JOINS, Change.ADD, node_name(max(plan.nodes) + 1)))
     first = [TraceEvent(at_s=0.0, change=Change.ADD, node=node_name(node)) for node in plan.nodes]
     later = [TraceEvent(at_s=share * length_s, change=change, node=node) for share, change, node in events]
     return Script(trace=Trace(name=name.value, horizon_s=length_s, events=(*first, *later)))
 
 
-def _removals(share: float, nodes: Collection[NodeId]) -> list[tuple[float, Change, str]]:
-    return [(share, Change.REMOVE, node_name(node)) for node in nodes]
+def _removals(nodes: Collection[NodeId]) -> list[tuple[float, Change, str]]:
+    return [(_STRIKES, Change.REMOVE, node_name(node)) for node in nodes]
 
 
 def _pipelines(plan: Plan) -> list[list[NodeId]]:
