@@ -28,7 +28,7 @@ from tests.testkit.worker.worker import Worker
 
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import ScheduleKind
-from planaria.protocol.messages.journal_chain import decode_written
+from planaria.protocol.messages.journal import decode_entry
 from planaria.runtime.journal.journal import kept
 from planaria.simulate.traces.formats import read_trace
 from planaria.simulate.traces.trace import HOUR_S, Change, Trace
@@ -97,7 +97,7 @@ def sample(cluster: Cluster) -> Sample:
               cluster.injector, cluster.schedule, cluster.workers]  # fmt: skip
     machine = cluster.server.machine
     live = [worker for worker in cluster.workers.values() if worker.is_started and not worker.is_over]
-    entries = [decode_written(entry) for entry in cluster.journal]
+    entries = [decode_entry(entry) for entry in cluster.journal]
     return Sample(
         hour=round(cluster.clock.now / HOUR_S, 2),
         step=machine.step - 1,

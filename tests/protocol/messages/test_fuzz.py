@@ -30,8 +30,7 @@ from planaria.job.parse import job_from_json, job_from_table, job_json, parse_jo
 from planaria.job.settings import Job
 from planaria.plan.ledger import Mask
 from planaria.protocol.messages.from_worker import Doing, FromWorker, HeldBytes, SavedGroup, decode_from_worker
-from planaria.protocol.messages.journal import AnyEntry
-from planaria.protocol.messages.journal_chain import decode_written
+from planaria.protocol.messages.journal import AnyEntry, decode_entry
 from planaria.protocol.messages.message import Seconds, ZoneName, encode
 from planaria.protocol.messages.plan_delta import decode_order
 from planaria.protocol.messages.to_worker import Challenge, ToWorker
@@ -48,7 +47,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], Any], Any]] = {
     "to a worker": (partial(decode_order, last=None), ToWorker | Challenge),
     "a request": (decode_request, Request),
     "an answer": (decode_answer, Answer | RequestRefused),
-    "a journal entry": (decode_written, AnyEntry),
+    "a journal entry": (decode_entry, AnyEntry),
 }
 
 

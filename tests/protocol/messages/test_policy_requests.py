@@ -13,8 +13,7 @@ from planaria.plan.settings import PlannerSettings
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
-from planaria.protocol.messages.journal import JournalPolicy, encode_entry
-from planaria.protocol.messages.journal_chain import decode_written
+from planaria.protocol.messages.journal import JournalPolicy, decode_entry, encode_entry
 from planaria.protocol.planning.policy_switch import PolicySwitch, why_change
 from planaria.protocol.run.replay import JournalState
 from tests.plan.profiles import uniform_profile
@@ -81,6 +80,6 @@ def test_time_is_worth_a_change_if_there_are_steps_left() -> None:
 
 
 def test_the_journal_knows_the_policy() -> None:
-    entry = decode_written(encode_entry(JournalPolicy(policy=PolicyName.REROUTE)))
+    entry = decode_entry(encode_entry(JournalPolicy(policy=PolicyName.REROUTE)))
     assert isinstance(entry, JournalPolicy)
     assert JournalState.of([entry]).policy is PolicyName.REROUTE

@@ -14,8 +14,7 @@ from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import Event, LinksMeasured, Publish, Received, WorkerJoined
 from planaria.protocol.messages.from_worker import Flow, Vote
-from planaria.protocol.messages.journal import JournalEntry, encode_entry
-from planaria.protocol.messages.journal_chain import decode_written
+from planaria.protocol.messages.journal import JournalEntry, decode_entry, encode_entry
 from planaria.protocol.messages.records import EstimateCorrected, LinkChanged
 from planaria.protocol.messages.run_measurements import HostLink
 from planaria.protocol.planning.measured_links import MeasuredLinks
@@ -94,7 +93,7 @@ def test_plans_use_what_was_measured_and_a_successor_knows_it() -> None:
     assert measured_s > 2 * expected_s, "the sums travel over 10 Mbit/s"
     assert [(row.name, row.pairs) for row in machine.state.links] == [("between_nodes", 3)]
     assert machine_of_today.state.links == ()
-    past = JournalState.of(decode_written(encode_entry(entry)) for entry in entries)
+    past = JournalState.of(decode_entry(encode_entry(entry)) for entry in entries)
     successor = make_machine(past)
     assert successor.learnt.links == machine.learnt.links
     assert successor.state.links == machine.state.links
@@ -165,7 +164,7 @@ def test_steps_off_their_estimate_correct_it(times: float, is_reviewed: bool | N
     assert (corrected.before_s, corrected.step_s) == pytest.approx((step_s, times * step_s))
     assert corrected.is_reviewed == is_reviewed
     assert machine.policy.estimated(machine.plan).step_time_s == pytest.approx(times * step_s, rel=1e-6)
-    past = JournalState.of(decode_written(encode_entry(entry)) for entry in entries)
+    past = JournalState.of(decode_entry(encode_entry(entry)) for entry in entries)
     assert make_machine(past).policy.planner.profile == machine.policy.planner.profile
 
 

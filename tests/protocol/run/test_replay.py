@@ -26,10 +26,10 @@ from planaria.protocol.messages.journal import (
     JournalVoid,
     OpenDispute,
     PlanValidityState,
+    decode_entry,
     encode_entry,
     is_lasting,
 )
-from planaria.protocol.messages.journal_chain import decode_written
 from planaria.protocol.messages.records import AnyRecord, ComputedWrong, Note
 from planaria.protocol.messages.to_worker import NOT_APPLIED, Commit, PlanMessage, StateSource
 from planaria.protocol.run.replay import JournalState
@@ -151,12 +151,12 @@ def test_a_node_that_came_before_the_placement_is_none_of_the_newcomers() -> Non
 
 @pytest.mark.parametrize("entry", [*ENTRIES, JournalEnd(records=note("over"))], ids=lambda e: type(e).__name__)
 def test_what_is_written_is_what_is_read(entry: AnyEntry) -> None:
-    assert decode_written(encode_entry(entry)) == entry
+    assert decode_entry(encode_entry(entry)) == entry
 
 
 def test_what_is_no_entry_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
-        decode_written(b"\x81\xa4type\xa4none")
+        decode_entry(b"\x81\xa4type\xa4none")
 
 
 def test_how_long_the_last_step_took_is_known() -> None:
@@ -190,7 +190,7 @@ def test_who_joins_on_such_a_host_is_on_probation_for_as_long_as_commits_say() -
     past = JournalState.of(entries)
     assert past.probation == {4: PROBATION_STEPS}
     said = msgspec.structs.replace(commit(2), probation={NodeId(4): 3}, suspects=(NodeId(5),))
-    past = past.after(decode_written(encode_entry(said)))
+    past = past.after(decode_entry(encode_entry(said)))
     assert (past.probation, past.suspects) == ({4: 3}, {5})
     assert past.after(node(4, Fate.LOST)).probation == {}
     assert past.after(commit(3)).probation == {}

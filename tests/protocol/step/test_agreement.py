@@ -10,8 +10,7 @@ from hypothesis import given
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.from_worker import Computed, Digest
-from planaria.protocol.messages.journal import JournalDisputes, encode_entry
-from planaria.protocol.messages.journal_chain import decode_written
+from planaria.protocol.messages.journal import JournalDisputes, decode_entry, encode_entry
 from planaria.protocol.step.agreement import Claims, Difference, Disputes, Held, claims_of, difference
 
 RIGHT, WRONG, OTHER = 11, 22, 33
@@ -215,7 +214,7 @@ def test_a_dispute_of_the_journal_is_settled_as_it_would_have_been(first: Claims
     written = disputes.to_write()
     assert written is not None
     assert disputes.to_write() is None, "it is written once"
-    entry = decode_written(encode_entry(JournalDisputes(disputes=written)))
+    entry = decode_entry(encode_entry(JournalDisputes(disputes=written)))
     assert isinstance(entry, JournalDisputes)
     successor.recall(entry.disputes)
     assert successor.to_write() is None

@@ -15,6 +15,7 @@ from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.from_worker import Digest
+from planaria.protocol.messages.message import decoded
 from planaria.protocol.messages.records import AnyRecord, ComputedWrong, Evaluated
 from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.messages.to_worker import Commit, PlanMessage
@@ -218,8 +219,15 @@ AnyEntry = (
     | JournalEnd
 )
 
+_entry = msgspec.msgpack.Decoder(AnyEntry)
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_entry(entry: JournalEntry) -> bytes:
     return _encoder.encode(entry)
+
+
+def decode_entry(data: bytes) -> AnyEntry:
+    """Decodes a journal entry. Raises msgspec.DecodeError (a ValueError) for anything else."""
+    entry: AnyEntry = decoded(_entry, data)
+    return entry
