@@ -30,6 +30,17 @@ STATE_SHARE = 0.25
 three hosts sent to a fourth at 0.2 Gbit/s came 0.25 s after their sums, of a step of 1.05 s; 0.125 to 0.6 do equally
 well."""
 
+PACED_BELOW_BYTES_PER_S = 2.5e8
+"""Bytes a second of a host's wire from which sums go to several hosts as fast as each takes them. Measured: at 1 Gbit/s
+it was two busy cores that four replicas waited for, and nothing changed with the pace."""
+
+UNPACED_EVERY = 16
+"""Steps of which sums of one go as fast as they can, to show whether the wire takes more than its probe. Not measured.
+"""
+
+WIRE_IS_FASTER = 1.15
+"""How many times faster than probed a wire must be to count as faster: rates of single steps differ. Not measured."""
+
 GIVEN_WAY_S = 1e-3
 """Seconds between two looks at whether state still has to give way to messages of a step. Not measured."""
 

@@ -73,6 +73,7 @@ def message(plan: Plan, step: int = 1) -> PlanMessage:
         begun=plan.generation,
         lineage=plan.generation // 2,
         audits=audits_of(plan, 1, step, 0.5),
+        wire_bytes_per_s=step * 1e6,
     )
 
 

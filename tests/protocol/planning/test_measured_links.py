@@ -39,13 +39,14 @@ def measured(*links: HostLink) -> MeasuredLinks:
 
 def test_nothing_measured_leaves_the_profile() -> None:
     assert measured().profile is GIVEN
+    assert measured().wire_bytes_per_s == 0.0
     assert measured().figures == ()
 
 
 def test_a_class_has_the_median_over_the_transport() -> None:
     found = measured(link("a", "b", 190), link("a", "c", 200), link("b", "c", 210, 9e-3))
     between = found.profile.links.between_nodes
-    assert between.bandwidth_bytes_per_s == 25e6
+    assert between.bandwidth_bytes_per_s == found.wire_bytes_per_s == 25e6
     assert between.latency_s == pytest.approx(1.1e-3), "the wire's beside the transport's"
     assert found.profile.links.within_node == LOOPBACK
     assert found.profile.links.across_zones is None

@@ -1059,6 +1059,9 @@ class SimulatedTransport:
     def flows(self) -> dict[WorkerId, Flow]:
         return {}
 
+    def pace(self, peers: Collection[WorkerId], bytes_per_s: float | None) -> None:
+        """Takes no notice: messages take as long as they do."""
+
     def host_of(self, worker: WorkerId) -> int:
         return 0 if self._worker.cluster.weather.one_host else worker
 

@@ -62,6 +62,7 @@ def take(
         begun=run.attempt.begun_in,
         lineage=run.lineage,
         audits=() if purpose is Purpose.FINISH_STEP else run.audits(run.step),
+        wire_bytes_per_s=run.plan_selector.measured.links.wire_bytes_per_s,
     )
     run.attempt.is_void = run.attempt.is_given_up = False
     told += _told(run, proposal, purpose)

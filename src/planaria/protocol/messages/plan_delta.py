@@ -86,6 +86,7 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
     begun: int
     lineage: int
     audits: tuple[Audit, ...] = ()
+    wire_bytes_per_s: float = 0.0
 
 
 class CompressedPlan(Message, frozen=True, kw_only=True, tag="compressed_plan"):
@@ -127,6 +128,7 @@ def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
         begun=after.begun,
         lineage=after.lineage,
         audits=after.audits,
+        wire_bytes_per_s=after.wire_bytes_per_s,
     )
 
 
@@ -182,6 +184,7 @@ def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
         begun=update.begun,
         lineage=update.lineage,
         audits=update.audits,
+        wire_bytes_per_s=update.wire_bytes_per_s,
     )
 
 

@@ -32,6 +32,7 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
         lineage: generation of the plan whose state was loaded or initial; all replicas that count descend from that. A
             worker whose plan is older holds none, whatever step its replicas are of.
         audits: of `step`; none in a step that goes on.
+        wire_bytes_per_s: what the wire of a host takes, as it was probed; 0: that is not known.
     """
 
     plan: Plan
@@ -44,6 +45,7 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
     begun: int = -1
     lineage: int = -1
     audits: tuple[Audit, ...] = ()
+    wire_bytes_per_s: float = 0.0
 
 
 class Halt(Message, frozen=True, kw_only=True, tag="halt"):

@@ -47,6 +47,7 @@ class MeasuredLinks:
         self.hosts: dict[NodeId, str] = {}
         self._profile = given
         self._far_pairs: dict[HostPair, LinkCost] = {}
+        self._wire_bytes_per_s = 0.0
         self._is_classified = True
         self._learnt: KnownLinks | None = None
         self.slowdown = 1.0
@@ -56,6 +57,12 @@ class MeasuredLinks:
         """The given profile, with the classes as measured."""
         self._classify()
         return self._profile
+
+    @property
+    def wire_bytes_per_s(self) -> float:
+        """What the wire of a host takes inside a zone, as it was probed; 0: that is not known."""
+        self._classify()
+        return self._wire_bytes_per_s
 
     @property
     def far_pairs(self) -> dict[HostPair, LinkCost]:
@@ -160,7 +167,9 @@ class MeasuredLinks:
         near, far = self._of_class(across=False), self._of_class(across=True)
         over = partial(_over, within, self.slowdown)
         wires = {**near, **far}
-        between = over(_class_of((near or far).values()))
+        wire = _class_of((near or far).values())
+        self._wire_bytes_per_s = wire.bandwidth_bytes_per_s
+        between = over(wire)
         across = over(_class_of(far.values())) if near and far else None
         if across is not None and not _is_off(across, between, ZONES_APART):
             across = None

@@ -109,6 +109,7 @@ class Interpreter(StepWork[Batch, Tensors]):
 
     def adopt(self, message: PlanMessage, *, continues: bool) -> None:
         self._pace.adopt(message.plan)
+        self._sync.wire_bytes_per_s = message.wire_bytes_per_s
         super().adopt(message, continues=continues)
 
     def close(self) -> None:

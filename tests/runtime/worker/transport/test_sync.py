@@ -51,7 +51,9 @@ class Owner:
             exponents=(EXPONENT,),
             squared_norm=lambda group: squared_norm(self.gradient),
         )
-        transport = SimpleNamespace(send=group.send, host_of=lambda worker: group.hosts[worker])
+        transport = SimpleNamespace(
+            send=group.send, host_of=lambda worker: group.hosts[worker], pace=lambda peers, bytes_per_s: None
+        )
         pace = SimpleNamespace(add_up=lambda piece: None)
         parts: tuple[Any, ...] = (self.holdings, transport, self.mailbox, pace)
         self.sync = Sync(worker, *parts)

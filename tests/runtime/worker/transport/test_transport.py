@@ -6,6 +6,7 @@ import contextlib
 import errno
 import queue
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -112,6 +113,21 @@ def test_large_messages_do_not_hold_up_the_sender_nor_change_places(parties: Int
     for item, tensor in enumerate(large):
         assert torch.equal(two.take(key(2 * item))[0], tensor)
         assert int(two.take(key(2 * item + 1))[0]) == item
+
+
+@BOTH
+def test_a_connection_goes_as_fast_as_it_is_paced(parties: Introduce) -> None:
+    one, two = parties(2)
+    one.send(two, 1, torch.ones(1))
+    two.take(key(1))
+    connection = one.transport._connection(two.number, is_state=False)
+    assert connection._socket is not None
+    for pace, told in ((1e6, 1_000_000), (None, (1 << 64) - 1)):
+        one.transport.pace([two.number], pace)
+        rate = connection._socket.getsockopt(socket.SOL_SOCKET, outgoing._SO_MAX_PACING_RATE, 8)
+        assert int.from_bytes(rate, sys.byteorder) == told
+        one.send(two, 2, torch.ones(1 << 10))
+        assert two.take(key(2))[0].shape == (1 << 10,)
 
 
 @BOTH

@@ -3,6 +3,6 @@
 transport, frames  what goes to which peer, and how it is written · mailbox: where what came is put down
 outgoing, incoming  connections, with a thread for all of either
 outbox             messages whose bytes come from the device first
-sync               sums of gradients between owners · grid_encoding: exact ones as 32-bit integers
+sync               sums of gradients between owners · grid_encoding: exact ones as 32-bit integers · pacing: how fast
 state_transfer     replicas on their way
 """

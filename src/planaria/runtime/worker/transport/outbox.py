@@ -7,7 +7,7 @@ them where it has nothing else to do.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 
 from planaria.model.model import Tensors
 from planaria.plan.plan import WorkerId
@@ -42,6 +42,9 @@ class Outbox:
 
     def host_of(self, worker: WorkerId) -> Hashable:
         return self._transport.host_of(worker)
+
+    def pace(self, peers: Collection[WorkerId], bytes_per_s: float | None) -> None:
+        self._transport.pace(peers, bytes_per_s)
 
     def flows(self) -> dict[WorkerId, Flow]:
         return self._transport.flows()

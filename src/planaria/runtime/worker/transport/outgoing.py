@@ -15,6 +15,7 @@ import fcntl
 import itertools
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -35,6 +36,8 @@ _MOST_PIECES: Final = 64
 """Most pieces that one call sends; a kernel takes up to 1,024."""
 _SIOCOUTQNSD: Final = 0x894B
 """Asks how many bytes a socket has not sent yet."""
+_SO_MAX_PACING_RATE: Final = 47
+_UNPACED: Final = (1 << 64) - 1
 
 
 class Outgoing:
@@ -148,6 +151,7 @@ class Connection:
         self._pieces: deque[memoryview] = deque()
         self._socket: socket.socket | None = None
         self._turn = _Turn.OURS
+        self._bytes_per_s = _UNPACED
         self._is_closed = False
 
     def start(self) -> None:
@@ -187,6 +191,20 @@ class Connection:
             return sock is not None and any(fcntl.ioctl(sock.fileno(), _SIOCOUTQNSD, bytes(4)))
         except (OSError, ValueError):
             return False  # it was closed meanwhile
+
+    def pace(self, bytes_per_s: float | None) -> None:
+        """Sends no faster from now on; None: as fast as it goes."""
+        with self._lock:
+            wanted = _UNPACED if bytes_per_s is None else int(bytes_per_s)
+            if wanted != self._bytes_per_s:
+                self._bytes_per_s = wanted
+                self._pace()
+
+    def _pace(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it broke, or a kernel that does not pace
+                rate = self._bytes_per_s.to_bytes(8, sys.byteorder)
+                self._socket.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
 
     def sent(self) -> tuple[int, float] | None:
         """See `planaria.runtime.wire.sockets.sent`; None while it is not connected."""
@@ -237,6 +255,8 @@ class Connection:
                 sock.close()
                 return
             self._socket = sock
+            if self._bytes_per_s != _UNPACED:
+                self._pace()  # as was wanted meanwhile
             self._settle()
 
     def _connect(self) -> socket.socket:

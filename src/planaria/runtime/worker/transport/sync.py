@@ -23,6 +23,7 @@ from planaria.runtime.worker.compute.shared_memory import SharedReader, SharedVe
 from planaria.runtime.worker.transport.grid_encoding import add_decoded, encoded
 from planaria.runtime.worker.transport.mailbox import Mailbox
 from planaria.runtime.worker.transport.outbox import Outbox
+from planaria.runtime.worker.transport.pacing import Pacing
 
 Tensors = tuple[torch.Tensor, ...]
 Part = Tensors | LateTensors
@@ -30,7 +31,11 @@ Part = Tensors | LateTensors
 
 class Sync(Sums[Accumulator, Part, Part]):
     """The sums of one worker in the step in progress. A part is a vector in place, or a device's that is on its way to
-    the host, or what came: a slice, encoded."""
+    the host, or what came: a slice, encoded.
+
+    Attributes:
+        wire_bytes_per_s: what the wire of a host takes; 0: that is not known.
+    """
 
     _holdings: Holdings
 
@@ -43,12 +48,28 @@ class Sync(Sums[Accumulator, Part, Part]):
         self._pace = pace
         self._counts = SharedReader()
         self._totals = SharedReader()
+        self._pacing = Pacing()
+        self._far: dict[WorkerId, Hashable] = {}
+        self.wire_bytes_per_s = 0.0
 
     def begin_step(self, plan: Plan, step: int) -> None:
         if plan is not self._plan:
             self._counts.keep_only(set(plan.workers))
             self._totals.keep_only(set(plan.workers))
+            self._outbox.pace(self._far, None)
+            self._far = self._far_owners(plan)
+            self._pacing.begin_plan(self.wire_bytes_per_s, len(set(self._far.values())))
         super().begin_step(plan, step)
+        if self._pacing.is_on:
+            flows = {peer: flow for peer, flow in self._outbox.flows().items() if peer in self._far}
+            self._outbox.pace(self._far, self._pacing.next_step(flows))
+
+    def _far_owners(self, plan: Plan) -> dict[WorkerId, Hashable]:
+        """Returns the other owners of this worker's groups that are on other hosts, with those."""
+        here = self._outbox.host_of(self._worker)
+        owners = {owner for group in plan.groups_of[self._worker] for owner in plan.owners_of[group]} - {self._worker}
+        hosts = {owner: self._outbox.host_of(owner) for owner in owners}
+        return {owner: host for owner, host in hosts.items() if host != here}
 
     def progress(self) -> bool:
         """Does one piece of what can be done without waiting; False when there is nothing."""

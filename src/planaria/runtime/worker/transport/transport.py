@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 
 import torch
 
@@ -95,6 +95,12 @@ class Transport:
     def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         """Sends without waiting. The tensors must not change until the peer has them (a later commit says so)."""
         self._connection(peer, is_state=key.kind == Kind.STATE).send(data_frame(key, tensors))
+
+    def pace(self, peers: Collection[WorkerId], bytes_per_s: float | None) -> None:
+        """Sends to each of the peers no faster from now on, state aside; None: as fast as it goes."""
+        for peer in peers:
+            if (connection := self._connections.get((peer, False))) is not None:
+                connection.pace(bytes_per_s)
 
     def flows(self) -> dict[WorkerId, Flow]:
         """Returns what peers on other hosts have got from here so far, state aside: it has to wait for the rest."""
