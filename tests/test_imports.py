@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -45,6 +47,15 @@ def test_a_module_has_a_place_in_the_import_rules_or_in_a_registry(names: type[R
     assert [contract["name"] for contract in CONTRACTS if contract.get("exhaustive") is False] == [
         "planaria.data.reading", "planaria.model.training", "planaria.policy", "planaria.runtime.launch",
     ]  # fmt: skip
+
+
+def test_every_file_of_a_folder_is_in_its_map() -> None:
+    root = Path(__file__).parents[1] / "src" / "planaria"
+    for init in root.rglob("__init__.py"):
+        parts = {file.stem for file in init.parent.glob("[!_]*.py")}
+        parts |= {sub.parent.name for sub in init.parent.glob("*/__init__.py")}
+        named = set(re.findall(r"\w+", ast.get_docstring(ast.parse(init.read_text())) or ""))
+        assert parts <= named, f"{init.parent.relative_to(root)}: {sorted(parts - named)}"
 
 
 def test_no_folder_has_more_than_fourteen_entries() -> None:

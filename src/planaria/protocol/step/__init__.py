@@ -6,7 +6,8 @@
 - `recovery`: what one recovery lost, moved and took; `time_accounting`: a run's time, useful, redone, waiting.
 - `evaluation`: when one is due, and which was the best.
 - `agreement`: whose replica, sum or computation is wrong where two differ.
-- `retained_replicas`: state that no plan accounts for; `damage`: messages that arrived other than they were sent.
+- `retained_replicas`: state that no plan accounts for, of idle workers or left by a new plan.
+- `damage`: messages that arrived other than they were sent.
 
 It imports `messages` alone. Something else that a commit decides is a pure function of `commit`.
 """

@@ -1,8 +1,8 @@
 """Messages and state between workers.
 
-transport, frames  what goes to which peer, and how it is written · mailbox: where what came is put down
-outgoing, incoming  connections, with a thread for all of either
-outbox             messages whose bytes come from the device first
-sync               sums of gradients between owners · grid_encoding: exact ones as 32-bit integers · pacing: how fast
-state_transfer     replicas on their way
+- `transport`, `frames`: what goes to which peer, and how it is written; `mailbox`: where what came is put down.
+- `outgoing`: one thread that sends on all connections, and how state's own ones give way; `incoming`: one that reads.
+- `outbox`: messages whose bytes come from the device first.
+- `sync`: sums of gradients between owners; `grid_encoding`: exact ones as 32-bit integers; `pacing`: how fast they go.
+- `state_transfer`: replicas on their way.
 """
