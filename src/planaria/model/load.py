@@ -87,10 +87,9 @@ def import_what_a_model_needs(model_type: str) -> None:
 
 
 def preload_model(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> None:
-    """Loads a Hugging Face model in place of the last one, unless that is the same, so that processes to come are forked
-    with it.
+    """Loads a Hugging Face model in place of the last one, so that processes to come are forked with it.
 
-    Not where it has a folder of weights, in which other files may be by then.
+    Not where it has a folder of weights, in which other files may be by then, and not again where the last one is it.
 
     Raises:
         ModelError: as `load_model`.
