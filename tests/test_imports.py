@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -17,15 +16,10 @@ CONTRACTS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_te
 ]
 
 
-@functools.cache
-def graph() -> grimp.ImportGraph:
-    return grimp.build_graph("planaria", cache_dir=None)
-
-
 def test_no_module_imports_itself_by_a_detour() -> None:
     """Imports within functions count, and those for types alone."""
-    modules = graph().modules
-    TopologicalSorter({name: graph().find_modules_directly_imported_by(name) for name in modules}).prepare()
+    graph = grimp.build_graph("planaria", cache_dir=None)
+    TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
 
 
 def test_every_name_of_the_registries_stands_for_something() -> None:
@@ -46,7 +40,7 @@ def test_a_module_has_a_place_in_the_import_rules_or_in_a_registry(names: type[R
     (contract,) = (contract for contract in CONTRACTS if contract.get("containers") == [home])
     ruled = {f"{home}.{module.strip()}" for layer in contract["layers"] for module in layer.split("|")}
     registered = {name.place.partition(":")[0] for name in names}
-    children = graph().find_children(home)
+    children = grimp.build_graph("planaria", cache_dir=None).find_children(home)
     assert children <= ruled | registered
     assert [contract["name"] for contract in CONTRACTS if contract.get("exhaustive") is False] == [
         "planaria.data.reading", "planaria.model.training", "planaria.policy", "planaria.runtime.launch",
