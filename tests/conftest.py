@@ -14,6 +14,8 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import settings
 
+os.environ["OMP_NUM_THREADS"] = "1"  # read as torch is imported: pytest's workers have all cores among them
+
 from planaria.data.streams import reader_process
 from planaria.policy.adaptive import chosen_devices
 from planaria.policy.interface import Candidate, ReplanRequest

@@ -25,5 +25,5 @@ def batches(seeds: range, size: int, kept: int) -> list[ParameterSet]:
 
 
 def examples(full: int) -> int:
-    """Returns how many examples a property is tried with: all in `make proof`, a quarter, but at least 25, else."""
-    return full if os.environ.get("PLANARIA_PROOF") else min(full, max(25, full // 4))
+    """Returns how many examples a property is tried with: all in `make proof`, an eighth, but at least 25, else."""
+    return full if os.environ.get("PLANARIA_PROOF") else min(full, max(25, full // 8))

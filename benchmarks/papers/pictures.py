@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = ("#1f5f8b", "#b03a2e", "#3a7d44", "#8e6c1f", "#6c4a8b", "#555555", "#d1752a")
 
 
 def _axes(height: float = 3.6) -> tuple[Figure, Axes]:
+    import matplotlib
+    from matplotlib.figure import Figure
+
     matplotlib.rcParams["svg.hashsalt"] = "planaria"
     # A figure of its own, without pyplot: no window system is looked for.
     figure = Figure(figsize=(9.0, height), layout="constrained")

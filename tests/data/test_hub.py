@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 
 from planaria.data.reading.hub import is_hub_name
@@ -24,6 +23,8 @@ def read(source: str, tmp_path: Path) -> str:
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Has the library give a dataset of this machine, whatever is asked for."""
+    import datasets  # takes a second: when a test runs, not when all are collected
+
     datasets.Dataset.from_dict({"text": ["aaa", "bbb"]}).save_to_disk(str(tmp_path / "saved"))
     calls: list[Any] = []
 
@@ -31,7 +32,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append((name, config, options))
         return datasets.load_from_disk(str(tmp_path / "saved"))
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     return calls
 
 
@@ -49,6 +50,8 @@ ROWS = 10_000
 
 def stream_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the library stream a file of this machine, by its own code."""
+    import datasets
+
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps({"text": f"{n:05}", "other": n}) + "\n" for n in range(ROWS)))
     load = datasets.load_dataset
@@ -56,14 +59,14 @@ def stream_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load_dataset(name: str, config: str | None, *, streaming: bool, **options: Any) -> Any:
         return load("json", data_files=str(file), split="train", streaming=streaming, cache_dir=str(tmp_path / "hf"))
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
 
 
 @pytest.mark.parametrize(("rows", "there"), [(1, 1), (4096, 4096), (9000, 9000), (ROWS + 5, ROWS)])
 def test_first_rows_of_a_stream(rows: int, there: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream_of(tmp_path, monkeypatch)
     assert read(f"hf://some/corpus?rows={rows}", tmp_path) == "".join(f"{n:05}|" for n in range(there))
-    monkeypatch.setattr(datasets, "load_dataset", None)  # all is there
+    monkeypatch.setattr("datasets.load_dataset", None)  # all is there
     assert read(f"hf://some/corpus?rows={rows}", tmp_path) == "".join(f"{n:05}|" for n in range(there))
 
 
@@ -106,7 +109,7 @@ def test_no_network_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.Monkey
     def load_dataset(*_: Any, **options: Any) -> Any:
         raise ConnectionError("Couldn't reach\nthe Hub")
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     with pytest.raises(DataError) as caught:
         read("hf://some/corpus", tmp_path)
     text = str(caught.value)

@@ -143,6 +143,8 @@ def test_processes_that_are_forked_with_a_model_find_it(monkeypatch: pytest.Monk
     preload_model(section, TRAIN, vocab_size=VOCAB_SIZE)
     first = load_model(section, TRAIN, vocab_size=VOCAB_SIZE)
     assert load_model(section, TRAIN, vocab_size=VOCAB_SIZE) is first
+    preload_model(section, TRAIN, vocab_size=VOCAB_SIZE)
+    assert load_model(section, TRAIN, vocab_size=VOCAB_SIZE) is first, "it is not loaded again"
     assert load_model(section, TRAIN, vocab_size=VOCAB_SIZE + 1) is not first
     assert load_model(small_section("gpt2", n_layer=3), TRAIN, vocab_size=VOCAB_SIZE) is not first
     write_weights(tmp_path, "gpt2")

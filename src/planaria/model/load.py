@@ -89,11 +89,14 @@ def import_what_a_model_needs(model_type: str) -> None:
 def preload_model(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> None:
     """Loads a Hugging Face model in place of the last one, so that processes to come are forked with it.
 
-    Not where it has a folder of weights, in which other files may be by then.
+    Not where it has a folder of weights, in which other files may be by then, and not again where the last one is it.
 
     Raises:
         ModelError: as `load_model`.
     """
+    wanted = _all_of(section, train, vocab_size)
+    if wanted in _preloaded:
+        return
     _preloaded.clear()
     if section.lora is not None:
         from planaria.model.tensors.lora import import_peft
@@ -101,7 +104,7 @@ def preload_model(section: ModelSection, train: TrainSection, *, vocab_size: int
         import_peft()
     if ":" not in section.type and section.weights is None:
         model = load_huggingface_model(section, train, vocab_size=vocab_size)
-        _preloaded[_all_of(section, train, vocab_size)] = model
+        _preloaded[wanted] = model
 
 
 def _all_of(section: ModelSection, train: TrainSection, vocab_size: int | None) -> bytes:
