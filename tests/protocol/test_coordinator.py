@@ -28,17 +28,19 @@ from planaria.protocol.messages.events import (
     Publish,
     Received,
     Release,
+    SaveRequested,
     Send,
     StopRequested,
     WorkerJoined,
 )
 from planaria.protocol.messages.from_worker import AwaitsSamples, Notice, Ready, Report, Vote
 from planaria.protocol.messages.journal import JournalCommit, JournalNode, JournalStop
-from planaria.protocol.messages.records import PlanTaken, Recovered, RunStatus, StepCommitted, StepSkipped, Waiting
+from planaria.protocol.messages.records import Note, PlanTaken, Recovered, RunStatus, StepCommitted, StepSkipped, Waiting
 from planaria.protocol.messages.to_worker import NOT_APPLIED, Commit, Halt, PlanMessage, Save, Stop
 from planaria.protocol.phases import Phase, ProtocolError
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
+from planaria.protocol.step.checkpoint import SaveAnswer
 from planaria.protocol.transitions import TRANSITIONS
 from tests.plan.profiles import uniform_profile
 
@@ -211,6 +213,28 @@ def test_contributions_counted_twice_stop_the_run(machine: Coordinator) -> None:
         machine.handle(Received(WorkerId(2), lying), 1.0)
 
 
+@pytest.mark.parametrize("microbatch", range(4))
+def test_a_contribution_that_nobody_counted_stops_the_run(microbatch: int, machine: Coordinator) -> None:
+    join_all(machine)
+    with pytest.raises(ProtocolError, match="1 contributions missing and 0 counted twice"):
+        for worker in range(3):
+            honest = vote(machine, worker).message
+            assert isinstance(honest, Vote)
+            without = msgspec.structs.replace(honest, ledger=honest.ledger.without(1 << microbatch))
+            machine.handle(Received(WorkerId(worker), without), 1.0)
+
+
+def test_a_save_that_is_overtaken_by_the_one_of_the_end_is_answered(machine: Coordinator) -> None:
+    join_all(machine)
+    machine.handle(SaveRequested("/elsewhere"), 0.5)
+    assert sent(votes(machine), Save)
+    machine.handle(StopRequested(), 1.5)
+    saves = [send.message for send in sent(votes(machine), Save)]
+    assert {save.step for save in saves if isinstance(save, Save)} == {2}
+    text = "step 1 could not be saved: it is written anew"
+    assert machine.checkpoints.answered == SaveAnswer(is_done=False, text=text)
+
+
 def test_the_stop_waits_for_the_step(machine: Coordinator) -> None:
     join_all(machine)
     written, note = machine.handle(StopRequested(), 0.5)
@@ -242,12 +266,17 @@ def test_a_stop_does_not_wait_for_samples_of_a_stream(machine: Coordinator) -> N
     assert machine.phase is Phase.SAVING
     saves = [send.message for send in sent(commands, Save)]
     assert {save.step for save in saves if isinstance(save, Save)} == {1}
+    notes = [c.record.text for c in commands if isinstance(c, Publish) and isinstance(c.record, Note)]
+    assert notes[0] == "step 2 waits for samples of the stream: it is given up, and step 1 saved"
 
 
 def test_a_stop_in_the_first_step_ends_at_once_where_that_waits_for_samples(machine: Coordinator) -> None:
     join_all(machine)
     machine.handle(StopRequested(), 1.5)
-    assert [command.status for command in starved(machine) if isinstance(command, Finish)] == [RunStatus.STOPPED]
+    commands = starved(machine)
+    assert [command.status for command in commands if isinstance(command, Finish)] == [RunStatus.STOPPED]
+    notes = [c.record.text for c in commands if isinstance(c, Publish) and isinstance(c.record, Note)]
+    assert notes[0] == "step 1 waits for samples of the stream: it is given up"
 
 
 def test_samples_that_another_plan_waited_for_stop_nothing(machine: Coordinator) -> None:

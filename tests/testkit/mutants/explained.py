@@ -46,6 +46,32 @@ EXPLAINED: tuple[Explanation, ...] = (
         "run.counts.dropped",
         "the journal says the same number, unless it lost its end; there the witness asks for none",
     ),
+    Explanation("protocol/planning/plan_selection.py", "", "self.straggler_policy.look_again", _OTHER_PLANS),
+    Explanation(
+        "protocol/planning/transition_times.py",
+        "TransitionTimes.__init__",
+        "self._is_restore",
+        "it is set before it is read",
+    ),
+    Explanation(
+        "protocol/membership/members.py",
+        "Membership.enrol",
+        "if per_node",
+        "of one device a node the workers' numbers are the nodes', however they are listed",
+    ),
+    Explanation("protocol/step/ballot.py", "Ballot.tally", "took =", "both lists are of the voters, and as long"),
+    Explanation(
+        "protocol/run/run.py",
+        "Run.to_write_of_join",
+        "",
+        "it decides how often measurements are written beside joins; the next plan or commit has them",
+    ),
+    Explanation(
+        "protocol/reception.py",
+        "Reception._think",
+        "",
+        "it decides when answers are found ahead; they are those that would be found later",
+    ),
     Explanation("protocol/worker/state_transfers.py", "StateTransfers.settle", "since_s", _TIMES),
     Explanation(
         "protocol/worker/step_work.py",
