@@ -35,7 +35,15 @@ from planaria.protocol.messages.events import (
 )
 from planaria.protocol.messages.from_worker import AwaitsSamples, Notice, Ready, Report, Vote
 from planaria.protocol.messages.journal import JournalCommit, JournalNode, JournalStop
-from planaria.protocol.messages.records import Note, PlanTaken, Recovered, RunStatus, StepCommitted, StepSkipped, Waiting
+from planaria.protocol.messages.records import (
+    Note,
+    PlanTaken,
+    Recovered,
+    RunStatus,
+    StepCommitted,
+    StepSkipped,
+    Waiting,
+)
 from planaria.protocol.messages.to_worker import NOT_APPLIED, Commit, Halt, PlanMessage, Save, Stop
 from planaria.protocol.phases import Phase, ProtocolError
 from planaria.protocol.run.replay import JournalState

@@ -246,7 +246,7 @@ def _message(action: Action) -> object:
 
 
 def content(value: object) -> object:
-    """Returns what a value holds, to be compared: dicts in their order, nothing of times, policies and text for people."""
+    """Returns what a value holds, to be compared: dicts in their order; nothing of times and policies."""
     return _content(value, {})
 
 

@@ -25,7 +25,5 @@ def test_tokens_are_those_of_samples_that_were_not_left_out(dropped: tuple[int, 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 2.0), (2.0, math.inf)])
 def test_a_number_that_is_none_is_not_told_as_one(loss: float, norm: float) -> None:
-    record = step_committed(
-        TRAIN, commit(clip_factor=NOT_APPLIED), loss=loss, norm=norm, live_nodes=3, duration_s=2.0
-    )
+    record = step_committed(TRAIN, commit(clip_factor=NOT_APPLIED), loss=loss, norm=norm, live_nodes=3, duration_s=2.0)
     assert (record.loss, record.grad_norm) == (None if math.isnan(loss) else loss, None if math.isinf(norm) else norm)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testkit.mutants.trial import Line, tracer
+from tests.testkit.mutants.trial import Line, limit, tracer
 
 FOLDERS = ("tests/protocol", "tests/plan/program")
 """Of tests that judge: without processes, and quick."""
@@ -23,6 +23,10 @@ FOLDERS = ("tests/protocol", "tests/plan/program")
 ROOT = Path(__file__).parents[3]
 
 OPTIONS = ("-q", "-p", "no:cacheprovider", "--hypothesis-seed=0")
+
+
+ALL_S = 900
+"""Of the processor, for all tests, each line of them noted."""
 
 
 class _Reached:
@@ -53,6 +57,7 @@ def reached_by_tests(paths: Sequence[Path]) -> dict[str, set[Line]]:
 
 
 def _reached(files: set[str]) -> dict[str, set[Line]]:
+    limit(ALL_S)
     plugin = _Reached(files)
     _run(OPTIONS, FOLDERS, plugin)
     return plugin.lines

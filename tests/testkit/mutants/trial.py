@@ -104,15 +104,13 @@ def reached_by(seeds: Iterable[int], paths: Iterable[Path]) -> dict[int, set[Lin
     return lines
 
 
-def limit() -> None:
+def limit(processor_s: int = PROCESSOR_S) -> None:
     """Limits what this process may take."""
-    resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_S, PROCESSOR_S))
+    resource.setrlimit(resource.RLIMIT_CPU, (processor_s, processor_s))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
 
-def try_all(
-    sites: Sequence[Site], reached: Mapping[Case, set[Line]], judge: Judge[Case], jobs: int
-) -> Iterator[Trial]:
+def try_all(sites: Sequence[Site], reached: Mapping[Case, set[Line]], judge: Judge[Case], jobs: int) -> Iterator[Trial]:
     """Yields what a judge makes of each change, as they end; at most `jobs` processes at a time."""
     waiting, running = list(reversed(sites)), dict[int, tuple[Site, int]]()
     while waiting or running:
