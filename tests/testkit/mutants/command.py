@@ -45,23 +45,29 @@ def command(number: int, seed: int, room: str, schedules: int, first: int, jobs:
     drawn.sort(key=lambda site: (site.path, site.index))
     click.echo(f"{len(drawn)} of {len(sites)} changes in {len(paths)} files, drawn with seed {seed}")
     jobs = jobs or os.cpu_count() or 1
-    trials = list(try_all(drawn, reached_by(range(first, first + schedules), paths), noticing, jobs))
-    left = [trial for trial in trials if not trial.is_found]
+    reached = reached_by(range(first, first + schedules), paths)
+    trials = [_told_at_once(trial) for trial in try_all(drawn, reached, noticing, jobs)]
+    left = [trial.site for trial in trials if not trial.is_found]
     click.echo(f"{len(left)} are found by no schedule, and go to tests")
-    of_tests = reached_by_tests(paths)
-    tested = {trial.site for trial in try_all([t.site for t in left], of_tests, failing, jobs) if trial.is_found}
+    again = [_told_at_once(trial) for trial in try_all(left, reached_by_tests(paths), failing, jobs)]
+    tested = {trial.site for trial in again if trial.is_found}
     trials = [replace(t, outcome=Outcome.TESTED) if t.site in tested else t for t in trials]
-    left = [trial for trial in trials if not trial.is_found]
-    for trial in left:
-        click.echo(told(trial))
-    click.echo("\n".join(summary(trials)))
-    sys.exit(any(explanation_of(trial.site, SOURCES) is None for trial in left))
+    missed = [trial for trial in trials if not trial.is_found]
+    click.echo("\n".join(["", *map(told, missed), *summary(trials)]))
+    sys.exit(any(explanation_of(trial.site, SOURCES) is None for trial in missed))
+
+
+def _told_at_once(trial: Trial) -> Trial:
+    """Tells what a judge made of a change: it may be long until all are tried."""
+    click.echo(told(trial))
+    return trial
 
 
 def told(trial: Trial) -> str:
-    """Returns a line on a change that nothing found."""
-    site, found = trial.site, explanation_of(trial.site, SOURCES)
-    outcome = trial.outcome.value + ("" if found is None else f" ({found.why})")
+    """Returns a line on a change."""
+    site, outcome = trial.site, trial.outcome.value
+    if not trial.is_found and (explanation := explanation_of(site, SOURCES)) is not None:
+        outcome += f" ({explanation.why})"
     return f"{outcome}: {_name(site)}:{site.lines[0]} ({site.function[0]}): {site.what}: {site.text}"
 
 
