@@ -27,6 +27,7 @@ class Explanation:
 
 _OTHER_PLANS = "it decides which plan is taken, or when, and no plan changes a bit"
 _TIMES = "it is a measured time: estimates and limits come of it, no bits"
+_AHEAD = "it decides which answers are found ahead, or when; they are those that would be found later"
 
 EXPLAINED: tuple[Explanation, ...] = (
     Explanation("protocol/planning/step_times.py", "", "", _TIMES),
@@ -66,12 +67,8 @@ EXPLAINED: tuple[Explanation, ...] = (
         "",
         "it decides how often measurements are written beside joins; the next plan or commit has them",
     ),
-    Explanation(
-        "protocol/reception.py",
-        "Reception._think",
-        "",
-        "it decides when answers are found ahead; they are those that would be found later",
-    ),
+    Explanation("protocol/reception.py", "Reception._think", "", _AHEAD),
+    Explanation("protocol/handlers/precompute.py", "", "", _AHEAD),
     Explanation("protocol/worker/state_transfers.py", "StateTransfers.settle", "since_s", _TIMES),
     Explanation(
         "protocol/worker/step_work.py",
