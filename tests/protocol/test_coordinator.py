@@ -22,6 +22,7 @@ from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import (
     Command,
     DecisionTook,
+    Discard,
     Finish,
     NodeGone,
     PolicyRequested,
@@ -400,3 +401,40 @@ def test_a_recovery_tells_how_long_its_last_decision_took(machine: Coordinator) 
     commands += machine.handle(DecisionTook(0.5), 1.3)
     (told,) = [c.record for c in commands if isinstance(c, Publish) and isinstance(c.record, Recovered)]
     assert told.recovery.decide_ms == 750.0
+
+
+def test_a_recovery_that_goes_back_says_why_and_to_where() -> None:
+    """Two pipelines of two nodes: both nodes with the first layer are lost."""
+    planner = PlannerSettings(num_microbatches=4, fault_tolerance=0, num_nodes=4, devices_per_node=1, min_nodes=2)
+    profile = uniform_profile(2, tied=False)
+    usual = make_machine().settings
+    settings = dataclasses.replace(usual, num_nodes=4, num_groups=len(profile.groups), fault_tolerance=0)
+    machine = Coordinator(settings, TemplatesPolicy.of(Planner(profile, planner)))
+    for worker in range(4):
+        machine.handle(WorkerJoined(WorkerId(worker), f"host:{worker}"), 0.0)
+    commands = list[Command]()
+    held = machine.plan.groups_of
+    for lost in [pipeline.workers[0] for pipeline in machine.plan.pipelines]:
+        commands += machine.handle(NodeGone(NodeId(lost), "killed"), 1.0)
+    for worker in [pipeline.workers[1] for pipeline in machine.plan.pipelines]:
+        report = Report(generation=1, step=1, ledger=Ledger.empty(2), held=held[worker])
+        commands += machine.handle(Received(worker, report), 1.05)
+    assert machine.plan.generation > 1
+    for worker in machine.plan.workers:
+        commands += machine.handle(Received(worker, Ready(generation=machine.plan.generation)), 1.1)
+    for worker in machine.plan.workers:
+        commands += machine.handle(vote(machine, worker), 1.2)
+    commands += machine.handle(DecisionTook(0.0), 1.3)
+    (told,) = [c.record for c in commands if isinstance(c, Publish) and isinstance(c.record, Recovered)]
+    assert told.recovery.reason == "no replica of layer 0 is left: back to step 0."
+
+
+def test_a_save_for_which_all_wait_goes_on_where_its_writer_is_lost(machine: Coordinator) -> None:
+    join_all(machine)
+    machine.handle(StopRequested(), 0.5)
+    ((writer, serial),) = {(c.worker, c.message.serial) for c in sent(votes(machine), Save)}  # type: ignore[union-attr]
+    commands = machine.handle(NodeGone(NodeId(writer), "killed"), 1.0)
+    ((other, again),) = {(c.worker, c.message.serial) for c in sent(commands, Save)}  # type: ignore[union-attr]
+    assert other != writer
+    assert again == serial, "it is the same checkpoint"
+    assert not any(isinstance(command, Discard) for command in commands)
