@@ -438,3 +438,13 @@ def test_a_save_for_which_all_wait_goes_on_where_its_writer_is_lost(machine: Coo
     assert other != writer
     assert again == serial, "it is the same checkpoint"
     assert not any(isinstance(command, Discard) for command in commands)
+
+
+def test_a_stop_whose_state_is_lost_before_it_is_saved_ends_and_says_so(machine: Coordinator) -> None:
+    join_all(machine)
+    machine.handle(StopRequested(), 0.5)
+    votes(machine)
+    commands = [c for node in range(3) for c in machine.handle(NodeGone(NodeId(node), "killed"), 1.0)]
+    (finish,) = [command for command in commands if isinstance(command, Finish)]
+    assert finish.status is RunStatus.STOPPED
+    assert finish.message.endswith("; step 1 could not be saved: no replica of parameter group 0 is left")
