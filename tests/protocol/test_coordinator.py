@@ -24,6 +24,7 @@ from planaria.protocol.messages.events import (
     DecisionTook,
     Discard,
     Finish,
+    ManifestWritten,
     NodeGone,
     PolicyRequested,
     Publish,
@@ -33,8 +34,9 @@ from planaria.protocol.messages.events import (
     Send,
     StopRequested,
     WorkerJoined,
+    WriteManifest,
 )
-from planaria.protocol.messages.from_worker import AwaitsSamples, Notice, Ready, Report, Vote
+from planaria.protocol.messages.from_worker import AwaitsSamples, Notice, Ready, Report, Saved, SavedGroup, Vote
 from planaria.protocol.messages.journal import JournalCommit, JournalNode, JournalStop
 from planaria.protocol.messages.records import (
     Note,
@@ -448,3 +450,19 @@ def test_a_stop_whose_state_is_lost_before_it_is_saved_ends_and_says_so(machine:
     (finish,) = [command for command in commands if isinstance(command, Finish)]
     assert finish.status is RunStatus.STOPPED
     assert finish.message.endswith("; step 1 could not be saved: no replica of parameter group 0 is left")
+
+
+def test_a_node_that_joins_while_a_stopped_run_is_saved_changes_nothing(machine: Coordinator) -> None:
+    join_all(machine)
+    machine.handle(StopRequested(), 0.5)
+    saves = sent(votes(machine), Save)
+    machine.handle(WorkerJoined(WorkerId(3), "host:3"), 1.0)
+    commands = list[Command]()
+    for save in saves:
+        assert isinstance(save.message, Save)
+        groups = [SavedGroup(group=group, file="f", size_bytes=1, sha256="x") for group in save.message.groups]
+        saved = Saved(step=1, serial=save.message.serial, groups=tuple(groups))
+        commands += machine.handle(Received(save.worker, saved), 1.1)
+    (manifest,) = [command for command in commands if isinstance(command, WriteManifest)]
+    commands = list(machine.handle(ManifestWritten(manifest.step, manifest.folder, 0.1), 1.2))
+    assert [command.status for command in commands if isinstance(command, Finish)] == [RunStatus.STOPPED]
