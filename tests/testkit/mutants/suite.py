@@ -24,9 +24,8 @@ ROOT = Path(__file__).parents[3]
 
 OPTIONS = ("-q", "-p", "no:cacheprovider", "--hypothesis-seed=0")
 
-
 ALL_S = 900
-"""Of the processor, for all tests, each line of them noted."""
+"""Of the processor, for all tests, also where each line of them is noted."""
 
 
 class _Reached:
@@ -65,6 +64,7 @@ def _reached(files: set[str]) -> dict[str, set[Line]]:
 
 def failing(tests: Sequence[str]) -> int | None:
     """Returns 0 if one of these tests fails; None: none does."""
+    limit(ALL_S)
     code = _run((*OPTIONS, "-x"), tests)
     assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED), code
     return None if code == pytest.ExitCode.OK else 0

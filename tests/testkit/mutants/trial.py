@@ -106,7 +106,7 @@ def reached_by(seeds: Iterable[int], paths: Iterable[Path]) -> dict[int, set[Lin
 
 def limit(processor_s: int = PROCESSOR_S) -> None:
     """Limits what this process may take."""
-    resource.setrlimit(resource.RLIMIT_CPU, (processor_s, processor_s))
+    resource.setrlimit(resource.RLIMIT_CPU, (processor_s, resource.getrlimit(resource.RLIMIT_CPU)[1]))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
 
