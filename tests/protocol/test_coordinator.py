@@ -13,8 +13,9 @@ import pytest
 from planaria.job.registry import PolicyName
 from planaria.job.sections.train import TrainSection, WhenNotFinite
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import NodeId, WorkerId
+from planaria.plan.plan import NodeId, PlanError, WorkerId
 from planaria.plan.settings import PlannerSettings
+from planaria.policy.interface import Policy
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
 from planaria.policy.templates import TemplatesPolicy
@@ -374,6 +375,18 @@ def test_morph_needs_the_checkpoints_that_a_job_file_with_it_needs(every: int, k
     join_all(machine)
     refusal = machine.refusal("morph")
     assert refusal is None if why is None else why in str(refusal)
+
+
+def test_a_policy_that_has_no_plan_for_the_job_is_refused_before_and_while_it_trains() -> None:
+    def make(name: PolicyName, most_bytes: int) -> Policy:
+        raise PlanError(f"too few nodes for {name}.")
+
+    usual = make_machine()
+    machine = Coordinator(usual.settings, usual.policy, make=make)
+    for _ in range(2):
+        assert machine.refusal("reroute") == "policy reroute has no plan for this job: too few nodes for reroute"
+        assert machine.refusal("templates") is None, "it is in force"
+        join_all(machine)
 
 
 def test_plans_know_zones_whatever_policy_makes_them() -> None:

@@ -69,6 +69,12 @@ EXPLAINED: tuple[Explanation, ...] = (
     ),
     Explanation("protocol/reception.py", "Reception._think", "", _AHEAD),
     Explanation("protocol/handlers/precompute.py", "", "", _AHEAD),
+    Explanation(
+        "protocol/worker/sums.py",
+        "Sums.next_piece",
+        "self._open.remove",
+        "a sum that stays open is looked at once more, and nothing is found",
+    ),
     Explanation("protocol/worker/state_transfers.py", "StateTransfers.settle", "since_s", _TIMES),
     Explanation(
         "protocol/worker/step_work.py",
