@@ -31,7 +31,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-engines test-page proof lint style format docs bench papers chaos dst mutants small-world clean
+.PHONY: help demo test test-engines test-page proof lint style format docs bench papers chaos soak dst mutants \
+	small-world clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,7 +104,11 @@ papers: $(VENV)/.installed-dev ## write docs/figures/papers.md: papers' tables b
 chaos: $(VENV)/.installed ## random faults for SECONDS (300), or in many short runs until there were FAULTS; bits compared
 	@$(BIN)/python -m scripts.chaos --seed $(SEED) $(if $(FAULTS),--faults $(FAULTS),--seconds $(SECONDS))
 
-mutants: $(VENV)/.installed-dev ## the protocol with NUMBER (300) small changes by machine, one at a time: which of them schedules miss
+soak: $(VENV)/.installed-dev ## hours of a spot trace in virtual time (TRACE=FILE), an hour of chaos on real processes: what grows
+	$(BIN)/python benchmarks/soak.py $(if $(TRACE),--trace $(TRACE))
+	$(MAKE) chaos SECONDS=3600
+
+mutants: $(VENV)/.installed-dev ## the protocol with NUMBER (300) small changes by machine, one at a time: which of them schedules and tests miss
 	$(BIN)/python -m tests.testkit.mutants.command --number $(NUMBER) --seed $(SEED)
 
 dst: $(VENV)/.installed-dev ## random schedules in virtual time: SEEDS (1000) of the simulator from FIRST (0) on, then with shipped workers

@@ -13,8 +13,9 @@ import pytest
 from planaria.job.registry import PolicyName
 from planaria.job.sections.train import TrainSection, WhenNotFinite
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import NodeId, WorkerId
+from planaria.plan.plan import NodeId, PlanError, WorkerId
 from planaria.plan.settings import PlannerSettings
+from planaria.policy.interface import Policy
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
 from planaria.policy.templates import TemplatesPolicy
@@ -22,23 +23,36 @@ from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import (
     Command,
     DecisionTook,
+    Discard,
     Finish,
+    ManifestWritten,
     NodeGone,
     PolicyRequested,
     Publish,
     Received,
     Release,
+    SaveRequested,
     Send,
     StopRequested,
     WorkerJoined,
+    WriteManifest,
 )
-from planaria.protocol.messages.from_worker import AwaitsSamples, Notice, Ready, Report, Vote
+from planaria.protocol.messages.from_worker import AwaitsSamples, Notice, Ready, Report, Saved, SavedGroup, Vote
 from planaria.protocol.messages.journal import JournalCommit, JournalNode, JournalStop
-from planaria.protocol.messages.records import PlanTaken, Recovered, RunStatus, StepCommitted, StepSkipped, Waiting
+from planaria.protocol.messages.records import (
+    Note,
+    PlanTaken,
+    Recovered,
+    RunStatus,
+    StepCommitted,
+    StepSkipped,
+    Waiting,
+)
 from planaria.protocol.messages.to_worker import NOT_APPLIED, Commit, Halt, PlanMessage, Save, Stop
 from planaria.protocol.phases import Phase, ProtocolError
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
+from planaria.protocol.step.checkpoint import SaveAnswer
 from planaria.protocol.transitions import TRANSITIONS
 from tests.plan.profiles import uniform_profile
 
@@ -211,6 +225,29 @@ def test_contributions_counted_twice_stop_the_run(machine: Coordinator) -> None:
         machine.handle(Received(WorkerId(2), lying), 1.0)
 
 
+@pytest.mark.parametrize("microbatch", range(4))
+def test_a_contribution_that_nobody_counted_stops_the_run(microbatch: int, machine: Coordinator) -> None:
+    join_all(machine)
+    with pytest.raises(ProtocolError, match="1 contributions missing and 0 counted twice"):
+        for worker in range(3):
+            honest = vote(machine, worker).message
+            assert isinstance(honest, Vote)
+            without = msgspec.structs.replace(honest, ledger=honest.ledger.without(1 << microbatch))
+            machine.handle(Received(WorkerId(worker), without), 1.0)
+
+
+def test_a_save_that_is_overtaken_by_the_one_of_the_end_is_answered(machine: Coordinator) -> None:
+    join_all(machine)
+    machine.handle(SaveRequested("/elsewhere"), 0.5)
+    beside = [send.message for send in sent(votes(machine), Commit)]
+    assert any(commit.save is not None for commit in beside if isinstance(commit, Commit))
+    machine.handle(StopRequested(), 1.5)
+    saves = [send.message for send in sent(votes(machine), Save)]
+    assert {save.step for save in saves if isinstance(save, Save)} == {2}
+    text = "step 1 could not be saved: it is written anew"
+    assert machine.checkpoints.answered == SaveAnswer(is_done=False, text=text)
+
+
 def test_the_stop_waits_for_the_step(machine: Coordinator) -> None:
     join_all(machine)
     written, note = machine.handle(StopRequested(), 0.5)
@@ -242,12 +279,17 @@ def test_a_stop_does_not_wait_for_samples_of_a_stream(machine: Coordinator) -> N
     assert machine.phase is Phase.SAVING
     saves = [send.message for send in sent(commands, Save)]
     assert {save.step for save in saves if isinstance(save, Save)} == {1}
+    notes = [c.record.text for c in commands if isinstance(c, Publish) and isinstance(c.record, Note)]
+    assert notes[0] == "step 2 waits for samples of the stream: it is given up, and step 1 saved"
 
 
 def test_a_stop_in_the_first_step_ends_at_once_where_that_waits_for_samples(machine: Coordinator) -> None:
     join_all(machine)
     machine.handle(StopRequested(), 1.5)
-    assert [command.status for command in starved(machine) if isinstance(command, Finish)] == [RunStatus.STOPPED]
+    commands = starved(machine)
+    assert [command.status for command in commands if isinstance(command, Finish)] == [RunStatus.STOPPED]
+    notes = [c.record.text for c in commands if isinstance(c, Publish) and isinstance(c.record, Note)]
+    assert notes[0] == "step 1 waits for samples of the stream: it is given up"
 
 
 def test_samples_that_another_plan_waited_for_stop_nothing(machine: Coordinator) -> None:
@@ -335,6 +377,18 @@ def test_morph_needs_the_checkpoints_that_a_job_file_with_it_needs(every: int, k
     assert refusal is None if why is None else why in str(refusal)
 
 
+def test_a_policy_that_has_no_plan_for_the_job_is_refused_before_and_while_it_trains() -> None:
+    def make(name: PolicyName, most_bytes: int) -> Policy:
+        raise PlanError(f"too few nodes for {name}.")
+
+    usual = make_machine()
+    machine = Coordinator(usual.settings, usual.policy, make=make)
+    for _ in range(2):
+        assert machine.refusal("reroute") == "policy reroute has no plan for this job: too few nodes for reroute"
+        assert machine.refusal("templates") is None, "it is in force"
+        join_all(machine)
+
+
 def test_plans_know_zones_whatever_policy_makes_them() -> None:
     """Nodes 0 and 2 are in one zone: a pipeline of both leaves the others' zone a whole one."""
     planner = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=4, devices_per_node=1, min_nodes=2)
@@ -362,3 +416,66 @@ def test_a_recovery_tells_how_long_its_last_decision_took(machine: Coordinator) 
     commands += machine.handle(DecisionTook(0.5), 1.3)
     (told,) = [c.record for c in commands if isinstance(c, Publish) and isinstance(c.record, Recovered)]
     assert told.recovery.decide_ms == 750.0
+
+
+def test_a_recovery_that_goes_back_says_why_and_to_where() -> None:
+    """Two pipelines of two nodes: both nodes with the first layer are lost."""
+    planner = PlannerSettings(num_microbatches=4, fault_tolerance=0, num_nodes=4, devices_per_node=1, min_nodes=2)
+    profile = uniform_profile(2, tied=False)
+    usual = make_machine().settings
+    settings = dataclasses.replace(usual, num_nodes=4, num_groups=len(profile.groups), fault_tolerance=0)
+    machine = Coordinator(settings, TemplatesPolicy.of(Planner(profile, planner)))
+    for worker in range(4):
+        machine.handle(WorkerJoined(WorkerId(worker), f"host:{worker}"), 0.0)
+    commands = list[Command]()
+    held = machine.plan.groups_of
+    for lost in [pipeline.workers[0] for pipeline in machine.plan.pipelines]:
+        commands += machine.handle(NodeGone(NodeId(lost), "killed"), 1.0)
+    for worker in [pipeline.workers[1] for pipeline in machine.plan.pipelines]:
+        report = Report(generation=1, step=1, ledger=Ledger.empty(2), held=held[worker])
+        commands += machine.handle(Received(worker, report), 1.05)
+    assert machine.plan.generation > 1
+    for worker in machine.plan.workers:
+        commands += machine.handle(Received(worker, Ready(generation=machine.plan.generation)), 1.1)
+    for worker in machine.plan.workers:
+        commands += machine.handle(vote(machine, worker), 1.2)
+    commands += machine.handle(DecisionTook(0.0), 1.3)
+    (told,) = [c.record for c in commands if isinstance(c, Publish) and isinstance(c.record, Recovered)]
+    assert told.recovery.reason == "no replica of layer 0 is left: back to step 0."
+
+
+def test_a_save_for_which_all_wait_goes_on_where_its_writer_is_lost(machine: Coordinator) -> None:
+    join_all(machine)
+    machine.handle(StopRequested(), 0.5)
+    ((writer, serial),) = {(c.worker, c.message.serial) for c in sent(votes(machine), Save)}  # type: ignore[union-attr]
+    commands = machine.handle(NodeGone(NodeId(writer), "killed"), 1.0)
+    ((other, again),) = {(c.worker, c.message.serial) for c in sent(commands, Save)}  # type: ignore[union-attr]
+    assert other != writer
+    assert again == serial, "it is the same checkpoint"
+    assert not any(isinstance(command, Discard) for command in commands)
+
+
+def test_a_stop_whose_state_is_lost_before_it_is_saved_ends_and_says_so(machine: Coordinator) -> None:
+    join_all(machine)
+    machine.handle(StopRequested(), 0.5)
+    votes(machine)
+    commands = [c for node in range(3) for c in machine.handle(NodeGone(NodeId(node), "killed"), 1.0)]
+    (finish,) = [command for command in commands if isinstance(command, Finish)]
+    assert finish.status is RunStatus.STOPPED
+    assert finish.message.endswith("; step 1 could not be saved: no replica of parameter group 0 is left")
+
+
+def test_a_node_that_joins_while_a_stopped_run_is_saved_changes_nothing(machine: Coordinator) -> None:
+    join_all(machine)
+    machine.handle(StopRequested(), 0.5)
+    saves = sent(votes(machine), Save)
+    machine.handle(WorkerJoined(WorkerId(3), "host:3"), 1.0)
+    commands = list[Command]()
+    for save in saves:
+        assert isinstance(save.message, Save)
+        groups = [SavedGroup(group=group, file="f", size_bytes=1, sha256="x") for group in save.message.groups]
+        saved = Saved(step=1, serial=save.message.serial, groups=tuple(groups))
+        commands += machine.handle(Received(save.worker, saved), 1.1)
+    (manifest,) = [command for command in commands if isinstance(command, WriteManifest)]
+    commands = list(machine.handle(ManifestWritten(manifest.step, manifest.folder, 0.1), 1.2))
+    assert [command.status for command in commands if isinstance(command, Finish)] == [RunStatus.STOPPED]

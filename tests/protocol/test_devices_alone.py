@@ -125,10 +125,12 @@ def test_a_device_comes_back_when_no_plan_has_it() -> None:
     assert refusal(1, 2) == "node 1 has no device 2. Its devices are numbered 0 to 1"
     assert refusal(7, 0) == "node 7 is not there. The nodes are 0, 1, 2"
     job.report(2)
+    assert job.machine.policy.planner.lost_devices == {3}
     assert refusal(1, 1) is None
     commands = job.handle(WorkerJoined(WorkerId(3), "host:30"))
     assert records(commands, DeviceJoined) == [DeviceJoined(node=1, device=1, live_devices=2)]
     assert not job.machine.state.lost_devices
+    assert not job.machine.policy.planner.lost_devices, "the next plan may have it"
     assert not job.journal.lost_devices
 
 

@@ -20,11 +20,20 @@ connections of its own. So whatever the turns, each place has one and the same h
 which order, is its history; a state is the history of all places, with what is kept. What was tried in a state is not
 tried in it again, however it is reached.
 
-What is tried is `PARTS`: two faults, the messages as times order them; one fault with any one overtaking; no fault with
-any few. At each worker of a job of one step, the others as times order them, every order is tried.
+At the coordinator there are too many histories, and most of them leave nothing behind: of three votes it does not know
+later which came first, unless a dict does. There a state is what the coordinator holds (its machine, who is admitted,
+who is doubted), what each worker has heard of whom, and what is under way on each control connection. Dicts are
+compared in their order, and times are left out: a message is kept for at most `KEPT_S`, in which nothing runs out. Nor
+are the policy's answers and the log of transitions looked at: the first are functions of what is asked, the second is
+read by people. Two runs that come to one state go on alike, so what was tried in it is not tried again.
 
-What is not covered: more overtakings beside faults, or at the coordinator; moments at which a worker looks at what has
-arrived, other than those that times make; jobs of more nodes, layers and steps.
+What is tried is `PARTS`: two faults, the messages as times order them; one fault with any one overtaking; no fault with
+any few. In a job of one step every order is tried at each worker, and every order at the coordinator, in each of these
+the others as times order them.
+
+What is not covered: two faults beside overtakings, one fault beside more than one; orders at two places at once, but
+for few overtakings; moments at which a worker looks at what has arrived, other than those that times make; jobs of more
+nodes, layers and steps.
 """
 
 from __future__ import annotations
@@ -33,14 +42,16 @@ import enum
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
 import click
+import msgspec
 
 from planaria.job.registry import PolicyName
-from planaria.plan.plan import NodeId, ScheduleKind
+from planaria.plan.plan import NodeId, Plan, ScheduleKind
+from tests.testkit.cluster.clock import Action
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.cluster.network import COORDINATOR, Way
 from tests.testkit.schedules.faults import Fault, FaultKind
@@ -48,6 +59,7 @@ from tests.testkit.schedules.schedule import Schedule
 from tests.testkit.schedules.search import first_line
 from tests.testkit.schedules.setup import Setup
 from tests.testkit.schedules.weather import Weather
+from tests.testkit.server.server import Connection
 
 POLICIES = (PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.REDUNDANCY)
 
@@ -145,9 +157,13 @@ class SmallCluster(Cluster):
         self.network.arrives = self._arrives
         self.network.lost_at_cut = lambda number: 0
 
+    def _state(self, place: int) -> int:
+        """Returns the state in which something is about to arrive at a place."""
+        return self.states[-1] if self.states else 0
+
     def _postpones(self, way: Way) -> bool:
         number, waiting = len(self.choices), [(w.source, w.target) for ways in self._waiting.values() for w in ways]
-        state = hash((self.states[-1] if self.states else 0, way.source, way.target, *sorted(waiting)))
+        state = hash((self._state(way.target), way.source, way.target, *sorted(waiting)))
         self.choices.append((state, way.target))
         if number not in self._kept:
             return False
@@ -198,8 +214,84 @@ def _at(blow: Blow) -> int:
     return list(Blow).index(blow)
 
 
-def run(schedule: Schedule, placements: Sequence[Placement] = (), kept: Collection[int] = ()) -> Run:
-    cluster = SmallCluster(schedule, placements, kept)
+class MergingCluster(SmallCluster):
+    """A small cluster in which orders at the coordinator after which it holds the same are one state."""
+
+    def __init__(self, schedule: Schedule, placements: Sequence[Placement], kept: Collection[int] = ()) -> None:
+        super().__init__(schedule, placements, kept)
+        self._told: dict[int, int] = {}
+        """By place: what it has heard, of whom, in which order."""
+
+    def _state(self, place: int) -> int:
+        if place != COORDINATOR:
+            return 0
+        server = self.server
+        ways = [way for connection in server.accepted for way in (connection.up, connection.down)]
+        holds = content([server.machine._run, server.admission, server._judge, server._challenge])
+        under_way = [(way.source, way.target, [_message(action) for action, _ in way._under_way]) for way in ways]
+        self.states.append(hash((holds, content(under_way), content(sorted(self._told.items())))))
+        return self.states[-1]
+
+    def _arrives(self, way: Way) -> None:
+        num_states = len(self.states)
+        if way.target != COORDINATOR:
+            known = self._told.get(way.target, 0)
+            self._told[way.target] = hash((known, way.source, content(_message(way._under_way[0][0]))))
+        super()._arrives(way)
+        del self.states[num_states:]  # these are histories
+
+
+def _message(action: Action) -> object:
+    """Returns what arrives with an action: what it is called with, but for who receives it and what it reads then."""
+    return [given for given in getattr(action, "args", ()) if isinstance(given, msgspec.Struct | tuple)]
+
+
+def content(value: object) -> object:
+    """Returns what a value holds, to be compared: dicts in their order; nothing of times and policies."""
+    return _content(value, {})
+
+
+def _content(value: object, known: dict[int, object]) -> object:
+    if value is None or isinstance(value, int | str | bytes | enum.Enum):
+        return value
+    if isinstance(value, float):
+        return ""
+    if id(value) not in known:
+        known[id(value)] = None  # it may lead back to itself
+        known[id(value)] = _content_of(value, partial(_content, known=known))
+    return known[id(value)]
+
+
+def _content_of(value: object, inner: Callable[[object], object]) -> object:
+    if isinstance(value, Mapping):
+        return tuple((inner(key), inner(found)) for key, found in value.items())
+    if isinstance(value, Set):
+        return frozenset(map(inner, value))
+    if isinstance(value, Sequence | deque):
+        return tuple(map(inner, value))
+    if isinstance(value, Connection):
+        return value.up.source
+    if isinstance(value, Plan):
+        return msgspec.json.encode(value)
+    kind = type(value)
+    if not kind.__module__.startswith(("planaria.protocol", "planaria.plan.plan", "planaria.plan.ledger")):
+        return kind.__qualname__
+    names = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
+    names += getattr(kind, "__struct_fields__", ()) or getattr(value, "__dict__", ())
+    return tuple((name, inner(getattr(value, name, None))) for name in names if name not in NOT_HELD)
+
+
+NOT_HELD = frozenset({"settings", "history", "__dict__", "__weakref__"})
+"""Attributes of the coordinator that stay as they are, or that only people read."""
+
+
+def run(
+    schedule: Schedule,
+    placements: Sequence[Placement] = (),
+    kept: Collection[int] = (),
+    make: type[SmallCluster] = SmallCluster,
+) -> Run:
+    cluster = make(schedule, placements, kept)
     error: str | None = None
     try:
         cluster.run()
@@ -267,11 +359,13 @@ def enumerate_orders(
         tally: of what was tried.
         placed: the faults.
         most: overtakings.
-        known: the run without any, if there was one.
+        known: the run without any, if there was one, and `at` is not the coordinator.
         at: the place whose order is changed; None: any.
     """
     name, tried = name_of(which), set[int]()
-    todo: deque[tuple[tuple[int, ...], Run]] = deque([((), known or tally.take(name, run(which, placed), placed))])
+    make = MergingCluster if at == COORDINATOR else SmallCluster
+    known = known or tally.take(name, run(which, placed, make=make), placed)
+    todo: deque[tuple[tuple[int, ...], Run]] = deque([((), known)])
     while todo:  # first what few overtakings lead to, as fewer may follow there
         kept, before = todo.popleft()
         if most is not None and len(kept) == most:
@@ -281,7 +375,7 @@ def enumerate_orders(
             if choice in tried or at not in (None, place):
                 continue
             tried.add(choice)
-            found = tally.take(name, run(which, placed, (*kept, number)), placed, (*kept, number))
+            found = tally.take(name, run(which, placed, (*kept, number), make), placed, (*kept, number))
             if not found.is_futile:
                 todo.append(((*kept, number), found))
 
@@ -318,12 +412,13 @@ def small_world(faults: int | None, overtakings: int | None, steps: int, stride:
             enumerate_part(world(policy, long), tally, most, overtaken, stride)
             what = f"{name_of(world(policy, long))}, faults {most}, overtakings {overtaken}"
             click.echo(f"{what}: {tally.num_runs - before} runs")
-    if not is_one:
-        for policy in POLICIES:
-            before = tally.num_runs
-            for place in range(NODES):
+    for policy in () if is_one else POLICIES:
+        for places, where in ((range(NODES), "one worker"), ([COORDINATOR], "the coordinator")):
+            before, known = tally.num_runs, len(tally.states)
+            for place in places:
                 enumerate_orders(world(policy, 1), tally, most=None, at=place)
-            click.echo(f"{name_of(world(policy, 1))}, every order at one worker: {tally.num_runs - before} runs")
+            runs, states = tally.num_runs - before, len(tally.states) - known
+            click.echo(f"{name_of(world(policy, 1))}, every order at {where}: {runs} runs, {states} states more")
     for name, placed, kept, error in tally.failed:
         where = "; ".join(f"delivery {one.delivery}: {one.blow.value}" for one in placed)
         click.echo(f"FAILED {name}, {where}, kept {list(kept)}: {error}")

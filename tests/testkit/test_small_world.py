@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from planaria.job.registry import PolicyName
+from planaria.protocol.messages.from_worker import SavedGroup
 from planaria.protocol.step.ballot import Ballot
 from tests.proof import rest_in_proof
 from tests.testkit.cluster.network import COORDINATOR
@@ -16,6 +17,7 @@ from tests.testkit.small_world import (
     POLICIES,
     Blow,
     Tally,
+    content,
     enumerate_orders,
     enumerate_part,
     enumerate_world,
@@ -59,6 +61,31 @@ def test_one_fault_beside_an_overtaking_breaks_no_promise(policy: PolicyName) ->
     tally = Tally()
     enumerate_part(world(policy), tally, 1, 1, stride=11)
     assert not tally.failed
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_few_overtakings_at_the_coordinator_break_no_promise(policy: PolicyName) -> None:
+    tally = Tally()
+    enumerate_orders(world(policy, 1), tally, most=2, at=COORDINATOR)
+    assert not tally.failed
+    assert 40 < tally.num_runs < len(tally.states)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_order_at_the_coordinator_breaks_a_promise(policy: PolicyName) -> None:
+    tally = Tally()
+    enumerate_orders(world(policy, 1), tally, most=None, at=COORDINATOR)
+    assert not tally.failed
+    assert tally.num_runs - tally.num_futile > 100
+
+
+def test_what_the_coordinator_holds_is_compared_without_times_and_in_the_order_in_which_it_came() -> None:
+    one = SavedGroup(group=1, file="f", size_bytes=2, sha256="x")
+    assert content({1: 2.0, 3: {4, 5}}) == content({1: 7.5, 3: {5, 4}})
+    assert content({1: 2, 3: 4}) != content({3: 4, 1: 2})
+    assert content([one, 0.5]) == content([SavedGroup(group=1, file="f", size_bytes=2, sha256="x"), 0.7])
+    assert content(one) != content(SavedGroup(group=1, file="g", size_bytes=2, sha256="x"))
 
 
 def test_the_order_at_one_place_is_another_and_each_connection_keeps_its_own() -> None:

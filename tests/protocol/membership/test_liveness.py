@@ -44,6 +44,12 @@ def test_a_worker_that_says_nothing_is_silent(liveness: Liveness) -> None:
     assert liveness.is_gone(10.1, runnable=True)
 
 
+def test_a_worker_answers_until_it_is_silent_for_half_as_long_as_a_lost_one(liveness: Liveness) -> None:
+    assert liveness.answers(worker(0), 0.5)
+    assert not liveness.answers(worker(0), 0.6)
+    assert not liveness.answers(worker(7), 0.0), "it has not joined"
+
+
 def test_thousands_may_be_silent_for_longer_as_they_beat_less_often() -> None:
     liveness = Liveness(LIMITS)
     for number in range(5000):

@@ -63,6 +63,13 @@ def test_what_others_carried_is_allowed_and_no_more(shortages: Shortages) -> Non
     assert not shortages.allows(HEAVY)
 
 
+def test_whatever_plan_others_carried_is_allowed(shortages: Shortages) -> None:
+    for plan in (LIGHT, LIGHT, HEAVY, LIGHT):
+        shortages.committed(plan)
+    shortages.note(gone(0), HEAVY, 5)
+    assert shortages.allows(HEAVY)
+
+
 def test_a_node_that_needed_more_than_others_with_the_same_load_says_little(shortages: Shortages) -> None:
     """The load was not the reason, so what it needed is the bound."""
     shortages.committed(LIGHT)

@@ -384,6 +384,40 @@ def test_a_worker_that_comes_back_too_late_is_lost(life: Life) -> None:
     assert Evict(NodeId(5)) in commands
 
 
+def past(life: Life) -> ReturningWorkers:
+    return ReturningWorkers(JournalState.of(life.journal), 3, devices_per_node=1)
+
+
+def reported(life: Life, worker: int, **others: Any) -> Returned:
+    report = returned(life, worker, **others).message
+    assert isinstance(report, Returned)
+    return report
+
+
+def test_what_accumulators_hold_counts_of_this_step_and_of_who_is_in_it(life: Life) -> None:
+    """Beside what the plan has the worker count."""
+    returning, rest = past(life), Ledger.of([[0, 1, 2, 3]])
+    of_plan = [m for route in life.machine.plan.routes if route.hops[0].worker == 0 for m in route.microbatches]
+    returning.report(WorkerId(0), reported(life, 0, ledger=rest))
+    returning.report(WorkerId(1), reported(life, 1, ledger=rest, step=life.machine.step - 1))
+    returning.report(WorkerId(2), reported(life, 2, ledger=rest, phase=WorkerPhase.IDLE))
+    returning.report(WorkerId(5), reported(life, 5, ledger=rest))
+    position = returning.position()
+    assert position is not None
+    assert returning.earlier(position) == {0: Ledger.of([[m for m in range(4) if m not in of_plan]])}
+
+
+def test_what_a_lost_worker_reported_is_forgotten(life: Life) -> None:
+    returning = past(life)
+    for worker in range(3):
+        returning.report(WorkerId(worker), reported(life, worker, phase=WorkerPhase.HALTED))
+    returning.forget([WorkerId(1), WorkerId(7)])
+    position = returning.position()
+    assert position is not None
+    assert sorted(returning.reports) == [0, 2]
+    assert sorted(returning.held(position)) == [0, 2]
+
+
 def test_a_ledger_is_told_without_the_work_of_routes(life: Life) -> None:
     plan: Plan = life.machine.plan
     stages = tuple(Stage(worker=WorkerId(worker), first_layer=worker, end_layer=worker + 1) for worker in range(2))

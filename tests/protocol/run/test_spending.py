@@ -42,3 +42,16 @@ def test_without_prices_nothing_is_counted() -> None:
     spending.count(Counter([""]), 0.0)
     spending.count(Counter([""]), 1e6)
     assert (spending.dollars, spending.over(1e6), spending.seen.since) == (0.0, None, None)
+
+
+def test_another_price_counts_from_then_on_and_is_known_to_the_next_coordinator() -> None:
+    budget = BudgetSection(price=3.6, price_command="price")
+    spending, later = Spending(budget, before=0.0), Spending(budget, before=0.0)
+    spending.count(Counter([""]), 0.0)
+    spending.count(Counter([""]), 1000.0)
+    spending.change_price(7.2)
+    spending.count(Counter([""]), 1000.0)
+    spending.count(Counter([""]), 2000.0)
+    assert spending.dollars == pytest.approx(3.0)
+    later.recall(spending.seen)
+    assert (later.price, later.hourly) == (7.2, 7.2)

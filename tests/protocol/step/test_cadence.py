@@ -133,6 +133,15 @@ def test_what_is_given_up_is_due_again() -> None:
     cadence.ordered(30.0)
     cadence.given_up()
     assert due(cadence, 3, 31.0)
+    cadence.written(31.0)
+    assert due(cadence, 3, 31.5), "one that all waited for, in its place, does not move the next"
+
+
+@pytest.mark.parametrize(("cost_s", "is_told"), [(8.9, False), (9.0, False), (9.1, True)])
+def test_a_cost_is_told_where_a_hundredth_of_the_longest_interval_is_less(cost_s: float, is_told: bool) -> None:
+    cadence = measured(cost_s)
+    assert (cadence.excess() is not None) == is_told
+    assert cadence.excess() is None, "once"
 
 
 def test_the_next_coordinator_knows_what_was_learnt() -> None:

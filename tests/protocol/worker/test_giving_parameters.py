@@ -62,6 +62,8 @@ def arrive(moves: Moves, group: int = MADE_THERE) -> None:
 def test_each_gives_what_it_makes_and_awaits_the_rest(moves: Moves) -> None:
     assert spread(1).kept_of == {0: (0,), 1: (1,), 2: (0,), 3: (1,)}
     assert [(key.kind, key.item, key.step) for key in moves.sent] == [(Kind.PARAMETERS, MADE_HERE, 2)]
+    assert [gift.target for gift in moves.given] == [MATE]
+    assert [gift.source for gift in moves._made] == [MATE], "devices of other stages make theirs themselves"
     assert moves.is_settled
     assert not is_complete(moves)
     assert (is_awaited(moves, MADE_HERE), is_awaited(moves, MADE_THERE)) == (False, True)
@@ -69,7 +71,7 @@ def test_each_gives_what_it_makes_and_awaits_the_rest(moves: Moves) -> None:
     assert moves.is_needed_by(Instruction(op=Op.VOTE)), "once it is committed, the source may change what it sends"
     arrive(moves)
     assert is_complete(moves)
-    assert moves._holdings.replicas[MADE_THERE].step == 1
+    assert moves._holdings.replicas == {MADE_HERE: Replica(0), MADE_THERE: Replica(1, ["parameters"])}
 
 
 def test_a_step_that_is_not_applied_changes_no_parameters(moves: Moves) -> None:

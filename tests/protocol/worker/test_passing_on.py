@@ -42,6 +42,7 @@ def plan_of(*transfers: Transfer) -> Plan:
 @dataclass
 class Replica:
     step: int = 0
+    pieces: list[object] = field(default_factory=list)
 
 
 @dataclass
@@ -81,6 +82,7 @@ class Mail:
 class Moves(StateTransfers[Any]):
     def __init__(self, worker: WorkerId, machine: WorkerMachine, mail: Mail) -> None:
         self.sent: list[Key] = []
+        self.given: list[Transfer] = []
         holdings: Any = Holdings()
         somewhere: Any = mail
         super().__init__(worker, machine, holdings, somewhere, self.hear, lambda: 0.0)
@@ -92,8 +94,10 @@ class Moves(StateTransfers[Any]):
     def _send(self, transfer: Transfer, key: Key) -> None:
         assert transfer.group in self._holdings.replicas
         self.sent.append(key)
+        self.given.append(transfer)
 
-    def _fill(self, replica: Any, transfer: Transfer, piece: object) -> None: ...
+    def _fill(self, replica: Any, transfer: Transfer, piece: object) -> None:
+        replica.pieces.append(piece)
 
 
 @pytest.fixture

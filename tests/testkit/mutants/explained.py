@@ -27,6 +27,7 @@ class Explanation:
 
 _OTHER_PLANS = "it decides which plan is taken, or when, and no plan changes a bit"
 _TIMES = "it is a measured time: estimates and limits come of it, no bits"
+_AHEAD = "it decides which answers are found ahead, or when; they are those that would be found later"
 
 EXPLAINED: tuple[Explanation, ...] = (
     Explanation("protocol/planning/step_times.py", "", "", _TIMES),
@@ -45,6 +46,34 @@ EXPLAINED: tuple[Explanation, ...] = (
         "go_on_from",
         "run.counts.dropped",
         "the journal says the same number, unless it lost its end; there the witness asks for none",
+    ),
+    Explanation("protocol/planning/plan_selection.py", "", "self.straggler_policy.look_again", _OTHER_PLANS),
+    Explanation(
+        "protocol/planning/transition_times.py",
+        "TransitionTimes.__init__",
+        "self._is_restore",
+        "it is set before it is read",
+    ),
+    Explanation(
+        "protocol/membership/members.py",
+        "Membership.enrol",
+        "if per_node",
+        "of one device a node the workers' numbers are the nodes', however they are listed",
+    ),
+    Explanation("protocol/step/ballot.py", "Ballot.tally", "took =", "both lists are of the voters, and as long"),
+    Explanation(
+        "protocol/run/run.py",
+        "Run.to_write_of_join",
+        "",
+        "it decides how often measurements are written beside joins; the next plan or commit has them",
+    ),
+    Explanation("protocol/reception.py", "Reception._think", "", _AHEAD),
+    Explanation("protocol/handlers/precompute.py", "", "", _AHEAD),
+    Explanation(
+        "protocol/worker/sums.py",
+        "Sums.next_piece",
+        "self._open.remove",
+        "a sum that stays open is looked at once more, and nothing is found",
     ),
     Explanation("protocol/worker/state_transfers.py", "StateTransfers.settle", "since_s", _TIMES),
     Explanation(

@@ -10,9 +10,10 @@ from types import ModuleType
 
 import pytest
 
-from tests.testkit.mutants.command import SOURCES, sources
+from tests.testkit.mutants.command import SOURCES, sources, summary, told
 from tests.testkit.mutants.explained import EXPLAINED, explanation_of
 from tests.testkit.mutants.sites import install, sites_of
+from tests.testkit.mutants.trial import Outcome, Trial
 
 TOY = '''
 class Counter:
@@ -104,3 +105,16 @@ def test_each_change_of_what_is_used_makes_a_difference(toy: ModuleType) -> None
 def test_each_explanation_is_of_a_change() -> None:
     sites = [site for path in sources() for site in sites_of(path)]
     assert {explanation_of(site, SOURCES) for site in sites} - {None} == set(EXPLAINED)
+
+
+def test_the_table_counts_who_found_a_change_and_what_nobody_found() -> None:
+    sites = [site for path in sources() if path.name == "ballot.py" for site in sites_of(path)]
+    explained = next(site for site in sites if explanation_of(site, SOURCES) is not None)
+    other = next(site for site in sites if explanation_of(site, SOURCES) is None)
+    became = [(other, outcome) for outcome in Outcome] + [(explained, Outcome.MISSED), (explained, Outcome.FOUND)]
+    trials = [Trial(site, outcome) for site, outcome in became]
+    *_, room, total = summary(trials)
+    assert room.split() == ["protocol/step", "7", "3", "1", "1", "1", "1", "71%"]
+    assert total.split()[1:] == room.split()[1:]
+    assert told(trials[-2]).startswith("missed (both lists are of the voters, and as long): protocol/step/ballot.py:")
+    assert told(trials[-1]).startswith("found: protocol/step/ballot.py:")

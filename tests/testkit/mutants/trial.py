@@ -1,4 +1,7 @@
-"""Trials: what random schedules make of the protocol with one change, each in a process forked for it."""
+"""Trials: what a judge makes of the protocol with one change, each in a process forked for it.
+
+Random schedules are the first judge; those that they miss go to tests (`suite`).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.testkit.mutants.sites import Site, install
 from tests.testkit.schedules.corruption import audited, corrupted, succeeded
@@ -22,15 +25,22 @@ KINDS = (schedule, schedule, schedule, corrupted, audited, succeeded)
 """Kinds of schedules, in turn by seed. Among all that may befall, corruption alone would come too seldom."""
 
 PROCESSOR_S = 60
-"""Of the processor, after which schedules of a change are taken for a loop. A schedule takes 0.1 s or so."""
+"""Of the processor, after which a change is taken for a loop. A schedule takes 0.1 s or so."""
 MEMORY_BYTES = 4 << 30
 
 Line = tuple[str, int]
+Tracer = Callable[[FrameType, str, Any], Any]
+Case = TypeVar("Case")
+"""What a judge tries: the seed of a schedule, the name of a test."""
+
+Judge = Callable[[Sequence[Case]], int | None]
+"""Returns which of these cases notices the change; None: none does."""
 
 
 class Outcome(Enum):
     FOUND = "found"
     HUNG = "found, as it goes on without end"
+    TESTED = "found by a test"
     MISSED = "missed"
     NOT_REACHED = "not reached"
 
@@ -42,16 +52,37 @@ class Trial:
     Attributes:
         site: that was changed.
         outcome: of it.
-        tried: schedules that reach the site, and that it was tried with; 0 where it hung.
+        tried: cases that reach the site, and that it was tried with; 0 where it hung.
     """
 
     site: Site
     outcome: Outcome
     tried: int = 0
 
+    @property
+    def is_found(self) -> bool:
+        return self.outcome not in (Outcome.MISSED, Outcome.NOT_REACHED)
+
 
 def schedule_of(seed: int) -> Schedule:
     return KINDS[seed % len(KINDS)](seed)
+
+
+def noticing(seeds: Sequence[int]) -> int | None:
+    """Returns the first of these seeds whose schedule breaks a promise; None: none does."""
+    return next((at for at, seed in enumerate(seeds) if error_of(schedule_of(seed)) is not None), None)
+
+
+def tracer(files: set[str], reached: set[Line]) -> Tracer:
+    """Returns what notes the lines of these files that run; it is for `sys.settrace`."""
+
+    def of_a_frame(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in files:
+            return None
+        reached.add((frame.f_code.co_filename, frame.f_lineno))
+        return of_a_frame
+
+    return of_a_frame
 
 
 def reached_by(seeds: Iterable[int], paths: Iterable[Path]) -> dict[int, set[Line]]:
@@ -61,16 +92,9 @@ def reached_by(seeds: Iterable[int], paths: Iterable[Path]) -> dict[int, set[Lin
         SystemExit: if a schedule fails with nothing changed.
     """
     files, lines = {str(path) for path in paths}, dict[int, set[Line]]()
-
-    def of_a_frame(frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename not in files:
-            return None
-        reached.add((frame.f_code.co_filename, frame.f_lineno))
-        return of_a_frame
-
     for seed in seeds:
-        reached = lines[seed] = set()
-        sys.settrace(of_a_frame)
+        lines[seed] = set()
+        sys.settrace(tracer(files, lines[seed]))
         try:
             error = error_of(schedule_of(seed))
         finally:
@@ -80,20 +104,26 @@ def reached_by(seeds: Iterable[int], paths: Iterable[Path]) -> dict[int, set[Lin
     return lines
 
 
-def try_all(sites: Sequence[Site], reached: Mapping[int, set[Line]], jobs: int) -> Iterator[Trial]:
-    """Yields what became of each change, as they end; at most `jobs` processes at a time."""
+def limit(processor_s: int = PROCESSOR_S) -> None:
+    """Limits what this process may take."""
+    resource.setrlimit(resource.RLIMIT_CPU, (processor_s, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+
+
+def try_all(sites: Sequence[Site], reached: Mapping[Case, set[Line]], judge: Judge[Case], jobs: int) -> Iterator[Trial]:
+    """Yields what a judge makes of each change, as they end; at most `jobs` processes at a time."""
     waiting, running = list(reversed(sites)), dict[int, tuple[Site, int]]()
     while waiting or running:
         while waiting and len(running) < jobs:
             site = waiting.pop()
-            seeds = [seed for seed, lines in reached.items() if _is_reached(site, lines)]
-            if not seeds:
+            cases = [case for case, lines in reached.items() if _is_reached(site, lines)]
+            if not cases:
                 yield Trial(site, Outcome.NOT_REACHED)
                 continue
             reading, writing = os.pipe()
             if (pid := os.fork()) == 0:
                 os.close(reading)
-                _child(site, seeds, writing)
+                _child(site, cases, judge, writing)
             os.close(writing)
             running[pid] = site, reading
         if running:
@@ -114,15 +144,14 @@ def _is_reached(site: Site, lines: set[Line]) -> bool:
     return any((str(site.path), line) in lines for line in range(site.lines[0], site.lines[1] + 1))
 
 
-def _child(site: Site, seeds: Sequence[int], writing: int) -> None:
-    """Tries a change until a schedule finds it; ends this process."""
+def _child(site: Site, cases: Sequence[Case], judge: Judge[Case], writing: int) -> None:
+    """Tries a change until a case finds it; ends this process."""
     status = BROKEN
     try:
-        resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_S, PROCESSOR_S))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        limit()
         if install(site):
-            found = next((at for at, seed in enumerate(seeds) if error_of(schedule_of(seed)) is not None), None)
-            os.write(writing, str(len(seeds) if found is None else found + 1).encode())
+            found = judge(cases)
+            os.write(writing, str(len(cases) if found is None else found + 1).encode())
             status = MISSED if found is None else FOUND
     except BaseException:
         traceback.print_exc()
