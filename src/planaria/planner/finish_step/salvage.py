@@ -173,6 +173,8 @@ def left_undone(
     _check_halted([route for route, goes in zip(plan.routes, goes_on, strict=True) if not goes], going)
     _check_holders(plan, live, holders)
     intact = _intact(plan, going, holders)
+    if not intact and plan.devices_per_stage == 1:
+        intact = _intact(plan, set(live), holders)
     shadows = _shadows(plan, live, holders, intact) if intact else ()
     return Undone(
         plan=plan,
