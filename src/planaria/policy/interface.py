@@ -302,7 +302,10 @@ class Policy(ABC):
             return Candidate.of(planner, resumed, "finish step", taken_over(plan, resumed, live))
         found = quickest(left_undone(*struck), planner, request.so_far)
         candidate = Candidate.of(
-            planner, roughly(found.plan, planner), "finish step", finished(plan, found.plan, live, crosses=found.crosses)
+            planner,
+            roughly(found.plan, planner),
+            "finish step",
+            finished(plan, found.plan, live, crosses=found.crosses),
         )
         candidate = dataclasses.replace(candidate, plan=found.plan)
         rest_s = found.rest_s

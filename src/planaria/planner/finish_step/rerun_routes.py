@@ -144,29 +144,31 @@ def in_whole_microbatches(plan: Plan, profile: ModelProfile) -> Plan:
     After losses nearly every pipeline runs something else again, and to estimate a step takes as long as it has
     pipelines that differ. In this plan few do. Routes over several pipelines stay as they are.
     """
-    devices, every_layer = profile.device_counts[0], tuple(range(plan.num_layers))
-    whole_s = stage_costs(profile).compute_s(0, plan.num_layers, devices)
-    share_of = {
-        counted: _Counting(profile, counted).compute_s(0, plan.num_layers, devices) / whole_s
-        for counted in {route.counted for route in plan.routes}
-    }
     work: dict[int, float] = {}
     crossing: list[Route] = []
     for at, route in zip(plan.pipeline_of_route, plan.routes, strict=True):
         if at < 0:
             crossing.append(route)
         else:
-            work[at] = work.get(at, 0.0) + len(route.microbatches) * share_of[route.counted]
+            work[at] = work.get(at, 0.0) + len(route.microbatches) * _share(profile, route.counted)
     alike = [
         Route(
             hops=plan.pipelines[at].stages,
             microbatches=tuple(range(math.ceil(round(whole, 6)))),
             born=plan.generation,
-            counted=every_layer,
+            counted=tuple(range(plan.num_layers)),
         )
         for at, whole in sorted(work.items())
     ]
     return plan.renewed(routes=(*alike, *crossing))
+
+
+@lru_cache(maxsize=1 << 12)
+def _share(profile: ModelProfile, counted: tuple[int, ...]) -> float:
+    """Returns the compute of a microbatch of which only some layers count, beside that of a whole one."""
+    devices = profile.device_counts[0]
+    every = stage_costs(profile).compute_s(0, profile.num_layers, devices)
+    return _Counting(profile, counted).compute_s(0, profile.num_layers, devices) / every
 
 
 def _routes(taken: Mapping[tuple[tuple[int, ...], Hops], Sequence[int]], generation: int) -> tuple[Route, ...]:
