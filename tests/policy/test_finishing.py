@@ -136,6 +136,18 @@ def test_a_large_rest_is_done_in_the_usual_way_and_estimated_from_outside(monkey
     assert proposal.rest_s == pytest.approx(proposal.step_time_s - 0.5 * STEP_S)
 
 
+def test_a_large_rest_is_estimated_from_few_kinds_of_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lost worker's layers alone run again, for half of its microbatches: what that takes is not counted whole."""
+    own = PLAN.routes[0].microbatches
+    done = sum(1 << m for m in own[: len(own) // 2])
+    counted = Ledger.from_bits(0 if layer in PLAN.layers_of[WorkerId(1)] else done for layer in range(8))
+    monkeypatch.setattr(finishing, "FINISHING_BUDGET", 10)
+    large = finished(1, counted=counted)
+    closely = POLICY.planner.estimate(large.plan).step_time_s
+    assert closely <= large.step_time_s < 1.25 * closely
+    assert set(large.compute_s) == set(large.plan.workers)
+
+
 def test_what_is_simulated_stays_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     original = StepProgress._left

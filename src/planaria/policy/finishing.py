@@ -25,7 +25,7 @@ from planaria.plan.thresholds import (
     FINISHING_SPARE,
     SIMULATED_UNIT_S,
 )
-from planaria.planner.finish_step.rerun_routes import along_owners
+from planaria.planner.finish_step.rerun_routes import along_owners, in_whole_microbatches
 from planaria.planner.finish_step.salvage import Undone
 from planaria.planner.reroute.plans import layer_units
 from planaria.planner.reroute.routes import Freedom
@@ -80,6 +80,11 @@ def quickest(undone: Undone, planner: Planner, so_far: Sequence[PlanInterval]) -
         if rest_s < most:
             best, most = Finished(plan=plan, rest_s=rest_s, crosses=True), rest_s
     return best
+
+
+def roughly(plan: Plan, planner: Planner) -> Plan:
+    """Returns the plan to estimate for one that finishes a step: itself, unless it is large."""
+    return plan if num_units(plan) <= FINISHING_BUDGET else in_whole_microbatches(plan, planner.profile)
 
 
 def _budget(plan: Plan, planner: Planner) -> int:

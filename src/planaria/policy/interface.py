@@ -25,7 +25,7 @@ from planaria.planner.placement.placement import Holders
 from planaria.planner.placement.warm_up import warm_up
 from planaria.planner.reconfigure.surviving_plan import Change
 from planaria.policy.candidate_record import CandidateRecord
-from planaria.policy.finishing import quickest
+from planaria.policy.finishing import quickest, roughly
 from planaria.policy.forecast import NOBODY, Exposure, FailureForecast
 from planaria.policy.planner import Planner
 from planaria.policy.sentences import finished, taken_over, warms
@@ -302,8 +302,12 @@ class Policy(ABC):
             return Candidate.of(planner, resumed, "finish step", taken_over(plan, resumed, live))
         found = quickest(left_undone(*struck), planner, request.so_far)
         candidate = Candidate.of(
-            planner, found.plan, "finish step", finished(plan, found.plan, live, crosses=found.crosses)
+            planner,
+            roughly(found.plan, planner),
+            "finish step",
+            finished(plan, found.plan, live, crosses=found.crosses),
         )
+        candidate = dataclasses.replace(candidate, plan=found.plan)
         rest_s = found.rest_s
         if rest_s is None:
             rest_s = _rest_s(planner, candidate, sum(stretch.seconds for stretch in request.so_far))
@@ -368,5 +372,5 @@ def _rest_s(planner: Planner, finishing: Candidate, passed_s: float) -> float:
     than what has passed of it."""
     plan = finishing.plan
     again = tuple(route for route in plan.routes if route.born == plan.generation)
-    alone_s = planner.estimate(plan.renewed(routes=again)).step_time_s if again else 0.0
+    alone_s = planner.estimate(roughly(plan.renewed(routes=again), planner)).step_time_s if again else 0.0
     return max(alone_s, finishing.step_time_s - passed_s)

@@ -2,8 +2,9 @@
 
 from collections import Counter
 
-from planaria.plan.plan import Route, Stage
-from planaria.planner.finish_step.rerun_routes import along_holders
+from planaria.plan.groups import Group
+from planaria.plan.plan import Pipeline, Plan, Route, Stage
+from planaria.planner.finish_step.rerun_routes import along_holders, in_whole_microbatches
 from tests.plan.profiles import uniform_profile
 
 PROFILE = uniform_profile(4)
@@ -33,3 +34,23 @@ def test_a_worker_with_two_runs_of_layers_is_as_busy_in_both() -> None:
     holders = {0: (0, 3), 1: (1, 2), 2: (3,)}
     routes = along_holders(holders, {}, (), {ALL: (0,)}, 1, PROFILE)
     assert [hop.worker for hop in routes[0].hops] == [0, 1, 0]
+
+
+def test_to_be_estimated_microbatches_that_count_in_some_layers_are_parts_of_whole_ones() -> None:
+    stages = [(Stage(worker=at, first_layer=0, end_layer=4),) for at in range(2)]
+    more = Route(hops=stages[0], microbatches=tuple(range(10)), born=2, counted=(3,))
+    each = [Route(hops=hops, microbatches=tuple(range(10, 14)), born=1, counted=ALL) for hops in stages]
+    plan = Plan(
+        generation=2,
+        num_layers=4,
+        num_microbatches=18,
+        pipelines=tuple(Pipeline(stages=hops) for hops in stages),
+        routes=(*each, more),
+        groups=(Group(layers=ALL, size_bytes=1),),
+        devices_per_node=1,
+        sync_epochs=(1,),
+    )
+    first, second = in_whole_microbatches(plan, PROFILE).routes
+    assert 4 + 10 / 4 < len(first.microbatches) < 4 + 10
+    assert len(second.microbatches) == 4
+    assert first.counted == second.counted == ALL

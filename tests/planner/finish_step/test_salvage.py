@@ -135,6 +135,17 @@ def test_without_a_whole_pipeline_routes_hop_among_holders() -> None:
     step.finish()
 
 
+def test_where_all_were_halted_whole_pipelines_finish_the_step() -> None:
+    """Nobody goes on, as state was on its way to all: routes are those of pipelines all of whose workers live."""
+    planner = PlannerSettings(num_microbatches=9, fault_tolerance=1, num_nodes=6, devices_per_node=1, min_nodes=2)
+    plan = initial_plan(PROFILE, make_templates(PROFILE, planner)[:1], planner, [NodeId(n) for n in range(6)], 1)
+    live = [WorkerId(w) for w in range(5)]
+    new = finish_step(plan, live, live, Ledger.empty(6), plan.layers_of, 2, PROFILE)
+    assert new.pipelines[:2] == plan.pipelines[:2]
+    assert {route.hops for route in new.routes} == {pipeline.stages for pipeline in plan.pipelines[:2]}
+    assert sorted(m for route in new.routes for m in route.microbatches) == list(range(9))
+
+
 def test_no_replica_names_the_group() -> None:
     plan = start(PROFILE, SETTINGS)
     with pytest.raises(NoReplica, match=r"group 0 .*Restore"):

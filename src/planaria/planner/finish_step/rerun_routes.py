@@ -8,6 +8,7 @@ policy to find out.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -17,7 +18,7 @@ import msgspec
 
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.stage_costs import PipelineCost, StageCosts, pipeline_cost, stage_costs
-from planaria.plan.plan import Form, Pipeline, Route, Stage, WorkerId, runs_of
+from planaria.plan.plan import Form, Pipeline, Plan, Route, Stage, WorkerId, runs_of
 from planaria.planner.reroute.routes import Detours, Freedom, Hops
 
 Missing = Mapping[tuple[int, ...], Sequence[int]]
@@ -134,6 +135,40 @@ def along_owners(
         for hops in (hops for of_pipeline in deal.hops for hops in of_pipeline):
             taken.setdefault((layers, hops), []).append(next(dealt))
     return _routes(taken, generation), max(loads.values(), default=0.0)
+
+
+def in_whole_microbatches(plan: Plan, profile: ModelProfile) -> Plan:
+    """Returns a plan to estimate in place of a large one that finishes a step: each pipeline has one route, of as many
+    microbatches as its own come to where one that counts in some layers alone is part of one.
+
+    After losses nearly every pipeline runs something else again, and to estimate a step takes as long as it has
+    pipelines that differ. In this plan few do. Routes over several pipelines stay as they are.
+    """
+    work: dict[int, float] = {}
+    crossing: list[Route] = []
+    for at, route in zip(plan.pipeline_of_route, plan.routes, strict=True):
+        if at < 0:
+            crossing.append(route)
+        else:
+            work[at] = work.get(at, 0.0) + len(route.microbatches) * _share(profile, route.counted)
+    alike = [
+        Route(
+            hops=plan.pipelines[at].stages,
+            microbatches=tuple(range(math.ceil(round(whole, 6)))),
+            born=plan.generation,
+            counted=tuple(range(plan.num_layers)),
+        )
+        for at, whole in sorted(work.items())
+    ]
+    return plan.renewed(routes=(*alike, *crossing))
+
+
+@lru_cache(maxsize=1 << 12)
+def _share(profile: ModelProfile, counted: tuple[int, ...]) -> float:
+    """Returns the compute of a microbatch of which only some layers count, beside that of a whole one."""
+    devices = profile.device_counts[0]
+    every = stage_costs(profile).compute_s(0, profile.num_layers, devices)
+    return _Counting(profile, counted).compute_s(0, profile.num_layers, devices) / every
 
 
 def _routes(taken: Mapping[tuple[tuple[int, ...], Hops], Sequence[int]], generation: int) -> tuple[Route, ...]:

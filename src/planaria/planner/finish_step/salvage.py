@@ -114,7 +114,7 @@ class Undone:
         generation: of the plan that finishes the step.
         kept: routes that go on.
         missing: what has to run again.
-        intact: whole pipelines of which all workers go on.
+        intact: whole pipelines of which all workers go on; where all were halted, those of which all live.
         pipelines: what is left of all, the intact ones as they are.
         shadows: those that live and have all of their state.
         live: the live workers.
@@ -173,6 +173,8 @@ def left_undone(
     _check_halted([route for route, goes in zip(plan.routes, goes_on, strict=True) if not goes], going)
     _check_holders(plan, live, holders)
     intact = _intact(plan, going, holders)
+    if not intact and plan.devices_per_stage == 1:  # else the devices of a stage would not all own the same
+        intact = _intact(plan, set(live), holders)
     shadows = _shadows(plan, live, holders, intact) if intact else ()
     return Undone(
         plan=plan,
