@@ -118,6 +118,12 @@ def _check_tensor_stages(job: Job) -> None:
             f'is not shared by the {devices} devices of a stage (cluster.stage_parallelism = "tensor")',
             f'Set it to {devices}, or to a larger power of two, or stage_parallelism = "sharded".',
         )  # fmt: skip
+    if cluster.device is not Device.CPU:
+        refuse(
+            "cluster.device", cluster.device.value,
+            'does not go with cluster.stage_parallelism = "tensor", which has run on processors alone',
+            'Set it to "cpu", or stage_parallelism = "sharded".',
+        )  # fmt: skip
     if job.resilience.policy is PolicyName.REDUNDANCY:
         refuse(
             "resilience.policy", job.resilience.policy.value,

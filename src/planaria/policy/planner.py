@@ -47,8 +47,8 @@ class _Shared:
 
     Attributes:
         made: templates and planners that were made, by what they are.
-        pipelines: that were estimated before, by network and whether devices share microbatches: most of a plan's are as
-            in the one before.
+        pipelines: that were estimated before, by network and whether devices share microbatches: most of a plan's are
+            as in the one before.
         sizes_s: seconds of a step of so many microbatches, with pipelines of these sizes.
     """
 
