@@ -168,15 +168,15 @@ class Meeting:
 
 def ran_by(model: HuggingFaceModel, devices: int, dtype: torch.dtype) -> tuple[list[torch.Tensor], Gradients]:
     """Returns each device's outputs, and the gradients that the devices count together."""
-    meeting = Meeting(devices)
+    meeting, batch = Meeting(devices), random_batch(model)
+    built = [filled_layers(model, shaken(whole_state(model))) for _ in range(devices)]
 
     def on(place: int) -> tuple[torch.Tensor, Gradients, set[str]]:
-        run = meeting.sharing(place)
-        layers = filled_layers(model, shaken(whole_state(model)))
+        run, layers = meeting.sharing(place), built[place]
         split = {f"{at} {name}" for at, layer in enumerate(layers) for name in split_parameters(layer)}
         with torch.autocast("cpu", dtype=dtype) if dtype != torch.float32 else nullcontext():
             wrapped = [Ran(layer.train(), run) for layer in layers]
-            (found,) = run_layers(wrapped, *random_batch(model).values())
+            (found,) = run_layers(wrapped, *batch.values())
             weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(6))
             (found * weights).sum().backward()
         gradients = {

@@ -102,11 +102,8 @@ def test_after_losses_microbatches_are_shared_where_every_device_is_there(seed: 
         assert plan.shares_microbatches == (not lost)
         check_programs(plan)
         if not plan.shares_microbatches:  # nothing stays on the first devices alone
-            shares = dict.fromkeys(plan.workers, 0)
-            for route in plan.routes:
-                shares[route.hops[0].worker] += len(route.microbatches)
-            firsts = {route.hops[0].worker for route in plan.routes}
-            assert len(firsts) > len(by_stage(plan).pipelines) or len(plan.workers) == len(by_stage(plan).workers)
+            hops = (hop for route in plan.routes for hop in route.hops)
+            assert any(hop.worker % settings.devices_per_stage for hop in hops)
 
 
 @pytest.mark.parametrize(

@@ -4,5 +4,6 @@ transport, frames  what goes to which peer, and how it is written · mailbox: wh
 outgoing, incoming  connections, with a thread for all of either
 outbox             messages whose bytes come from the device first
 sync               sums of gradients between owners · grid_encoding: exact ones as 32-bit integers
+stage_mates        sums over the devices of a stage that share a microbatch
 state_transfer     replicas on their way
 """
