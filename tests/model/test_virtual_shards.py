@@ -213,11 +213,13 @@ class Ran(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", [*FAMILIES, "mixtral"])
-def test_devices_that_share_a_run_have_the_bits_of_one(kind: str, dtype: torch.dtype) -> None:
-    """Also where a key-value head is shared by shards on several devices."""
+@pytest.mark.parametrize(
+    ("kind", "changes"), [*((kind, {}) for kind in (*FAMILIES, "mixtral")), ("llama", {"num_key_value_heads": 1})]
+)
+def test_devices_that_share_a_run_have_the_bits_of_one(kind: str, changes: dict[str, Any], dtype: torch.dtype) -> None:
+    """Also where a key-value head is shared by shards on some or all of the devices."""
     without = {"gpt2": dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)}  # threads share a generator
-    model = load(kind, **without.get(kind, {}))
+    model = load(kind, **without.get(kind, {}), **changes)
     ((expected,), gradients) = ran_by(model, 1, dtype)
     for devices in (2, 4):
         outputs, ours = ran_by(model, devices, dtype)

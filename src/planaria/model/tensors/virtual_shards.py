@@ -159,8 +159,7 @@ class _ShardDone(Exception):
 class _Shared(torch.autograd.Function):
     """Gives a tensor to several shards, cast once for all; the tree sums their gradients in the tensor's own dtype.
 
-    Where shards of other devices are given it too, it sums theirs as well. One of which only one of the devices counts
-    what the tensor was made from (`among` fewer than all) has that device go on with the sum, and the others with 0.
+    Where shards of other devices are given it too, it sums theirs as well.
     """
 
     @staticmethod
@@ -173,12 +172,22 @@ class _Shared(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        total, sharing = tree_sum([gradient.to(ctx.dtype) for gradient in gradients]), ctx.sharing
+        total = tree_sum([gradient.to(ctx.dtype) for gradient in gradients])
         if ctx.among > 1:
-            total = sharing.add_up(ctx.which, total, ctx.among)
-        if ctx.among < sharing.number and sharing.place % ctx.among:
-            total = torch.zeros_like(total)
+            total = ctx.sharing.add_up(ctx.which, total, ctx.among)
         return total, None, None, None, None
+
+
+class _MadeElsewhere(torch.autograd.Function):
+    """Passes on what another device makes too, and goes on from: here its gradient ends."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(gradient)
 
 
 class _Summed(torch.autograd.Function):
@@ -276,10 +285,13 @@ class _ShardedForward:
         return list(zip(*shared, strict=True))
 
     def _once_for_several(self, part: nn.Module, sharing: int, inputs: torch.Tensor) -> torch.Tensor:
-        """Is the forward of a module of which so many shards share a piece: the first of them runs it."""
+        """Is the forward of a module of which so many shards share a piece: the first one on each device runs it."""
         outputs = self._outputs.get(part, ())
         if self._shard % sharing == 0 or not outputs:
-            outputs = self._outputs[part] = self._shared(type(part).forward(part, inputs), sharing)
+            made = type(part).forward(part, inputs)
+            if self._shard % sharing:
+                made = _MadeElsewhere.apply(made)  # type: ignore[no-untyped-call]
+            outputs = self._outputs[part] = self._shared(made, sharing)
         return outputs[self._shard % len(outputs)]
 
     def _add_up(self, inputs: torch.Tensor) -> torch.Tensor:
