@@ -270,8 +270,8 @@ def of_job(number: int) -> dict[str, Any]:
 
 
 def of_example(path: Path) -> dict[str, Any]:
-    """A job's plans at first and after two losses, of two nodes one, with costs of an A100; a scenario's first run under
-    each policy."""
+    """A job's plans at first and after two losses, of two nodes one, with costs of an A100; a scenario's first run
+    under each policy."""
     if path.parent.name == "scenarios":
         scenario = load_scenario(path, ["failures.runs=1", "failures.hours=1"])
         about, traces = experiment(scenario, profile_of(scenario, path.parent)), traces_of(scenario, path.parent)
