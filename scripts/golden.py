@@ -270,7 +270,8 @@ def of_job(number: int) -> dict[str, Any]:
 
 
 def of_example(path: Path) -> dict[str, Any]:
-    """A job's plans at first and after two losses, with costs of an A100; a scenario's first run under each policy."""
+    """A job's plans at first and after two losses, of two nodes one, with costs of an A100; a scenario's first run
+    under each policy."""
     if path.parent.name == "scenarios":
         scenario = load_scenario(path, ["failures.runs=1", "failures.hours=1"])
         about, traces = experiment(scenario, profile_of(scenario, path.parent)), traces_of(scenario, path.parent)
@@ -287,7 +288,9 @@ def of_example(path: Path) -> dict[str, Any]:
     if job.cluster.device is Device.CPU:
         settings = dataclasses.replace(settings, num_cores=2.0)
     costs = job_profile(job, profile)
-    report = plan_for(costs, settings, policy=job.resilience.policy, losses=[{1}, {2}])
+    report = plan_for(
+        costs, settings, policy=job.resilience.policy, losses=[{node} for node in (1, 2) if node < settings.num_nodes]
+    )
     return {"name": path.name, **reported(report)}
 
 

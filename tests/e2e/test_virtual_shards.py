@@ -20,8 +20,41 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+TENSOR: dict[str, Any] = {
+    "model__virtual_shards": 4,
+    "cluster__nodes": 3,
+    "cluster__stage_parallelism": "tensor",
+    "train__global_batch": 4,
+    "train__steps": 6,
+    "resilience__min_nodes_per_pipeline": 1,
+}
+WIDE = {"gpt2": {"model__config__n_head": 4}, "llama": {"model__config__num_attention_heads": 4}}
+
+
 @pytest.mark.parametrize("name", rest_in_proof(list(JOBS)))
 def test_kills(name: str, text: Path, run: Run, reference: Reference) -> None:
     model, changes = JOBS[name]
     job = make_job(text, model, model__virtual_shards=2, **changes)
     run(job, *KILLS).assert_same_bits(reference(job))
+
+
+@pytest.mark.parametrize(
+    ("model", "devices", "changes"),
+    rest_in_proof(
+        [
+            pytest.param("llama", 2, {"cluster__optimizer_state": "spread"}),
+            pytest.param("gpt2", 2, {"resilience__policy": "adaptive"}),
+            pytest.param("llama", 4, {"train__dtype": "bfloat16", "train__boundary_dtype": "bfloat16"}),
+        ]
+    ),
+)
+def test_devices_that_share_microbatches_may_be_lost(
+    model: str, devices: int, changes: dict[str, Any], text: Path, run: Run, reference: Reference
+) -> None:
+    """A device within an exchange, and a node in the sums: what is left takes turns, or shares again."""
+    per_node = {"cluster__devices_per_node": devices, "cluster__devices_per_stage": devices}
+    job = make_job(text, model, **TENSOR, **WIDE[model], **per_node, **changes)
+    outcome = run(job, "kill:node=1,step=2,at=exchange,device=1", "kill:node=1,step=4,at=sync")
+    outcome.assert_same_bits(reference(job))
+    assert [(event["node"], event["device"]) for event in outcome.events("device_lost")] == [(1, 1)]
+    assert [event["node"] for event in outcome.events("node_lost")] == [1]

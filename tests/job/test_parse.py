@@ -22,7 +22,7 @@ from planaria.job.parse import (
     validated,
 )
 from planaria.job.registry import PolicyName
-from planaria.job.sections.cluster import Device
+from planaria.job.sections.cluster import Device, StageParallelism
 from planaria.job.sections.data import Packing
 from planaria.job.sections.train import LrSchedule, Numerics
 from planaria.job.settings import Job
@@ -335,6 +335,30 @@ def test_what_is_no_job_is_refused_by_field_and_remedy(override: str, parts: lis
 def test_what_does_not_go_with_virtual_shards_is_refused(other: str, says: str) -> None:
     with pytest.raises(UserError, match=rf"model\.virtual_shards = 2 .*{says}"):
         parse("model.virtual_shards=2", other)
+
+
+TENSOR = (
+    "cluster.stage_parallelism=tensor", "cluster.devices_per_node=4", "cluster.devices_per_stage=4",
+    "model.virtual_shards=4",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ("cluster.devices_per_stage=1", r"cluster\.devices_per_stage = 1 does not go with .* Set it to 2"),
+        ("cluster.devices_per_stage=auto", r"cluster\.devices_per_stage = 'auto' does not go with .* Set it to 2"),
+        ("model.virtual_shards=2", r"model\.virtual_shards = 2 is not shared by the 4 devices .* Set it to 4"),
+        ("model.virtual_shards=0", r"model\.virtual_shards = 0 is not shared by the 4 devices .* Set it to 4"),
+        ("cluster.device=cuda", r"cluster\.device = 'cuda' does not go with .*tensor.* Set it to \"cpu\""),
+        ("resilience.policy=redundancy", r"resilience\.policy = 'redundancy' does not go with .*shadows compute no"),
+        ("resilience.audit=0.1", r"resilience\.audit = 0\.1 does not go with .* Set audit = 0"),
+    ],
+)
+def test_what_does_not_go_with_tensor_stages_is_refused(other: str, says: str) -> None:
+    assert parse(*TENSOR).cluster.stage_parallelism is StageParallelism.TENSOR
+    with pytest.raises(UserError, match=says):
+        parse(*TENSOR, other)
 
 
 @pytest.mark.parametrize(

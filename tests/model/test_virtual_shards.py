@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,7 +23,14 @@ from planaria.model.huggingface import HuggingFaceModel
 from planaria.model.load import load_huggingface_model
 from planaria.model.model import ModelError
 from planaria.model.tensors import virtual_shards
-from planaria.model.tensors.virtual_shards import Split, compute_by_shards, tree_sum
+from planaria.model.tensors.virtual_shards import (
+    Sharing,
+    Split,
+    compute_by_shards,
+    shared_out,
+    split_parameters,
+    tree_sum,
+)
 
 SHARDS = 4
 """Twice the key-value heads of the small models: each serves two shards."""
@@ -32,7 +43,7 @@ Gradients = dict[str, torch.Tensor]
 
 
 def section(kind: str, shards: int = SHARDS, **changes: Any) -> ModelSection:
-    return msgspec.structs.replace(small_section(kind, **WIDE.get(kind, {}), **changes), virtual_shards=shards)
+    return msgspec.structs.replace(small_section(kind, **{**WIDE.get(kind, {}), **changes}), virtual_shards=shards)
 
 
 def load(kind: str, shards: int = SHARDS, **changes: Any) -> HuggingFaceModel:
@@ -122,6 +133,99 @@ def test_any_division_of_the_shards_gives_the_same_bits(
         monkeypatch.setattr(virtual_shards, "tree_sum", lambda parts: sum(parts[1:], parts[0]))
         found, ours = ran(model, training=True)
         assert not torch.equal(found, expected)
+
+
+class Meeting:
+    """Adds up what devices, each a thread, have of the sums of their runs."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._told: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._condition = threading.Condition()
+
+    def sharing(self, place: int) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], Any]:
+        """Returns what runs a layer for the device at a place."""
+        runs = itertools.count()
+
+        def run(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
+            number = next(runs)
+            add_up = partial(self._add_up, place, number)
+            with shared_out(Sharing(number=self.number, place=place, add_up=add_up)):
+                return layer(*inputs)
+
+        return run
+
+    def _add_up(self, place: int, run: int, which: int, part: torch.Tensor, among: int) -> torch.Tensor:
+        with self._condition:
+            assert (place, run, which) not in self._told, "one name for two sums"
+            self._told[place, run, which] = part
+            self._condition.notify_all()
+            first = place - place % among
+            wanted = [(other, run, which) for other in range(first, first + among)]
+            assert self._condition.wait_for(lambda: all(name in self._told for name in wanted), timeout=60)
+            return tree_sum([self._told[name] for name in wanted])
+
+
+def ran_by(model: HuggingFaceModel, devices: int, dtype: torch.dtype) -> tuple[list[torch.Tensor], Gradients]:
+    """Returns each device's outputs, and the gradients that the devices count together."""
+    meeting, batch = Meeting(devices), random_batch(model)
+    built = [filled_layers(model, shaken(whole_state(model))) for _ in range(devices)]
+
+    def on(place: int) -> tuple[torch.Tensor, Gradients, set[str]]:
+        run, layers = meeting.sharing(place), built[place]
+        split = {f"{at} {name}" for at, layer in enumerate(layers) for name in split_parameters(layer)}
+        with torch.autocast("cpu", dtype=dtype) if dtype != torch.float32 else nullcontext():
+            wrapped = [Ran(layer.train(), run) for layer in layers]
+            (found,) = run_layers(wrapped, *batch.values())
+            weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(6))
+            (found * weights).sum().backward()
+        gradients = {
+            f"{at} {name}": parameter.grad
+            for at, layer in enumerate(layers)
+            for name, parameter in layer.named_parameters()
+            if parameter.grad is not None
+        }
+        return found.detach(), gradients, split
+
+    with ThreadPoolExecutor(devices) as pool:
+        results = list(pool.map(on, range(devices)))
+    outputs, first, split = [result[0] for result in results], results[0][1], results[0][2]
+    for _, gradients, _ in results[1:]:
+        assert gradients.keys() == first.keys()
+        assert all(torch.equal(gradients[name], first[name]) for name in gradients.keys() - split)
+    counted = {
+        name: sum((gradients[name] for _, gradients, _ in results[1:]), gradient) if name in split else gradient
+        for name, gradient in first.items()
+    }
+    return outputs, counted
+
+
+class Ran(nn.Module):
+    """A layer that is run by a device."""
+
+    def __init__(self, layer: nn.Module, run: Callable[[nn.Module, tuple[torch.Tensor, ...]], Any]) -> None:
+        super().__init__()
+        self.layer = layer
+        self.run = run
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.run(self.layer, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "changes"), [*((kind, {}) for kind in (*FAMILIES, "mixtral")), ("llama", {"num_key_value_heads": 1})]
+)
+def test_devices_that_share_a_run_have_the_bits_of_one(kind: str, changes: dict[str, Any], dtype: torch.dtype) -> None:
+    """Also where a key-value head is shared by shards on some or all of the devices."""
+    without = {"gpt2": dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)}  # threads share a generator
+    model = load(kind, **without.get(kind, {}), **changes)
+    ((expected,), gradients) = ran_by(model, 1, dtype)
+    for devices in (2, 4):
+        outputs, ours = ran_by(model, devices, dtype)
+        assert all(torch.equal(output, expected) for output in outputs)
+        assert ours.keys() == gradients.keys()
+        assert not [name for name in gradients if not torch.equal(ours[name], gradients[name])]
 
 
 class Dropping(nn.Module):

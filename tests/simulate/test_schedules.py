@@ -72,6 +72,19 @@ def test_every_promise_is_kept_when_devices_are_lost_alone(seeds: range) -> None
     assert not {seed: first_line(error) for seed, error in errors.items() if error is not None}
 
 
+@pytest.mark.parametrize("seeds", batches(range(160), size=30, kept=10), ids=str)
+def test_every_promise_is_kept_where_devices_share_microbatches(seeds: range) -> None:
+    """Nodes and devices are lost, with their parts of microbatches; a stage that lost one takes turns meanwhile."""
+    errors = {}
+    for seed in seeds:
+        plain = _on_devices(schedule(seed), 2 + 2 * (seed % 2))
+        setup = msgspec.structs.replace(plain.setup, devices_per_stage=2 + 2 * (seed % 2), share_microbatches=True)
+        setup = msgspec.structs.replace(setup, audit=0.0)
+        faults = with_devices_alone(Random(f"devices {seed}"), setup, plain.faults) if seed % 3 else plain.faults
+        errors[seed] = error_of(msgspec.structs.replace(plain, setup=setup, faults=tuple(faults)))
+    assert not {seed: first_line(error) for seed, error in errors.items() if error is not None}
+
+
 def _on_devices(which: Schedule, devices: int, of_stage: int | None = None) -> Schedule:
     """The same history of nodes with so many times the devices, so many to a stage; None: as many; 0: any. In half of
     them these spread the optimizer's state."""

@@ -19,9 +19,15 @@ MOST_COMPUTED = 1 << 16
 
 class Computed(dict[tuple[int, float, Op, int, int, tuple[int, ...]], float]):
     """Durations under one profile, whatever the plan: seconds of a forward or backward on so many devices of this
-    speed, of these layers (the first one, and the end), of which so many are counted."""
+    speed, of these layers (the first one, and the end), of which so many are counted.
 
-    def __init__(self, profile: ModelProfile) -> None:
+    Args:
+        profile: what layers cost.
+        sharing: so many workers do each together.
+    """
+
+    def __init__(self, profile: ModelProfile, sharing: int) -> None:
+        self._sharing = sharing
         self._times = {count: [layer.on(count) for layer in profile.layers] for count in profile.device_counts}
 
     def __missing__(self, key: tuple[int, float, Op, int, int, tuple[int, ...]]) -> float:
@@ -38,20 +44,22 @@ class Computed(dict[tuple[int, float, Op, int, int, tuple[int, ...]], float]):
             total += sum(times[layer].backward_weight_s for layer in counted)
         if op is Op.BACKWARD_WEIGHT:
             total += sum(times[layer].split_s for layer in counted)
-        found = self[key] = total / speed
+        found = self[key] = total / (speed * self._sharing)
         return found
 
 
 @lru_cache(maxsize=16)
-def _computed(profile: ModelProfile) -> Computed:
-    return Computed(profile)
+def _computed(profile: ModelProfile, sharing: int) -> Computed:
+    return Computed(profile, sharing)
 
 
 class Durations:
     """Durations of one plan's instructions under one profile.
 
     A worker drives the devices of its widest stage, all of one node. Each holds an equal share of every group that the
-    worker owns; they read, sum and apply their shares side by side. A message between two stages is whole.
+    worker owns; they read, sum and apply their shares side by side. A message between two stages is whole. Devices that
+    share microbatches compute each in a share of the time, unless all workers share cores; what they exchange is taken
+    to cost nothing.
 
     Raises:
         PlanError: a stage has more or fewer devices than the profile has times for.
@@ -67,7 +75,8 @@ class Durations:
                 f"The plan has a stage of {count} devices, and the profile has times for stages of "
                 f"{', '.join(map(str, profile.device_counts))}. Profile that number too, or plan without it."
             )
-        self.computed = _computed(profile)
+        shares = plan.shares_microbatches and conditions.num_cores is None
+        self.computed = _computed(profile, plan.devices_per_stage if shares else 1)
         self._spread: dict[tuple[int, int, int, float], SumTimes] = {}
         """Times of sums whose owners are on different nodes, by group, devices, others that count, and speed."""
         self._by_hosts: dict[object, SumTimes] = {}

@@ -11,7 +11,7 @@ from collections import Counter
 from planaria.job.errors import UserError
 from planaria.job.registry import Launcher, PolicyName
 from planaria.job.sections.budget import check_budget
-from planaria.job.sections.cluster import Device, check_cluster
+from planaria.job.sections.cluster import Device, StageDevices, StageParallelism, check_cluster
 from planaria.job.sections.data import check_data
 from planaria.job.sections.eval import check_eval
 from planaria.job.sections.model import check_model
@@ -40,6 +40,7 @@ def check_job(job: Job) -> None:
     _check_precision(job)
     _check_virtual_shards(job)
     check_resilience(job.resilience)
+    _check_tensor_stages(job)
     check_budget(job.budget)
     _check_hourly_price(job)
     check_run(job.run)
@@ -96,6 +97,44 @@ def _check_virtual_shards(job: Job) -> None:
         refuse(
             "model.virtual_shards", job.model.virtual_shards, "does not go with train.compile = true",
             "Set virtual_shards = 0, or compile = false.",
+        )  # fmt: skip
+
+
+def _check_tensor_stages(job: Job) -> None:
+    """Checks that the devices of a stage can share a microbatch, and nothing is asked for that cannot be shared."""
+    cluster, shards = job.cluster, job.model.virtual_shards
+    if cluster.stage_parallelism is not StageParallelism.TENSOR:
+        return
+    devices = cluster.devices_per_stage
+    if isinstance(devices, StageDevices) or devices < 2 or devices & (devices - 1):
+        refuse(
+            "cluster.devices_per_stage", devices.value if isinstance(devices, StageDevices) else devices,
+            'does not go with cluster.stage_parallelism = "tensor", whose stages are on 2, 4 or 8 devices',
+            'Set it to 2, for instance, or stage_parallelism = "sharded".',
+        )  # fmt: skip
+    elif shards % devices or not shards:
+        refuse(
+            "model.virtual_shards", shards,
+            f'is not shared by the {devices} devices of a stage (cluster.stage_parallelism = "tensor")',
+            f'Set it to {devices}, or to a larger power of two, or stage_parallelism = "sharded".',
+        )  # fmt: skip
+    if cluster.device is not Device.CPU:
+        refuse(
+            "cluster.device", cluster.device.value,
+            'does not go with cluster.stage_parallelism = "tensor", which has run on processors alone',
+            'Set it to "cpu", or stage_parallelism = "sharded".',
+        )  # fmt: skip
+    if job.resilience.policy is PolicyName.REDUNDANCY:
+        refuse(
+            "resilience.policy", job.resilience.policy.value,
+            'does not go with cluster.stage_parallelism = "tensor": shadows compute no part of a microbatch',
+            'Set another policy, or stage_parallelism = "sharded".',
+        )  # fmt: skip
+    if job.resilience.audit:
+        refuse(
+            "resilience.audit", job.resilience.audit,
+            'does not go with cluster.stage_parallelism = "tensor": no node can run again what several devices ran',
+            'Set audit = 0, or stage_parallelism = "sharded".',
         )  # fmt: skip
 
 

@@ -14,12 +14,14 @@ from planaria.job.settings import Job
 from planaria.job.values import shown
 
 FAULT_POINTS = (
-    "load", "forward", "backward", "weight", "shadow", "send", "recv", "sync", "vote", "apply", "transfer", "evaluate",
+    "load", "forward", "backward", "weight", "shadow", "exchange", "send", "recv", "sync", "vote", "apply", "transfer",
+    "evaluate",
 )  # fmt: skip
 """Where a fault may strike. `send` and `recv` stand for activations and gradients alike; `weight` is the second half of
 a backward in two passes (cluster.schedule = "zb-h1" or "zb-h2"); `shadow` a forward or backward of what a worker
-shadows (the policy redundancy). `evaluate` is a forward of the evaluation after the step; what else an evaluation does
-belongs to the step that follows."""
+shadows (the policy redundancy); `exchange` is within a forward or backward, between devices that share a microbatch
+(cluster.stage_parallelism = "tensor"). `evaluate` is a forward of the evaluation after the step; what else an
+evaluation does belongs to the step that follows."""
 
 CORRUPT_POINTS = ("rest", "apply", "sync", "forward", "backward", "send")
 """Where bits may be flipped: in a replica that lies still (`rest`), in what the optimizer's step made (`apply`), in a

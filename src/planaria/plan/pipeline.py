@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property, lru_cache
-from typing import NewType
+from typing import NewType, TypeVar
 
 import msgspec
 
@@ -19,6 +19,9 @@ NodeId = NewType("NodeId", int)
 
 WorkerId = NewType("WorkerId", int)
 """Number of a device and of the process that drives it: node * devices_per_node + device."""
+
+
+_T = TypeVar("_T")
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
@@ -174,3 +177,18 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=
             stages.append((stage.first_layer, stage.end_layer, stage.num_devices, number, device))
         found = self._placed[devices_per_node] = tuple(place), _form(tuple(stages), len(place))
         return found
+
+
+def exchanged(
+    before: Mapping[WorkerId, _T], old: Iterable[Pipeline], new: Iterable[Mapping[WorkerId, _T]]
+) -> dict[WorkerId, _T]:
+    """Returns `before` without entries of old pipelines' workers and with the `new` entries; ascending."""
+    changed = dict(before)
+    put = {worker: found for of_pipeline in new for worker, found in of_pipeline.items()}
+    for pipeline in old:
+        for worker in pipeline.workers:
+            if worker not in put:
+                changed.pop(worker, None)
+    num_known = len(changed)
+    changed.update(put)
+    return changed if len(changed) == num_known else dict(sorted(changed.items()))

@@ -10,9 +10,9 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -24,6 +24,7 @@ from planaria.plan.pipeline import NodeId as NodeId
 from planaria.plan.pipeline import Pipeline as Pipeline
 from planaria.plan.pipeline import Stage as Stage
 from planaria.plan.pipeline import WorkerId as WorkerId
+from planaria.plan.pipeline import exchanged
 from planaria.plan.pipeline import runs_of as runs_of
 from planaria.plan.schedule_kind import ScheduleKind as ScheduleKind
 
@@ -114,24 +115,6 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return group.moved_bytes * (self.part[1] - self.part[0]) // group.size_bytes
 
 
-_T = TypeVar("_T")
-
-
-def _changed(
-    before: Mapping[WorkerId, _T], old: Iterable[Pipeline], new: Iterable[Mapping[WorkerId, _T]]
-) -> dict[WorkerId, _T]:
-    """Returns `before` without entries of old pipelines' workers and with the `new` entries; ascending."""
-    changed = dict(before)
-    put = {worker: found for of_pipeline in new for worker, found in of_pipeline.items()}
-    for pipeline in old:
-        for worker in pipeline.workers:
-            if worker not in put:
-                changed.pop(worker, None)
-    num_known = len(changed)
-    changed.update(put)
-    return changed if len(changed) == num_known else dict(sorted(changed.items()))
-
-
 def counted_together(routes: Iterable[Route]) -> dict[tuple[int, ...], int]:
     """Returns, for each set of layers that routes count together, the mask of their microbatches."""
     masks: dict[int, int] = {}
@@ -195,6 +178,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         devices_per_stage: d: each stage is on d neighbouring devices of a node. Workers d n to d n + d - 1 own the same
             layers; each runs some of the stage's microbatches. Those of them that were lost alone are not in the plan.
         spreads_optimizer: of each group, one device of a stage keeps the optimizer's state, and makes the parameters.
+        shares_microbatches: every device of a stage runs each of its microbatches, for a part of the layers' shards;
+            routes name the first device of each stage, which alone tells losses and has what is counted in its ledger.
     """
 
     generation: int
@@ -215,6 +200,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
     evaluation: Evaluation | None = None
     devices_per_stage: int = 1
     spreads_optimizer: bool = False
+    shares_microbatches: bool = False
 
     @property
     def num_counted(self) -> int:
@@ -403,8 +389,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         new = [pipeline for pipeline in self.pipelines if id(pipeline) not in there]
         groups_of = groups_by_layers(self.groups, self.num_layers)
         found: dict[str, dict[WorkerId, Any]] = {
-            "layers_of": _changed(owned, old, [pipeline.owned for pipeline in new]),
-            "groups_of": _changed(
+            "layers_of": exchanged(owned, old, [pipeline.owned for pipeline in new]),
+            "groups_of": exchanged(
                 before.groups_of, old, [{w: groups_of[ls] for w, ls in pipeline.owned.items()} for pipeline in new]
             ),
         }
@@ -444,6 +430,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         for worker in self.workers:
             mates.setdefault(worker // self.devices_per_stage, []).append(worker)
         return tuple(map(tuple, mates.values()))
+
+    def first_of(self, worker: WorkerId) -> WorkerId:
+        """Returns the worker that routes name for what a worker runs: itself, or the first device of its stage."""
+        return WorkerId(worker - worker % self.devices_per_stage) if self.shares_microbatches else worker
 
     def node_of(self, worker: WorkerId) -> NodeId:
         return NodeId(worker // self.devices_per_node)

@@ -33,6 +33,7 @@ class PlannerSettings:
         devices_per_node: M: the devices, and so workers, of each node.
         devices_per_stage: of a node that each stage is on; microbatches are dealt to them in turn. 0: whatever is best.
         spreads_optimizer: of each group, one device of a stage alone has the optimizer's state.
+        share_microbatches: devices of a stage share each microbatch, wherever they can, instead of taking turns.
         memory_bytes: of one device; 0: unlimited.
         min_nodes: n0, the nodes of the smallest pipeline; 0: the fewest that the memory allows.
         shape: number of pipelines, and nodes of each (Bamboo's D and P): a plan has these where there are nodes enough,
@@ -61,6 +62,7 @@ class PlannerSettings:
     devices_per_node: int
     devices_per_stage: int = 1
     spreads_optimizer: bool = False
+    share_microbatches: bool = False
     memory_bytes: int = 0
     min_nodes: int = 0
     shape: tuple[int, int] | None = None

@@ -116,6 +116,20 @@ def _check_stage_mates(plan: Plan) -> None:
                 own.get(mate) == own.get(first) and held.get(mate) == held.get(first),
                 f"worker {mate} does not hold what worker {first} does, with which it shares its stages",
             )
+    if plan.shares_microbatches:
+        _check_sharing(plan)
+
+
+def _check_sharing(plan: Plan) -> None:
+    """Checks that each stage has all of its devices, and that routes name the first of them."""
+    devices = plan.devices_per_stage
+    _require(devices & (devices - 1) == 0 and devices > 1, f"{devices} devices cannot share a microbatch")
+    _require(plan.redundancy is None, "shadows compute nothing of microbatches that devices share")
+    for mates in plan.stage_mates:
+        _require(len(mates) == devices, f"workers {mates} share microbatches, and their stage has {devices} devices")
+    named = {hop.worker for route in plan.routes for hop in route.hops}
+    for worker in sorted(named):
+        _require(plan.first_of(worker) == worker, f"a route names worker {worker}, which is not the first of its stage")
 
 
 def _check_order(plan: Plan) -> None:

@@ -12,6 +12,9 @@ have a device left for it. A place that has none is carried by the nearest one o
 too. For the policy every place is there, and the node slower (`Devices.shares`).
 
 Microbatches of a route that goes on stay with their devices.
+
+Or the devices of a stage share each microbatch, and its layers' shards are dealt to them (`share_microbatches`): every
+one runs what routes have the first of them run.
 """
 
 from __future__ import annotations
@@ -43,12 +46,15 @@ class Devices:
         per_node: on each node.
         lost: those that were lost alone; their nodes live.
         spreads_optimizer: see `Plan.spreads_optimizer`.
+        share_microbatches: all devices of a stage compute each microbatch, where all are there and no shadows compute
+            (`Plan.shares_microbatches`); else they take microbatches in turn.
     """
 
     per_stage: int
     per_node: int
     lost: frozenset[WorkerId] = frozenset()
     spreads_optimizer: bool = False
+    share_microbatches: bool = False
 
     @property
     def are_plain(self) -> bool:
@@ -130,6 +136,7 @@ def by_stage(plan: Plan, on: Devices | None = None) -> Plan:
             devices_per_node=plan.devices_per_node // devices,
             devices_per_stage=1,
             spreads_optimizer=False,
+            shares_microbatches=False,
             pipelines=_pipelines_of_places(plan.pipelines, devices),
             routes=_joined(plan.routes, devices),
             shadows=tuple(dict.fromkeys(_places(plan.shadows, devices))),
@@ -166,14 +173,20 @@ def by_device(
 
 def carried(plan: Plan, on: Devices, before: Plan | None = None) -> Plan:
     """Returns the plan as `by_device` does, without what moves."""
-    evaluation, last = plan.evaluation, None if before is None else before.evaluation
+    evaluation = plan.evaluation
+    shares = on.share_microbatches and not on.lost and plan.redundancy is None
+    if before is not None and (shares or before.shares_microbatches):
+        before = None
+    last = None if before is None else before.evaluation
+    deal = _led if shares else _dealt
     return msgspec.structs.replace(
         plan,
         devices_per_node=on.per_node,
         devices_per_stage=on.per_stage,
         spreads_optimizer=on.spreads_optimizer,
+        shares_microbatches=shares,
         pipelines=tuple(Pipeline(stages=stages) for p in plan.pipelines for stages in _lanes(p.stages, on)),
-        routes=_dealt(plan.routes, on, () if before is None else before.routes),
+        routes=deal(plan.routes, on, () if before is None else before.routes),
         shadows=tuple(
             msgspec.structs.replace(shadow, worker=worker)
             for shadow in plan.shadows
@@ -183,7 +196,7 @@ def carried(plan: Plan, on: Devices, before: Plan | None = None) -> Plan:
         evaluation=evaluation
         and Evaluation(
             num_microbatches=evaluation.num_microbatches,
-            routes=_dealt(evaluation.routes, on, () if last is None else last.routes),
+            routes=deal(evaluation.routes, on, () if last is None else last.routes),
         ),
     )
 
@@ -357,6 +370,11 @@ def _joined(routes: Sequence[Route], devices: int) -> tuple[Route, ...]:
         alike = msgspec.structs.replace(route, hops=_places(route.hops, devices), microbatches=())
         numbers.setdefault(alike, []).extend(route.microbatches)
     return tuple(msgspec.structs.replace(route, microbatches=tuple(sorted(own))) for route, own in numbers.items())
+
+
+def _led(routes: Sequence[Route], on: Devices, before: Sequence[Route]) -> tuple[Route, ...]:
+    """Returns each route on the first device of each place, with which the others run it."""
+    return tuple(msgspec.structs.replace(route, hops=_in_turn(route.hops, on, 0)) for route in routes)
 
 
 def _dealt(routes: Sequence[Route], on: Devices, before: Sequence[Route]) -> tuple[Route, ...]:

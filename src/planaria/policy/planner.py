@@ -47,7 +47,8 @@ class _Shared:
 
     Attributes:
         made: templates and planners that were made, by what they are.
-        pipelines: that were estimated before, by network: most of a plan's are as in the one before.
+        pipelines: that were estimated before, by network and whether devices share microbatches: most of a plan's are
+            as in the one before.
         sizes_s: seconds of a step of so many microbatches, with pipelines of these sizes.
     """
 
@@ -181,6 +182,7 @@ class Planner:
             per_node=settings.devices_per_node,
             lost=self.lost_devices,
             spreads_optimizer=settings.spreads_optimizer,
+            share_microbatches=settings.share_microbatches,
         )
 
     def _for_same_nodes(self, made: Planner) -> Planner:
@@ -287,7 +289,7 @@ class Planner:
     def estimate(self, plan: Plan) -> StepEstimate:
         """Returns what a step under the plan is thought to take."""
         if self.of_devices is None:
-            return outline(plan, self.profile, self.conditions, self._known)
+            return outline(plan, self.profile, self.conditions, self._known(plan))
         devices = self.of_devices.devices
         step = self.of_devices.estimate(carried(plan, devices))
         by_place = {place: max(step.compute_s.get(w, 0.0) for w in devices.running(place)) for place in plan.workers}
@@ -299,7 +301,7 @@ class Planner:
 
     def wait_s(self, plan: Plan, come_s: Mapping[WorkerId, float]) -> float:
         """Returns the seconds by which the plan's first step is longer, as these workers have their state so late."""
-        return wait_s(plan, self.profile, come_s, self.conditions, self._known)
+        return wait_s(plan, self.profile, come_s, self.conditions, self._known(plan))
 
     def transfer_time(self, plan: Plan) -> TransferTime:
         """Returns the predicted time of the plan's transfers."""
@@ -323,10 +325,10 @@ class Planner:
 
         return Room(seconds=seconds, link_s=link_s)
 
-    @property
-    def _known(self) -> EstimateCache:
+    def _known(self, plan: Plan) -> EstimateCache:
         network = self.conditions.network
-        return self._shared.pipelines.setdefault(None if network is None else network.key, EstimateCache())
+        alike = None if network is None else network.key, plan.shares_microbatches
+        return self._shared.pipelines.setdefault(alike, EstimateCache())
 
     def as_profiled(self, plan: Plan, compute_s: Mapping[WorkerId, float]) -> Mapping[WorkerId, float]:
         """Returns seconds of each worker's compute, on a node as fast as the profile says."""
@@ -375,7 +377,7 @@ class Planner:
                 del known[next(iter(known))]
             plan = plan_of_templates(self.profile, templates, self.settings)
             alike = dataclasses.replace(self.conditions, node_speeds={}, network=None)
-            cache = self._shared.pipelines.setdefault(None, EstimateCache())
+            cache = self._shared.pipelines.setdefault((None, False), EstimateCache())
             found = known[key] = outline(plan, self.profile, alike, cache).step_time_s
         return found
 

@@ -146,7 +146,7 @@ class StageDevicesPolicy(Policy):
 
     def finish_step(self, request: FinishRequest) -> Candidate:
         if self._is_whole(request):
-            return self._by_device(self.places.finish_step(self._struck(request)), request.plan)
+            return self._by_device(self.places.finish_step(self._struck(request)), request.plan, finishes=True)
         # Nobody goes on in the place of a device alone: what its stage's devices hold would differ.
         plan = msgspec.structs.replace(request.plan, redundancy=None)
         found = super().finish_step(dataclasses.replace(request, plan=plan))
@@ -154,7 +154,7 @@ class StageDevicesPolicy(Policy):
 
     def finish_evaluation(self, request: FinishRequest) -> Candidate:
         if self._is_whole(request):
-            return self._by_device(self.places.finish_evaluation(self._struck(request)), request.plan)
+            return self._by_device(self.places.finish_evaluation(self._struck(request)), request.plan, finishes=True)
         return super().finish_evaluation(request)
 
     def warm_up(self, plan: Plan, target: Candidate, generation: int, *, in_parts: bool = False) -> Candidate | None:
@@ -197,9 +197,14 @@ class StageDevicesPolicy(Policy):
         before: Plan | None = None,
         holders: Held | None = None,
         computing: Held | None = None,
+        *,
+        finishes: bool = False,
     ) -> Candidate:
-        """Returns a candidate with its plan by device, and what that is thought to take."""
+        """Returns a candidate with its plan by device, and what that is thought to take. One that `finishes` what a
+        plan began goes on with microbatches taken in turn: those that devices share begin anew."""
         planner, on = self.planner, self._on
+        if finishes:
+            on = dataclasses.replace(on, share_microbatches=False)
         plan = by_device(found.plan, on, before, holders, computing)
         if on.are_plain and holders and not found.restores:
             plan = with_state(plan, holders)

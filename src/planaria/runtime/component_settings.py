@@ -7,7 +7,7 @@ from pathlib import Path
 from planaria.job.errors import UserError
 from planaria.job.faults import Fault
 from planaria.job.registry import Launcher
-from planaria.job.sections.cluster import LOOPBACK, Device, OptimizerState, StageDevices
+from planaria.job.sections.cluster import LOOPBACK, Device, OptimizerState, StageDevices, StageParallelism
 from planaria.job.sections.run import RunSection
 from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
@@ -48,6 +48,7 @@ def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
         devices_per_node=job.cluster.devices_per_node,
         devices_per_stage=0 if isinstance(stages, StageDevices) else stages,
         spreads_optimizer=job.cluster.optimizer_state is OptimizerState.SPREAD,
+        share_microbatches=job.cluster.stage_parallelism is StageParallelism.TENSOR,
         memory_bytes=int(job.cluster.memory_gb * 1e9) if job.cluster.memory_gb else profile.device.memory_bytes,
         min_nodes=job.resilience.min_nodes_per_pipeline,
         shape=_shape(job),

@@ -79,6 +79,13 @@ def test_the_devices_of_a_stage_may_spread_the_optimizers_state() -> None:
     assert spreads("cluster.optimizer_state=spread")
 
 
+def test_the_devices_of_a_stage_share_microbatches_where_the_job_says_so() -> None:
+    overrides = ("cluster.devices_per_stage=2", "model.virtual_shards=2", "cluster.stage_parallelism=tensor")
+    for known in (2, 3):
+        settings = planner_settings(parse_job(TEXT, overrides=overrides[:known], origin="test"), GPT3)
+        assert settings.share_microbatches == (known == 3)
+
+
 def test_who_opens_a_dataset_for_minutes_may_join_late() -> None:
     job = parse_job(TEXT, overrides=('cluster.launcher="agents"',), origin="test")
     assert limits_of(job, 0.0).join_s == Limits().join_s

@@ -49,6 +49,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         is_tight: the budget is for the nodes at the start, and those that join are given back.
         audit: share of computation that is run again.
         spreads_optimizer: of each group, one device of a stage alone has the optimizer's state.
+        share_microbatches: devices of a stage share each microbatch, wherever they can.
         is_slow: links, so that beside a step the state of a layer or two has room.
     """
 
@@ -80,6 +81,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     devices_per_stage: int = 1
     audit: float = 0.0
     spreads_optimizer: bool = False
+    share_microbatches: bool = False
 
     def zone_of(self, node: int) -> str:
         return f"zone-{node % self.num_zones}" if self.num_zones else ""
@@ -118,6 +120,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             devices_per_node=self.devices_per_node,
             devices_per_stage=self.devices_per_stage,
             spreads_optimizer=self.spreads_optimizer,
+            share_microbatches=self.share_microbatches,
             min_nodes=self.min_nodes,
             schedule=self.order,
             redundancy=self.redundancy,

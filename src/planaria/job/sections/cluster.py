@@ -41,6 +41,13 @@ class OptimizerState(enum.StrEnum):
     SPREAD = "spread"
 
 
+class StageParallelism(enum.StrEnum):
+    """What the devices of a stage do: they take microbatches in turn (`sharded`), or share each one (`tensor`)."""
+
+    SHARDED = "sharded"
+    TENSOR = "tensor"
+
+
 class NodeRange(Section, frozen=True):
     """[cluster.nodes]
 
@@ -86,6 +93,9 @@ class ClusterSection(Section, frozen=True):
             stage's layers, and they take its microbatches in turn. Losses and weights are the same for any number.
             auto: the number is chosen when the job begins, and, under resilience.policy = "adaptive" or where there is
             no other plan, after losses.
+        stage_parallelism: sharded: the devices of a stage take its microbatches in turn. tensor: they share each of
+            them, every one computing as many of the layers' model.virtual_shards, and exchange what these give. Losses
+            and weights are the same for both. A stage that has lost a device is sharded.
         optimizer_state: whole: every device of a stage holds the optimizer's state of all of its layers. spread: each
             holds that of some, makes their new parameters, and gives them to the others of the stage.
         device: cpu, cuda, or emulated: processes, messages and recoveries as ever, but nothing is computed; layers
@@ -122,6 +132,7 @@ class ClusterSection(Section, frozen=True):
     nodes: NodeRange | int
     devices_per_node: int = 1
     devices_per_stage: int | StageDevices = 1
+    stage_parallelism: StageParallelism = StageParallelism.SHARDED
     optimizer_state: OptimizerState = OptimizerState.WHOLE
     device: Device = Device.CPU
     profile: str | None = None

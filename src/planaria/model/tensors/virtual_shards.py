@@ -4,13 +4,17 @@ A section (an attention, a feed-forward) has matrices that are split by columns,
 rows. Each shard runs the section's own forward on its slices of them. What its rows give is summed over the shards by
 one fixed binary tree, and so are the gradients of whatever several shards read: the section's inputs, the keys and
 values of a head that they share, a norm within heads. The sum of neighbouring shards is a node of that tree: whoever
-has computed them can hand it on, and the bits stay the same. Knows nothing of layers, nor of any library of models.
+has computed them can hand it on, and the bits stay the same. So devices may share a run out (`shared_out`): each
+computes its own neighbouring shards, and they exchange what these give. Knows nothing of layers, nor of any library of
+models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -39,6 +43,53 @@ class Split:
     columns: Mapping[str, int]
     rows: str
     whole: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Sharing:
+    """How one run of layers is shared out: each device computes the same number of neighbouring shards.
+
+    Attributes:
+        number: of devices that share it, a power of two that divides the shards.
+        place: of this device among them, from 0.
+        add_up: given which sum it is, what this device has of it, and among how many neighbouring devices it is,
+            returns the whole sum by the tree over those, once they have told theirs.
+        named: sums that this run has named so far. Every device names the same ones in the same order.
+    """
+
+    number: int = 1
+    place: int = 0
+    add_up: Callable[[int, torch.Tensor, int], torch.Tensor] = field(default=lambda which, part, among: part)
+    named: int = 0
+
+    def name(self) -> int:
+        """Returns the name of one more sum."""
+        self.named += 1
+        return self.named
+
+
+_sharing: ContextVar[Sharing | None] = ContextVar("sharing", default=None)
+
+
+@contextmanager
+def shared_out(sharing: Sharing) -> Iterator[None]:
+    """Has sections that run meanwhile compute this device's shards alone, and their backwards too."""
+    token = _sharing.set(sharing)
+    try:
+        yield
+    finally:
+        _sharing.reset(token)
+
+
+def split_parameters(module: nn.Module) -> frozenset[str]:
+    """Returns the names of a module's parameters of which each shard has a part, so that each device has a part of
+    their gradients; of all others every device that shares a run has the same gradients."""
+    return frozenset(
+        f"{path}.{name}" if path else name
+        for path, section in module.named_modules()
+        if isinstance(section.forward, _ShardedForward)
+        for name in section.forward.split_names()
+    )
 
 
 def tree_sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -106,17 +157,49 @@ class _ShardDone(Exception):
 
 
 class _Shared(torch.autograd.Function):
-    """Gives a tensor to several shards, cast once for all; the tree sums their gradients in the tensor's own dtype."""
+    """Gives a tensor to several shards, cast once for all; the tree sums their gradients in the tensor's own dtype.
+
+    Where shards of other devices are given it too, it sums theirs as well.
+    """
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, shards: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        ctx.dtype = tensor.dtype
+    def forward(
+        ctx: Any, tensor: torch.Tensor, shards: int, dtype: torch.dtype, sharing: Sharing, among: int
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.dtype, ctx.sharing, ctx.among, ctx.which = tensor.dtype, sharing, among, sharing.name()
         given = tensor.to(dtype)
         return tuple(given.view_as(given) for _ in range(shards))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return tree_sum([gradient.to(ctx.dtype) for gradient in gradients]), None, None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        total = tree_sum([gradient.to(ctx.dtype) for gradient in gradients])
+        if ctx.among > 1:
+            total = ctx.sharing.add_up(ctx.which, total, ctx.among)
+        return total, None, None, None, None
+
+
+class _MadeElsewhere(torch.autograd.Function):
+    """Passes on what another device makes too, and goes on from: here its gradient ends."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(gradient)
+
+
+class _Summed(torch.autograd.Function):
+    """Adds up what devices' shards give. Each shard's gradient is that of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, sharing: Sharing) -> torch.Tensor:
+        return sharing.add_up(sharing.name(), part, sharing.number)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
 
 
 class _ShardedForward:
@@ -146,6 +229,7 @@ class _ShardedForward:
                 part = section.get_submodule(path)
                 part.forward = partial(self._once_for_several, part, shards // number)
         self._shard = 0
+        self._sharing = Sharing()
         self._sums: list[torch.Tensor] = []
         self._slices: Sequence[torch.Tensor] = ()
         self._outputs: dict[nn.Module, Sequence[torch.Tensor]] = {}
@@ -153,6 +237,8 @@ class _ShardedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         section, own = self._section, type(self._section).forward
+        self._sharing = _sharing.get() or Sharing()
+        own_shards = self._own_shards()
         leaves, structure = tree_flatten((args, kwargs))
         given = self._given(leaves)
         held = self._held()
@@ -161,11 +247,11 @@ class _ShardedForward:
         self._sums = []
         self._seed = _seeds(leaves) if section.training else _leave
         try:
-            for shard in range(self._shards):
+            for at, shard in enumerate(own_shards):
                 self._shard = shard
                 for (part, name), pieces in held.items():
-                    part._parameters[name] = pieces[shard * len(pieces) // self._shards]  # type: ignore[assignment]
-                shard_args, shard_kwargs = tree_unflatten(given[shard], structure)
+                    part._parameters[name] = pieces[at]  # type: ignore[assignment]
+                shard_args, shard_kwargs = tree_unflatten(given[at], structure)
                 self._seed(shard)
                 try:
                     return own(section, *shard_args, **shard_kwargs)
@@ -177,62 +263,87 @@ class _ShardedForward:
                 part._parameters[name] = parameter
         raise AssertionError("the last shard goes on")
 
+    def split_names(self) -> list[str]:
+        """Returns the names in the section of the parameters of which each shard has a part."""
+        columns = [(path, self._section.get_submodule(path)) for path in self._split.columns]
+        return [f"{path}.{name}" for path, part in columns for name in part._parameters] + [
+            f"{self._split.rows}.weight"
+        ]
+
+    def _own_shards(self) -> range:
+        """Returns the shards that this device computes."""
+        each = self._shards // self._sharing.number
+        return range(self._sharing.place * each, (self._sharing.place + 1) * each)
+
     def _given(self, leaves: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Returns each shard's arguments. The first tensor that is as wide as the matrices is what they multiply."""
+        """Returns the arguments of each of its shards. The first tensor as wide as matrices is what they multiply."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         inputs = next(leaf for leaf in tensors if leaf.shape[-1:] == (self._width,))
         kind = inputs.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
-        shared = [_shared(leaf, self._shards, dtype if leaf is inputs else None) for leaf in leaves]
+        shared = [self._shared(leaf, self._shards, dtype if leaf is inputs else None) for leaf in leaves]
         return list(zip(*shared, strict=True))
 
     def _once_for_several(self, part: nn.Module, sharing: int, inputs: torch.Tensor) -> torch.Tensor:
-        """Is the forward of a module of which so many shards share a piece: the first of them runs it."""
-        if self._shard % sharing == 0:
-            self._outputs[part] = _shared(type(part).forward(part, inputs), sharing)
-        return self._outputs[part][self._shard % sharing]
+        """Is the forward of a module of which so many shards share a piece: the first one on each device runs it."""
+        outputs = self._outputs.get(part, ())
+        if self._shard % sharing == 0 or not outputs:
+            made = type(part).forward(part, inputs)
+            if self._shard % sharing:
+                made = _MadeElsewhere.apply(made)  # type: ignore[no-untyped-call]
+            outputs = self._outputs[part] = self._shared(made, sharing)
+        return outputs[self._shard % len(outputs)]
 
     def _add_up(self, inputs: torch.Tensor) -> torch.Tensor:
         """Is the forward of the module that is split by rows: the last shard's returns what all of them give."""
-        weight = self._slices[len(self._sums)]
+        weight = self._slices[self._shard]
         self._sums.append(
             functional.linear(inputs, weight) if _output_dim(self._rows) == 0 else torch.matmul(inputs, weight)
         )
-        if len(self._sums) < self._shards:
+        if len(self._sums) < len(self._own_shards()):
             raise _ShardDone
         total, self._sums = tree_sum(self._sums), []
+        if self._sharing.number > 1:
+            total = _Summed.apply(total, self._sharing)  # type: ignore[no-untyped-call]
         self._seed(self._shards)
         bias = self._rows._parameters["bias"]
         return total if bias is None else total + bias.to(total.dtype)
 
     def _held(self) -> dict[tuple[nn.Module, str], Sequence[torch.Tensor]]:
-        """Returns pieces of the section's parameters, but for those of the rows; each for as many shards."""
+        """Returns what each of its shards has of the section's parameters, but for those of the rows."""
         held: dict[tuple[nn.Module, str], Sequence[torch.Tensor]] = {}
         for path, matrices in self._split.columns.items():
             part = self._section.get_submodule(path)
             dims = {"weight": _output_dim(part), "bias": 0}
             for name, parameter in part._parameters.items():
                 if parameter is not None:
-                    held[part, name] = slices(parameter, dims[name], matrices, self._pieces[path])
+                    pieces = slices(parameter, dims[name], matrices, self._pieces[path])
+                    held[part, name] = [pieces[at * len(pieces) // self._shards] for at in self._own_shards()]
         for path in self._split.whole:
             part = self._section.get_submodule(path)
             for name, parameter in part._parameters.items():
                 if parameter is not None:
-                    held[part, name] = _shared(parameter, self._shards)
+                    held[part, name] = self._shared(parameter, self._shards)
         return held
+
+    def _shared(self, leaf: Any, shards: int, dtype: torch.dtype | None = None) -> tuple[Any, ...]:
+        """Returns what this device's of so many shards are given of something that all of them read, in this dtype or
+        its own."""
+        own = min(shards, len(self._own_shards()))
+        as_it_is = not isinstance(leaf, torch.Tensor) or (
+            dtype in (None, leaf.dtype) and (shards == 1 or not leaf.requires_grad)
+        )
+        if as_it_is:
+            return (leaf,) * own
+        copies: tuple[torch.Tensor, ...] = _Shared.apply(  # type: ignore[no-untyped-call]
+            leaf, own, dtype or leaf.dtype, self._sharing, shards // own
+        )
+        return copies
 
 
 def _output_dim(module: nn.Module) -> int:
     """Returns the dimension of a module's weight along which its outputs are."""
     return 0 if isinstance(module, nn.Linear) else 1
-
-
-def _shared(leaf: Any, shards: int, dtype: torch.dtype | None = None) -> tuple[Any, ...]:
-    """Returns what each of so many shards is given of something that all of them read, in this dtype or its own."""
-    if not isinstance(leaf, torch.Tensor) or (dtype in (None, leaf.dtype) and (shards == 1 or not leaf.requires_grad)):
-        return (leaf,) * shards
-    copies: tuple[torch.Tensor, ...] = _Shared.apply(leaf, shards, dtype or leaf.dtype)  # type: ignore[no-untyped-call]
-    return copies
 
 
 def _leave(number: int) -> None:

@@ -3,7 +3,8 @@
 A worker's order is always a restriction of one global order in which everything comes after what it needs.
 Sends do not wait for their receivers and receives match by (born, microbatch, boundary), not by order, so the
 worker whose next instruction is the globally first one not yet done can always do it: no program can
-deadlock, and neither can what is left of it after some instructions were done under an earlier plan.
+deadlock, and neither can what is left of it after some instructions were done under an earlier plan. Devices that share
+microbatches do the same in the same order, so what one of them waits for within an instruction, the others come to.
 (A sync's round may change with the plan; a sync is the same when group and epoch are.)
 """
 
@@ -12,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
+import msgspec
+
 from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.program.evaluation import evaluation_programs
 from planaria.plan.program.hops import passing, route_hops, shadowed
-from planaria.plan.program.instructions import Program, body_of
+from planaria.plan.program.instructions import Instruction, Program, body_of
 from planaria.plan.program.layer_cuts import CutOrder
 from planaria.plan.program.list_schedule import LayerUnits, list_schedule
 from planaria.plan.program.orders import pipeline_order
@@ -38,12 +41,30 @@ def program(plan: Plan, worker: WorkerId) -> Program:
 
 def programs(plan: Plan, workers: Iterable[WorkerId] | None = None) -> dict[WorkerId, Program]:
     """Returns the programs of these workers, or of all workers."""
+    first_of = {worker: plan.first_of(worker) for worker in (plan.workers if workers is None else workers)}
+    leading = dict.fromkeys(first_of.values())
     if plan.evaluation is not None:
-        return evaluation_programs(plan, plan.workers if workers is None else workers)
-    orders = cut_orders(plan, plan.workers if workers is None else workers)
+        passes = evaluation_programs(plan, leading)
+        return {worker: _beside(passes[first], worker - first) for worker, first in first_of.items()}
+    orders, rounds = cut_orders(plan, leading), colour(plan)
     bodies = {worker: body_of(order) for worker, order in orders.items()}
-    rounds = colour(plan)
-    return {worker: with_tail(body, orders[worker], plan, worker, rounds) for worker, body in bodies.items()}
+    return {
+        worker: with_tail(_beside(bodies[first], worker - first), orders[first], plan, worker, rounds)
+        for worker, first in first_of.items()
+    }
+
+
+def _beside(instructions: Sequence[Instruction], places: int) -> Program:
+    """Returns what the device so many places after the first one of its stage does with it: the same, with the devices
+    as many places after the first ones of other stages."""
+    if not places:
+        return tuple(instructions)
+    return tuple(
+        instruction
+        if instruction.peer is None
+        else msgspec.structs.replace(instruction, peer=WorkerId(instruction.peer + places))
+        for instruction in instructions
+    )
 
 
 def cut_orders(plan: Plan, workers: Iterable[WorkerId]) -> dict[WorkerId, CutOrder]:

@@ -289,7 +289,7 @@ class Orders:
 
 def _frame(plan: Plan) -> tuple[object, ...]:
     """Returns what two plans must have in common for one to be told as an update of the other."""
-    devices = plan.devices_per_node, plan.devices_per_stage, plan.spreads_optimizer
+    devices = plan.devices_per_node, plan.devices_per_stage, plan.spreads_optimizer, plan.shares_microbatches
     return plan.num_layers, plan.num_microbatches, devices, plan.groups, plan.schedule, plan.redundancy
 
 

@@ -32,6 +32,8 @@ class Kind:
     STATE = "t"
     PARAMETERS = "p"
     """Parameters that another device of the stage has made in the optimizer's step."""
+    PARTIAL = "x"
+    """What shards give at another device of the stage, with which a microbatch is shared."""
 
     SUMS: Final = frozenset({SUM, SHARED_SUM, TOTAL, SHARED_TOTAL})
     NAMES: Final = {
@@ -39,6 +41,7 @@ class Kind:
         GRADIENT: "gradient",
         STATE: "state",
         PARAMETERS: "parameters",
+        PARTIAL: "partial sum",
     } | dict.fromkeys(SUMS, "sum")
     """Names of the kinds of messages, for people."""
 
@@ -54,7 +57,7 @@ class Key(NamedTuple):
             never matches.
         item: microbatch or group.
         layer: boundary layer of an activation or gradient; of a sum, the owner of the slice; of a state, how often it
-            was sent before.
+            was sent before; of a partial sum, which one of the microbatch it is.
     """
 
     kind: str

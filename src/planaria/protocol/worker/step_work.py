@@ -78,6 +78,7 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._nothing = nothing
         self._before = before
         self._plan: Plan | None = None
+        self._leads = True
         self._program: Program = ()
         self._batches: dict[int, Batch] = {}
         self._activations: dict[tuple[Work, int], Value] = {}
@@ -108,6 +109,10 @@ class StepWork(ABC, Generic[Batch, Value]):
             Op.VOTE: lambda instruction: None,
         }
         self._performs = self._run
+
+    _counts_parts = False
+    """Whether a device that shares microbatches with the first one of its stage counts a part of their gradients. Where
+    layers are not really split, the first one counts all of them."""
 
     # What a worker does for it
 
@@ -158,6 +163,7 @@ class StepWork(ABC, Generic[Batch, Value]):
     def adopt(self, message: PlanMessage, *, continues: bool) -> None:
         """Takes a plan for the step in progress; what is done of it stays done if the step `continues`."""
         self._plan = message.plan
+        self._leads = message.plan.first_of(self._worker) == self._worker
         self._performs = self._run if message.plan.evaluation is None else self._run_evaluating
         self._program = program(self._plan, self._worker) if self._worker in self._plan.groups_of else ()
         if not continues:
@@ -250,7 +256,7 @@ class StepWork(ABC, Generic[Batch, Value]):
         loss = self._run_forwards(instruction, on_host=False)
         if loss is None and instruction.end_layer == self._num_layers:
             loss = self._shadows.losses.get(instruction.microbatch)
-        if loss is not None:
+        if loss is not None and self._leads:
             self.losses[instruction.microbatch] = loss
             self._audits.note_loss(_work(instruction), loss)
 
@@ -269,9 +275,13 @@ class StepWork(ABC, Generic[Batch, Value]):
         for layers in left:
             value = self._taken_in(work, layers.start, stays=on_host)
             for layer in layers:
-                value, loss = self._layers.forward(
-                    self.step, work, layer, value, batch, keep=instruction.keeps, on_host=on_host
-                )
+                try:
+                    value, loss = self._layers.forward(
+                        self.step, work, layer, value, batch, keep=instruction.keeps, on_host=on_host
+                    )
+                except BaseException:  # put down within the layer, which runs again
+                    self._put_back(self._activations, work, layer, value)
+                    raise
                 self.progress.note_forward(work, layer)
             if loss is None:
                 self._activations[work, layers.stop] = value
@@ -284,6 +294,11 @@ class StepWork(ABC, Generic[Batch, Value]):
         value = self._activations[work, layer] if stays else self._activations.pop((work, layer))
         self._audits.note(Kind.ACTIVATION, work, layer, value)
         return value
+
+    def _put_back(self, store: dict[tuple[Work, int], Value], work: Work, boundary: int, value: Value) -> None:
+        """Puts back what was taken for a layer; samples have stayed."""
+        if boundary > 0:
+            store[work, boundary] = value
 
     def _given(self, work: Work, layer: int) -> Value:
         """Takes the gradient of a layer's output."""
@@ -298,12 +313,18 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._before(instruction, inputs=inputs, weights=_counted(instruction, layers))
         for layer in layers:
             counted = layer in instruction.counted
+            counts = counted and self._counts_here
             with self._audits.counting(work, layer):
                 if self.progress.has_input(work, layer):
-                    self._layers.backward_weight(work, layer, counted=counted)
+                    self._layers.backward_weight(work, layer, counted=counts)
                 else:
                     given = self._given(work, layer)
-                    self._gradients[work, layer] = self._layers.backward(self.step, work, layer, given, counted=counted)
+                    try:
+                        gradient = self._layers.backward(self.step, work, layer, given, counted=counts)
+                    except BaseException:
+                        self._put_back(self._gradients, work, layer + 1, given)
+                        raise
+                    self._gradients[work, layer] = gradient
                 self._note_backward(work, layer, counted=counted)
 
     def _backward_input(self, instruction: Instruction) -> None:
@@ -311,7 +332,11 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._before(instruction, inputs=layers)
         for layer in layers:
             given = self._given(work, layer)
-            self._gradients[work, layer] = self._layers.backward_input(self.step, work, layer, given)
+            try:
+                self._gradients[work, layer] = self._layers.backward_input(self.step, work, layer, given)
+            except BaseException:
+                self._put_back(self._gradients, work, layer + 1, given)
+                raise
             self.progress.note_input(work, layer)
 
     def _backward_weight(self, instruction: Instruction) -> None:
@@ -320,7 +345,7 @@ class StepWork(ABC, Generic[Batch, Value]):
         for layer in layers:
             counted = layer in instruction.counted
             with self._audits.counting(work, layer):
-                self._layers.backward_weight(work, layer, counted=counted)
+                self._layers.backward_weight(work, layer, counted=counted and self._counts_here)
                 self._note_backward(work, layer, counted=counted)
 
     def _shadow_backward(self, instruction: Instruction) -> None:
@@ -340,8 +365,13 @@ class StepWork(ABC, Generic[Batch, Value]):
 
     def _note_backward(self, work: Work, layer: int, *, counted: bool) -> None:
         self.progress.note_backward(work, layer)
-        if counted:
+        if counted and self._leads:
             self._holdings.note_counted(layer, work[0])
+
+    @property
+    def _counts_here(self) -> bool:
+        """Whether this device counts gradients, all of them or its part."""
+        return self._leads or self._counts_parts
 
     def _audit(self, instruction: Instruction) -> None:
         """Runs again what another worker ran, on what that was given."""
@@ -362,11 +392,15 @@ class StepWork(ABC, Generic[Batch, Value]):
             value = self._taken_in(work, layers.start, stays=False)
             score: Score | None = None
             for layer in layers:
-                value, score = self._layers.evaluate(self.step, work, layer, value, self._batches.get(work[0]))
+                try:
+                    value, score = self._layers.evaluate(self.step, work, layer, value, self._batches.get(work[0]))
+                except BaseException:
+                    self._put_back(self._activations, work, layer, value)
+                    raise
                 self.progress.note_forward(work, layer)
             if score is None:
                 self._activations[work, layers.stop] = value
-            else:
+            elif self._leads:
                 self.scores[work[0]] = score
                 self._holdings.note_counted(self._num_layers - 1, work[0])
         self._batches.pop(work[0], None)

@@ -27,12 +27,14 @@ from planaria.runtime.worker.compute.device.device import here
 from planaria.runtime.worker.compute.device.queues import Stream
 from planaria.runtime.worker.compute.engine import Engine
 from planaria.runtime.worker.compute.holdings import Holdings
+from planaria.runtime.worker.compute.layers import Compute
 from planaria.runtime.worker.compute.replica import digest_of_values
 from planaria.runtime.worker.faults import FaultInjector
 from planaria.runtime.worker.heartbeat import Heartbeat
 from planaria.runtime.worker.instruction_trace import Trace
 from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Mailbox
 from planaria.runtime.worker.transport.outbox import Outbox
+from planaria.runtime.worker.transport.stage_mates import StageMates
 from planaria.runtime.worker.transport.sync import Sync
 
 FAULT_KINDS = {
@@ -102,6 +104,11 @@ class Interpreter(StepWork[Batch, Tensors]):
         self._pace = engine.pace
         self._heartbeat = heartbeat
         self._trace = trace
+        self._exchanged_s = 0.0
+        self._mates = StageMates(worker, self._exchange)
+        if isinstance(holdings.compute, Compute):
+            holdings.compute.mates = self._mates
+            self._counts_parts = True
         self._timed: list[tuple[Any, Any, float]] = []
         """Marks of what the device computed in the step, and by how many times longer it was made to take."""
 
@@ -110,6 +117,7 @@ class Interpreter(StepWork[Batch, Tensors]):
     def adopt(self, message: PlanMessage, *, continues: bool) -> None:
         self._pace.adopt(message.plan)
         self._sync.wire_bytes_per_s = message.wire_bytes_per_s
+        self._mates.adopt(message.plan)
         super().adopt(message, continues=continues)
 
     def close(self) -> None:
@@ -193,9 +201,9 @@ class Interpreter(StepWork[Batch, Tensors]):
         if not self._device.is_on_host:
             self._launch(instruction)
             return
-        began = self._pace.stopwatch()
+        began, exchanged_s = self._pace.stopwatch(), self._exchanged_s
         self.perform(instruction)
-        ended = self._pace.stopwatch()
+        ended = self._pace.stopwatch() - (self._exchanged_s - exchanged_s)
         if self._pace.slowness != 1.0:
             self._pace.slow_down(ended - began)
             ended = self._pace.stopwatch()
@@ -255,6 +263,18 @@ class Interpreter(StepWork[Batch, Tensors]):
         with self._heartbeat.during(Activity.WAITING, WorkerId(key.sender)):
             arrived = self._mailbox.take(key, self._idle)
         return self._device.copied_in(arrived)
+
+    def _exchange(self, peer: WorkerId, key: Key, part: torch.Tensor | None) -> torch.Tensor:
+        """Sends another device of the stage a part of a sum, unless it has that, and returns its own."""
+        self._faults.check("exchange", self.step)
+        if part is not None:
+            self._outbox.send(peer, key._replace(step=self.step), self._device.copied_out((part,)))
+        began = self._pace.stopwatch()
+        try:
+            (found,) = self._take(key._replace(sender=peer, step=self.step))
+        finally:
+            self._exchanged_s += self._pace.stopwatch() - began
+        return found
 
     def _digest_of(self, value: Tensors) -> int:
         return digest_of_values(here(self._device.copied_out(value)))

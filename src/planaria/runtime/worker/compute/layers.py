@@ -22,6 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from planaria.job.sections.train import DType, TrainSection
 from planaria.model.loss import scored
 from planaria.model.model import Batch, Model, Tensors
+from planaria.model.tensors.virtual_shards import Sharing, shared_out, split_parameters
 from planaria.protocol.messages.from_worker import Score
 from planaria.protocol.worker.layer_runner import LayerRunner
 from planaria.protocol.worker.progress import Work
@@ -46,6 +47,30 @@ class LayerCompute(LayerRunner[Batch, Tensors], Protocol):
     def parameters_of(self, layer: int) -> tuple[torch.Tensor, ...]: ...
 
 
+class Mates(Protocol):
+    """The other devices of a stage, where they share each microbatch.
+
+    Attributes:
+        number: of devices, this one included; 1: nothing is shared.
+        place: of this device among them.
+    """
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def place(self) -> int: ...
+
+    def add_up(self, work: Work, name: int, part: torch.Tensor, among: int) -> torch.Tensor:
+        """Returns the sum of what so many neighbouring devices have under this name, by a fixed tree. One that is put
+        down and asked for again exchanges nothing twice."""
+        ...
+
+    def finish(self) -> None:
+        """Forgets what was exchanged: what it was for is done."""
+        ...
+
+
 class LayerFailed(Exception):
     """A layer of the user's raised: carries the name of the layer and the error."""
 
@@ -66,6 +91,9 @@ class _Kept:
     batch: Batch | None
     told: Mapping[str, torch.Tensor]
 
+
+_MOST_SUMS = 1 << 12
+"""More sums than the devices of a stage make in a run of one layer."""
 
 _AUTOCAST = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
@@ -131,6 +159,10 @@ class Compute:
         count: counts gradients.
         loss_scale: tells what the loss is multiplied by in the step in progress, so that what is computed of its
             gradients fits the dtype; they are divided by it before they are counted.
+
+    Attributes:
+        mates: with which each microbatch is shared; None: it is not. Of parameters that are not split the first of them
+            counts the gradients, of the others each its part.
     """
 
     def __init__(
@@ -141,6 +173,7 @@ class Compute:
         self._device = device
         self._count = count
         self._loss_scale = loss_scale
+        self.mates: Mates | None = None
         self._last = len(model.layer_names) - 1
         trained = [group for group in model.groups if not group.is_statistics]
         self._first_trained = min((layer for group in trained for layer in group.layers), default=0)
@@ -204,7 +237,7 @@ class Compute:
         saving = kept_on_host([*staying, *copies_of(staying)], self._device) if moves else nullcontext()
         # With gradients even where none will be asked for: without them torch's LSTM computes other bits on a CPU.
         with torch.enable_grad(), saving:
-            outputs, told = self._run(step, work[0], layer, leaves, batch)
+            outputs, told = self._run(step, work, layer, leaves, batch)
         if keep:
             held = batch if layer == self._last else None
             gone = recompute or layer < self._first_trained  # the latter has no backward
@@ -218,7 +251,7 @@ class Compute:
         module = self._modules[layer].eval()
         try:
             with torch.no_grad(), self._statistics[layer].in_use():
-                outputs = self._outputs(0, work[0], layer, inputs, module)
+                outputs = self._outputs(0, work, layer, inputs, module)
                 if layer < self._last:
                     return rounded(outputs, self._train), None
                 assert batch is not None
@@ -228,27 +261,49 @@ class Compute:
             module.train()
 
     def _run(
-        self, step: int, microbatch: int, layer: int, inputs: Tensors, batch: Batch | None
+        self, step: int, work: Work, layer: int, inputs: Tensors, batch: Batch | None, *, again: bool = False
     ) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
         """Returns what comes out, and what the layer's norms tell of the microbatch."""
-        result = self._outputs(step, microbatch, layer, inputs, self._called[layer])
+        result = self._outputs(step, work, layer, inputs, self._called[layer], again=again)
         with self._naming(layer):
-            told = self._statistics[layer].take(microbatch)
+            told = self._statistics[layer].take(work[0])
             if layer < self._last:
                 return rounded(result, self._train), told
             assert batch is not None
             with autocast(self._train, self._device.place):
                 return (self._model.loss(result, batch),), told
 
-    def _outputs(self, step: int, microbatch: int, layer: int, inputs: Tensors, called: Callable[..., Any]) -> Tensors:
+    def _outputs(
+        self, step: int, work: Work, layer: int, inputs: Tensors, called: Callable[..., Any], *, again: bool = False
+    ) -> Tensors:
         """Runs the layer's module, as it is or compiled, on what has come over a boundary."""
-        seed_layer(self._train.seed, step, microbatch, layer, self._device.place)
+        seed_layer(self._train.seed, step, work[0], layer, self._device.place)
         begin_run(self._modules[layer].parameters())
-        with self._naming(layer):
+        with self._naming(layer), self._sharing(work, layer, again=again):
             given = widened(inputs, self._train) if layer > 0 else inputs
             with autocast(self._train, self._device.place):
                 outputs = called(*(as_over_a_wire(given) if self._train.compile else given))
         return outputs if isinstance(outputs, tuple) else (outputs,)
+
+    @property
+    def _is_shared(self) -> bool:
+        return self.mates is not None and self.mates.number > 1
+
+    @contextmanager
+    def _sharing(self, work: Work, layer: int, *, again: bool) -> Iterator[None]:
+        """Shares a layer's run out to the stage's devices, if they share microbatches."""
+        mates = self.mates
+        if mates is None or mates.number == 1:
+            yield
+            return
+        first = (2 * layer + again) * _MOST_SUMS
+
+        def add_up(which: int, part: torch.Tensor, among: int) -> torch.Tensor:
+            return mates.add_up(work, first + which, part, among)
+
+        with shared_out(Sharing(number=mates.number, place=mates.place, add_up=add_up)):
+            yield
+        mates.finish()
 
     @contextmanager
     def _naming(self, layer: int) -> Iterator[None]:
@@ -265,7 +320,8 @@ class Compute:
         found: Gradients = [None] * len(wanted)
         if roots and wanted:
             with self._naming(layer):
-                found = torch.autograd.grad(roots, wanted, given, allow_unused=True)
+                found = self._gradients(roots, wanted, given)
+        del self._kept[work, layer]
         if counted:
             self._count_all(layer, found[len(inputs) :], told)
         return _filled(inputs, found[: len(inputs)])
@@ -273,12 +329,26 @@ class Compute:
     def backward_input(self, step: int, work: Work, layer: int, gradients: Tensors) -> Tensors:
         inputs, roots, given, self._told[work, layer] = self._graph(step, work, layer, gradients)
         parameters = list(self._parameters[layer].values())
-        if not roots:
-            return _filled(inputs, [None] * len(inputs))
-        with self._naming(layer):
-            in_two = backward_at_once if self._train.compile else backward_in_two
-            found, self._weight_passes[work, layer] = in_two(roots, given, inputs, parameters)
+        found: Gradients = [None] * len(inputs)
+        if roots and self._is_shared:
+            with self._naming(layer):
+                whole = self._gradients(roots, [*inputs, *parameters], given)
+            found, self._weight_passes[work, layer] = whole[: len(inputs)], WeightPass(lambda: whole[len(inputs) :])
+        elif roots:
+            with self._naming(layer):
+                in_two = backward_at_once if self._train.compile else backward_in_two
+                found, self._weight_passes[work, layer] = in_two(roots, given, inputs, parameters)
+        del self._kept[work, layer]
         return _filled(inputs, found)
+
+    def _gradients(
+        self, roots: list[torch.Tensor], wanted: list[torch.Tensor], given: list[torch.Tensor | None]
+    ) -> Gradients:
+        """Runs a whole backward. One that is shared may be put down where it waits for others, and run again."""
+        found = torch.autograd.grad(roots, wanted, given, allow_unused=True, retain_graph=self._is_shared)
+        if self.mates is not None:
+            self.mates.finish()
+        return found
 
     def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:
         told = self._told.pop((work, layer))
@@ -291,17 +361,19 @@ class Compute:
     def _graph(
         self, step: int, work: Work, layer: int, gradients: Tensors
     ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor | None], Mapping[str, torch.Tensor]]:
-        """Takes the layer's graph for the last time: inputs, roots with their gradients, and what its norms tell.
+        """Returns the layer's graph: inputs, roots with their gradients, and what its norms tell.
 
         There is none where this layer and all before it are frozen; nor came gradients.
         """
-        kept = self._kept.pop((work, layer))
+        kept = self._kept[work, layer]
         if layer < self._first_trained:
             return [], [], [], kept.told
         outputs = kept.outputs
         if outputs is None:
             with torch.enable_grad():
-                outputs, _ = self._run(step, work[0], layer, kept.inputs, kept.batch)
+                outputs, _ = self._run(step, work, layer, kept.inputs, kept.batch, again=True)
+            if self._is_shared:
+                kept.outputs = outputs
         inputs = [tensor for tensor in kept.inputs if tensor.requires_grad]
         if layer == self._last:
             return inputs, [outputs[0] * (self._scale * self._loss_scale())], [None], kept.told
@@ -315,6 +387,9 @@ class Compute:
     def _count_all(self, layer: int, found: Gradients, told: Mapping[str, torch.Tensor]) -> None:
         named = zip(self._parameters[layer], found, strict=True)
         gradients = {name: gradient for name, gradient in named if gradient is not None}
+        if self.mates is not None and self.mates.place:
+            split, told = split_parameters(self._modules[layer]), {}
+            gradients = {name: gradient for name, gradient in gradients.items() if name in split}
         self._count(layer, {**unscaled(gradients, self._loss_scale()), **told})
 
 

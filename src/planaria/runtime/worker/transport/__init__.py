@@ -4,5 +4,6 @@
 - `outgoing`: one thread that sends on all connections, and how state's own ones give way; `incoming`: one that reads.
 - `outbox`: messages whose bytes come from the device first.
 - `sync`: sums of gradients between owners; `grid_encoding`: exact ones as 32-bit integers; `pacing`: how fast they go.
+- `stage_mates`: sums over the devices of a stage that share a microbatch.
 - `state_transfer`: replicas on their way.
 """

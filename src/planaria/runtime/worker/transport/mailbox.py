@@ -20,8 +20,8 @@ from planaria.protocol.worker.mail import Key, Kind, Mail
 __all__ = ["Interrupted", "Key", "Kind", "Mailbox"]
 
 
-class Interrupted(Exception):
-    """The coordinator has spoken: the work under way is put down."""
+class Interrupted(BaseException):
+    """The coordinator has spoken: the work under way is put down. No error: what handles those lets it pass."""
 
 
 ControlEvent = ToWorker | CoordinatorGone | CoordinatorBack

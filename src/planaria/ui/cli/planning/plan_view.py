@@ -221,7 +221,8 @@ def _per_stage(report: PlanReport) -> str:
     if devices == 1 and len(choices) == 1:
         return ""
     chosen = f" (chosen from {join(choices)})" if len(choices) > 1 else ""
-    return f", stages on {devices}{', which take microbatches in turn' if devices > 1 else ''}{chosen}"
+    shared = "share each microbatch" if report.plan.shares_microbatches else "take microbatches in turn"
+    return f", stages on {devices}{f', which {shared}' if devices > 1 else ''}{chosen}"
 
 
 def _expectation(report: PlanReport) -> Text:

@@ -1,0 +1,117 @@
+"""Stages whose devices share each microbatch, with real tensors in virtual time: whatever is lost at whichever
+instruction, or within an exchange, the bits are those of one process that computes all shards."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from planaria.job.sections.cluster import StageParallelism
+from planaria.job.sections.model import ModelSection
+from planaria.plan.plan import Plan
+from planaria.protocol.messages.records import DeviceLost, NodeLost
+from planaria.runtime.worker.transport.stage_mates import StageMates
+from tests.proof import batches
+from tests.runtime.worker.cluster import Kill, Weather
+from tests.runtime.worker.schedules import (
+    Schedule,
+    any_policy,
+    comings_and_goings,
+    job_of,
+    on_devices,
+    restarts,
+    schedule,
+    switching,
+    with_devices_alone,
+)
+from tests.runtime.worker.test_cluster import Laboratory
+
+KINDS: tuple[Callable[[int, str], Schedule], ...] = (schedule, comings_and_goings, restarts, any_policy, switching)
+SHARDS = 4
+
+
+def model_of(kind: str, blocks: int) -> ModelSection:
+    """A model in four shards; of Llama's key-value heads each serves two of them."""
+    config = {
+        "gpt2": {"n_layer": blocks, "n_embd": 8, "n_head": 4, "n_positions": 8},
+        "llama": {
+            "num_hidden_layers": blocks, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "intermediate_size": 16, "max_position_embeddings": 8,
+        },
+    }[kind]  # fmt: skip
+    return ModelSection(type=kind, config=config, virtual_shards=SHARDS)
+
+
+def tensor(plain: Schedule) -> Schedule:
+    """The schedule on stages of two or four devices that share microbatches; some kills strike in an exchange."""
+    draw = random.Random(f"tensor {plain.seed}")
+    devices = draw.choice([2, 2, 4])
+    blocks = max(1, int(plain.job.model.config["depth"]))
+    on = on_devices(plain, devices)
+    job = msgspec.structs.replace(
+        on.job,
+        model=model_of(draw.choice(["gpt2", "llama"]), blocks),
+        cluster=msgspec.structs.replace(on.job.cluster, stage_parallelism=StageParallelism.TENSOR),
+        resilience=msgspec.structs.replace(on.job.resilience, audit=0.0),
+    )
+    moved = ("load", "forward", "backward", "recv")
+    kills = (replace(k, at="exchange") if k.at in moved and draw.random() < 0.6 else k for k in on.kills)
+    found = replace(on, job=job, kills=tuple(kills))
+    return with_devices_alone(found) if draw.random() < 0.4 else found
+
+
+@pytest.mark.parametrize("batch", batches(range(60), size=10, kept=4), ids=str)
+def test_devices_that_share_microbatches_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
+    """Under all policies, with deaths at any instruction, comings, goings and restarts."""
+    laboratory.run_all(batch, lambda seed, source: tensor(KINDS[seed % 5](seed, source)))
+
+
+def plain_job(source: str, devices: int, **changes: object) -> Schedule:
+    job = job_of(nodes=3, depth=2, devices=devices, microbatches=4, source=source, **changes)  # type: ignore[arg-type]
+    cluster = msgspec.structs.replace(job.cluster, devices_per_stage=devices, stage_parallelism=StageParallelism.TENSOR)
+    job = msgspec.structs.replace(job, model=model_of("llama", 2), cluster=cluster)
+    return Schedule(seed=1, job=job, kills=(), weather=Weather(), stop_at_s=None)
+
+
+@pytest.mark.parametrize("order", ["eager-1f1b", "zb-h1"])
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("devices", [2, 4])
+def test_every_number_of_devices_has_the_same_bits(
+    devices: int,
+    recomputes: bool,
+    order: str,
+    laboratory: Laboratory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exchanged = 0
+
+    def add_up(self: StageMates, *arguments: object) -> object:
+        nonlocal exchanged
+        exchanged += self.number == devices
+        return usual(self, *arguments)
+
+    usual = StageMates.add_up
+    monkeypatch.setattr(StageMates, "add_up", add_up)
+    plain = plain_job(str(laboratory.source), devices, order=order, activation_checkpointing=recomputes)
+    outcome = laboratory.cluster(plain).run()
+    assert outcome.weights == laboratory.reference(plain.job).weights
+    assert exchanged
+
+
+@pytest.mark.parametrize("lost", ["node", "device"])
+def test_a_death_within_an_exchange_has_the_step_begun_anew(
+    lost: str,
+    laboratory: Laboratory,
+) -> None:
+    plain = plain_job(str(laboratory.source), 2)
+    kill = Kill(node=1, at="exchange", step=2, delay_s=1e-6, device=1 if lost == "device" else -1)
+    cluster = laboratory.cluster(replace(plain, kills=(kill,)))
+    outcome = cluster.run()
+    assert outcome.weights == laboratory.reference(plain.job).weights
+    assert len(outcome.of(DeviceLost if lost == "device" else NodeLost)) == 1
+    plan: Plan = cluster.machine.plan
+    assert plan.shares_microbatches == (lost == "node")
