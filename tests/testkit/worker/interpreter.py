@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 from planaria.plan.plan import WorkerId
@@ -135,7 +136,7 @@ class Interpreter(StepWork[Symbol, Symbol]):
         corrupted: told of each state that a fault has changed, and of what comes of it.
 
     Attributes:
-        corrupts: "rest", "apply", "sync", "forward", "backward" or "audit" -> how often it is still to be changed.
+        corrupts: "rest", "apply", "sync", "forward", "backward", "send" or "audit" -> how often it is still to be changed.
     """
 
     def __init__(
@@ -245,8 +246,13 @@ class Interpreter(StepWork[Symbol, Symbol]):
     def _inputs(self, batch: Symbol) -> Symbol:
         return batch
 
-    def _send(self, peer: WorkerId, key: Key, value: Symbol) -> None:
-        self._ways.send(peer, key, lambda: value)
+    def _send(self, peer: WorkerId, key: Key, value: Symbol) -> Callable[[], int]:
+        out = value
+        if self.corrupts.get("send") and self.plan.evaluation is None:
+            self.corrupts["send"] -= 1
+            out = hash((value, "send"))
+        self._ways.send(peer, key, lambda: out)
+        return partial(digest, out)
 
     def _take(self, key: Key) -> Symbol:
         value = self._letters.take(key)

@@ -81,10 +81,10 @@ class Audits(Generic[Value]):
 
     # The worker's own work
 
-    def note(self, kind: str, work: Work, boundary: int, value: Value) -> None:
-        """Notes an activation or gradient of a microbatch that is audited, as it is taken or sent first."""
+    def note(self, kind: str, work: Work, boundary: int, digest: Callable[[], int]) -> None:
+        """Notes an activation or gradient of a microbatch that is audited, as it is taken in or went out first."""
         if work in self._told and self._wants(work, name := f"{kind}{boundary}"):
-            self._told[work][name] = self._digest_of(value)
+            self._told[work][name] = digest()
 
     def _wants(self, work: Work, name: str) -> bool:
         """Returns whether this is to be told of a microbatch, and is not noted yet."""
