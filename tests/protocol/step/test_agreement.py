@@ -197,6 +197,28 @@ def test_a_third_settles_what_two_claim_again() -> None:
     assert found_in(computed(RIGHT, WRONG, RIGHT)).known == {1}
 
 
+def passed(sent: int, got: int) -> Claims:
+    """What workers 0 and 1 tell of an activation that the one sent to the other."""
+    return claims_of({WorkerId(at): (Computed(3, 4, 4, (0, 0), {"a4": told}),) for at, told in enumerate((sent, got))})
+
+
+def test_of_what_was_sent_and_what_came_nobody_knows_which_is_wrong_then_or_later() -> None:
+    disputes = Disputes()
+    found = begun(disputes, passed(RIGHT, WRONG))
+    assert found.is_on_the_way
+    assert not found.known
+    assert set(disputes.settle(5, passed(RIGHT, RIGHT))) == {0, 1}
+    begun(disputes, passed(RIGHT, WRONG))
+    assert disputes.again(5, found_in(passed(RIGHT, OTHER)), passed(RIGHT, OTHER)) == (frozenset(), {0, 1})
+
+
+def test_who_computed_wrong_is_wrong_alone_whatever_happened_to_a_message() -> None:
+    disputes, way = Disputes(), passed(RIGHT, WRONG)
+    found = begun(disputes, {**computed(RIGHT, RIGHT, WRONG), **way})
+    assert not found.is_on_the_way
+    assert set(disputes.settle(5, {**computed(RIGHT, RIGHT, RIGHT), **passed(RIGHT, RIGHT)})) == {2}
+
+
 def test_replicas_and_sums_count_before_computations() -> None:
     assert found_in({**claims(kept(total=1), kept(total=2)), **computed(RIGHT, WRONG)}).held is Held.SUM
 

@@ -6,7 +6,8 @@ who wrote something else than most. A sum is no witness for another, as one owne
 again. Two that cannot be told apart are in dispute until the step has been done again, and what they claimed is held
 against that.
 
-What comes of a computation is claimed by all that ran it on the same inputs; with other inputs it is another one.
+What comes of a computation is claimed by all that ran it on the same inputs; with other inputs it is another one. What
+one worker sent and the next one got is claimed by both; if it differs, nobody can tell who changed it, then or later.
 """
 
 from __future__ import annotations
@@ -38,13 +39,17 @@ class Held(enum.StrEnum):
 
 
 class Computation(NamedTuple):
-    """One result of layers that ran for a microbatch on given inputs; see `Computed`."""
+    """One result of layers that ran for a microbatch on given inputs, or a message; see `Computed`."""
 
     microbatch: int
     first_layer: int
     end_layer: int
     given: tuple[int, ...]
     name: str
+
+    @property
+    def is_message(self) -> bool:
+        return self.first_layer == self.end_layer
 
 
 def claims_of(computed: Mapping[WorkerId, Collection[Computed]]) -> Claims:
@@ -79,6 +84,11 @@ class Difference:
     def known(self) -> frozenset[WorkerId]:
         """All owners known to be wrong."""
         return frozenset(worker for group in self.groups for worker in self.wrong.get(group, ()))
+
+    @property
+    def is_on_the_way(self) -> bool:
+        """Whether nothing differs but what one worker sent and the next one got."""
+        return all(isinstance(group, Computation) and group.is_message for group in self.groups)
 
     def groups_of(self, workers: Collection[WorkerId]) -> tuple[Any, ...]:
         """Returns the groups of which one of these workers is known to be wrong; all that differ, if of none."""
@@ -175,15 +185,18 @@ class _Dispute:
         )
 
     def denied_by(self, claims: Claims) -> frozenset[WorkerId]:
-        """Returns the workers that claimed something else than all owners of now do; of a replica, which made it."""
-        held, denied = self.difference.held, set[WorkerId]()
+        """Returns the workers that claimed something else than all owners of now do; of a replica, which made it. Of
+        messages alone, those that sent and got what is denied."""
+        held, denied, ends = self.difference.held, set[WorkerId](), set[WorkerId]()
         for group in self.difference.groups:
             truths = {_of(held, digest) for digest in claims.get(group, {}).values()}
+            is_message = isinstance(group, Computation) and group.is_message
             for worker, digest in self.claims[group].items() if len(truths) == 1 else ():
                 is_its_own = held is not Held.REPLICA or digest.written is not None
                 if is_its_own and _of(held, digest) not in truths:
-                    denied.add(worker)
-        return frozenset(denied)
+                    ends.update(self.claims[group] if is_message else ())
+                    denied.update(() if is_message else (worker,))
+        return frozenset(denied or ends)
 
     def changed_in(self, claims: Claims) -> frozenset[WorkerId]:
         """Returns the workers that claim something else of what is in dispute than they did."""
@@ -246,7 +259,7 @@ class Disputes:
             return frozenset(), frozenset()
         differing = frozenset(worker for group in found.groups for worker in claims[group])
         changed = before.changed_in(claims) & differing
-        if changed and changed != differing:
+        if changed and changed != differing and not found.is_on_the_way:
             return changed, frozenset()
         both = {group: {**before.claims.get(group, {}), **claims[group]} for group in found.groups}
         few = frozenset(worker for group in both for worker in _few(found.held, both[group])) & differing
