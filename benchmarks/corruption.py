@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="steps whose cost is measured (default: %(default)s)")
     parser.add_argument("--audits", nargs="*", type=float, metavar="SHARE", help="measure these shares, and no more")
     parser.add_argument("--trials", type=Path, metavar="FILE", help="measure injections with controls, and no more")
-    parser.add_argument("--shares", nargs="*", type=float, default=(1.0, 0.1, 0.01), help="audited in the trials")
+    parser.add_argument("--shares", nargs="*", type=float, default=(0.0, 1.0, 0.1, 0.01), help="audited in the trials")
     parser.add_argument("--wanted", type=int, default=500, help="of each kind that change bits (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=25.0, help="at most, for the trials (default: %(default)s)")
     parser.add_argument("--costs-only", action="store_true", help="leave the runs out")

@@ -29,7 +29,7 @@ import torch
 
 from planaria.protocol.handlers import salvage
 from planaria.protocol.handlers.salvage import begin
-from planaria.protocol.membership.members import Members
+from planaria.protocol.membership.members import Membership
 from planaria.protocol.messages.events import Command
 from planaria.protocol.messages.journal import JournalVoid
 from planaria.protocol.run.run import Run
@@ -202,7 +202,7 @@ def _committed(claims: Claims) -> dict[int, set[tuple[int, int]]]:
 def _compared(claims: Claims) -> int:
     """Returns how many audits were compared: pieces of microbatches that several ran on the same inputs."""
     several = (item for item, told in claims.items() if isinstance(item, Computation) and len(told) > 1)
-    ran = [item for item in several if not item.is_message]
+    ran = [item for item in several if item.given]
     return len({(item.microbatch, item.first_layer, item.end_layer) for item in ran})
 
 
@@ -211,20 +211,20 @@ def install() -> None:
     from planaria.runtime.worker import loop
     from planaria.runtime.worker.interpreter import Interpreter
 
-    begin_step, note_fault = Interpreter._begin_step, Members.note_fault
+    begin_step, note_fault = Interpreter._begin_step, Membership.note_fault
     observed = Observed()
 
     def begun(self: Any, step: int, *others: Any) -> None:
         begin_step(self, step, *others)
         self._faults.began(self, step)
 
-    def noted(self: Members, worker: Any, at_s: float) -> None:
+    def noted(self: Membership, worker: Any, at_s: float) -> None:
         observed.is_struck = True
         note_fault(self, worker, at_s)
 
     loop.FaultInjector = TrialInjector  # type: ignore[misc]
     Interpreter._begin_step = begun  # type: ignore[method-assign]
-    Members.note_fault = noted  # type: ignore[method-assign]
+    Membership.note_fault = noted  # type: ignore[method-assign]
     salvage.disagree = observed.disagree
 
 
@@ -283,8 +283,8 @@ def trials(results: Path, shares: Iterable[float], wanted: int, minutes: float, 
 
     Args:
         results: file of rows; those that are there count.
-        shares: of computation that is audited, for each of which forward, backward and send are tried; what replicas
-            and sums tell does not depend on it, and is tried without audits.
+        shares: of computation that is audited, for each of which forward, backward and send are tried; with 0 it is
+            rest, apply and sync, as what replicas and sums tell does not depend on it.
         wanted: of each kind.
         minutes: after which no further run begins.
         steps: of a run.
@@ -298,7 +298,7 @@ def trials(results: Path, shares: Iterable[float], wanted: int, minutes: float, 
         job = parse_job(job_text(steps, 0.0), overrides=overrides(Path(folder)), origin="trials")
         reference = train_reference(job, RunFolder.create(Path(folder), "reference"))
         right = str(json.loads((reference.folder / "summary.json").read_text())["weights_sha256"])
-    for share in (0.0, *shares):
+    for share in shares:
         points = AUDITED if share else COMPARED
         while time.monotonic() - began < 60 * minutes:
             rows = read(results)

@@ -207,7 +207,8 @@ def _layers_of(run: Run, items: Collection[int | Computation]) -> tuple[int, ...
     layers = set[int]()
     for item in items:
         if isinstance(item, Computation):
-            layers.update(range(item.first_layer - item.is_message, item.end_layer + item.is_message))
+            ends = item.first_layer == item.end_layer  # a message's: the layers below and above its boundary
+            layers.update(range(item.first_layer - ends, item.end_layer + ends))
         else:
             layers.update(run.plan.groups[item].layers)
     return tuple(sorted(layers))

@@ -63,16 +63,19 @@ class Audits(Generic[Value]):
         self._digest_of = digest_of
         self._audits: tuple[Audit, ...] = ()
         self._told: dict[Work, dict[str, int | None]] = {}
+        self._inputs: set[tuple[Work, str]] = set()
         self._again: list[Computed] = []
 
     def begin(self, audits: Sequence[Audit]) -> None:
         """Begins a step with these audits; or goes on without any."""
         self._audits = tuple(audits)
-        self._told = {}
+        self._told, self._inputs = {}, set()
         for audit in self._audits:
             wanted = [name for name, _ in self._passed_on(audit)]
             if audit.worker == self._worker:
-                wanted += [*self._names_of_inputs(audit), *self._names_of_results(audit)]
+                inputs = self._names_of_inputs(audit)
+                wanted += [*inputs, *self._names_of_results(audit)]
+                self._inputs.update(((audit.microbatch, audit.born), name) for name in inputs)
             self._told.setdefault((audit.microbatch, audit.born), {}).update(dict.fromkeys(wanted))
         self._again = []
 
@@ -96,6 +99,11 @@ class Audits(Generic[Value]):
         first."""
         if work in self._told and self._wants(work, name := f"{kind}{boundary}"):
             self._told[work][name] = digest()
+
+    def note_sent(self, kind: str, work: Work, boundary: int, digest: Callable[[], int]) -> None:
+        """Notes what was sent, unless it is a copy of what goes into an audited piece, for who runs that again."""
+        if (work, f"{kind}{boundary}") not in self._inputs:
+            self.note(kind, work, boundary, digest)
 
     def _wants(self, work: Work, name: str) -> bool:
         """Returns whether this is to be told of a microbatch, and is not noted yet."""

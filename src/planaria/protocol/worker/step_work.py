@@ -388,7 +388,7 @@ class StepWork(ABC, Generic[Batch, Value]):
         at = _work(instruction), instruction.first_layer
         value = store[at] if instruction.keeps else store.pop(at)
         digest = self._send(instruction.peer, self._key(kind, self._worker, instruction), value)
-        self._audits.note(kind, *at, digest)
+        self._audits.note_sent(kind, *at, digest)
 
     def _receive_value(self, kind: str, store: dict[tuple[Work, int], Value], instruction: Instruction) -> None:
         value = self._take(self._key(kind, instruction.peer, instruction))
