@@ -1,6 +1,6 @@
 """Nodes that compute wrong: how many are found, in which step, and what the comparing costs.
 
-    python benchmarks/corruption.py [--runs 6] [--costs-only] [--audits 0.1 0.5 1]
+    python benchmarks/corruption.py [--runs 6] [--costs-only] [--audits 0.1 0.5 1] [--trials FILE]
 
 found: runs of a small job on real processes with one `--fail corrupt:...` each, in a random step and node, and one run
 without. named: a node was; again: the step was begun anew as sums differed; back: the job went back to a checkpoint.
@@ -9,6 +9,9 @@ whole gpt2 of several sizes of step, one thread.
 audits: of runs in which a node computes wrong in each step from one on, once a step, with these shares audited: how
 many named it, how often it had been wrong by then, and so the share of wrong computations that was found. Those that
 were not are in the denominator.
+trials: hundreds of injections of each kind, one in each step of a run on real processes, each with a control: the same
+step begun anew without it (`corruption_trials.py`). Rows are added to FILE; a second call goes on where the first one
+ended.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from corruption_trials import trials
 
 from planaria.job.parse import job_json, parse_job
 from planaria.job.settings import Job
@@ -199,8 +203,15 @@ def main() -> None:
     parser.add_argument("--at", nargs="*", default=POINTS, help="kinds (default: all)")
     parser.add_argument("--repeats", type=int, default=5, help="steps whose cost is measured (default: %(default)s)")
     parser.add_argument("--audits", nargs="*", type=float, metavar="SHARE", help="measure these shares, and no more")
+    parser.add_argument("--trials", type=Path, metavar="FILE", help="measure injections with controls, and no more")
+    parser.add_argument("--shares", nargs="*", type=float, default=(0.0, 1.0, 0.1, 0.01), help="audited in the trials")
+    parser.add_argument("--wanted", type=int, default=500, help="of each kind that change bits (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=25.0, help="at most, for the trials (default: %(default)s)")
     parser.add_argument("--costs-only", action="store_true", help="leave the runs out")
     given = parser.parse_args()
+    if given.trials:
+        trials(given.trials, given.shares, given.wanted, given.minutes)
+        return
     if given.audits:
         with tempfile.TemporaryDirectory() as folder:
             audit(given.audits, given.runs, Path(folder))

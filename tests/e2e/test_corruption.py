@@ -56,7 +56,7 @@ def test_a_wrong_sum_is_never_applied(text: Path, run: Run, reference: Reference
 
 
 @pytest.mark.parametrize("changes", rest_in_proof([TWO_REPLICAS, {}], kept=1))
-@pytest.mark.parametrize("at", rest_in_proof(["backward,bits=8", "forward,bits=1"], kept=1))
+@pytest.mark.parametrize("at", rest_in_proof(["backward,bits=8", "forward,bits=1", "send,bits=1"], kept=1))
 def test_with_audits_of_everything_who_computed_wrong_is_named_in_the_same_step(
     at: str, changes: dict[str, int], text: Path, run: Run, reference: Reference
 ) -> None:

@@ -223,6 +223,48 @@ def test_no_part_is_negative_and_what_runs_is_there(job: tuple[ModelProfile, Pla
         assert use.activations >= sum(layer.activation_bytes for layer in layers)
 
 
+def two_pipelines(profile: ModelProfile, microbatches: int = 8) -> Plan:
+    """Two pipelines of three stages: what the first one runs, the second could run again, and the other way round."""
+    plan = plan_of(profile, ScheduleKind.GPIPE, microbatches=microbatches)
+    (route,) = plan.routes
+    others = tuple(msgspec.structs.replace(hop, worker=WorkerId(3 + at)) for at, hop in enumerate(route.hops))
+    half = microbatches // 2
+    routes = (
+        msgspec.structs.replace(route, microbatches=route.microbatches[:half]),
+        msgspec.structs.replace(route, hops=others, microbatches=route.microbatches[half:]),
+    )
+    return msgspec.structs.replace(plan, pipelines=(*plan.pipelines, Pipeline(stages=others)), routes=routes)
+
+
+def test_what_is_to_be_run_again_waits_on_copies_of_what_went_in() -> None:
+    profile = profile_of()
+    plan = two_pipelines(profile)
+    plain, audited = (memory_use(plan, profile, WorkerId(4), audit) for audit in (0.0, 1.0))
+    assert audited == dataclasses.replace(plain, messages=plain.messages + 4 * 2 * OUTPUT)
+    ends = [memory_use(plan, profile, WorkerId(worker), 1.0).messages for worker in (0, 2)]
+    assert ends == [OUTPUT + 4 * OUTPUT] * 2, "the samples are read, and the last gradient is the loss's"
+
+
+def test_of_few_audits_a_few_more_than_are_expected_have_room() -> None:
+    profile = profile_of()
+    plan = two_pipelines(profile, microbatches=200)
+    use = {share: memory_use(plan, profile, WorkerId(4), share) for share in (0.0, 0.01, 0.25, 1.0)}
+    copies = {share: (use[share].messages - use[0.0].messages) // (2 * OUTPUT) for share in use}
+    assert copies == {0.0: 0, 0.01: 4, 0.25: 38, 1.0: 100}  # of 100: 1 + 3 * 0.995, 25 + 3 * 4.33
+
+
+def test_what_an_audit_counts_is_apart_from_what_its_worker_counts() -> None:
+    """Where one microbatch is in flight, nothing else needs as much."""
+    profile = profile_of()
+    plan = two_pipelines(profile, microbatches=2)
+    plain, audited = (memory_use(plan, profile, WorkerId(5), audit) for audit in (0.0, 1.0))
+    assert plain.activations == audited.activations
+    assert audited.workspace == plain.workspace + GRADIENTS - PARAMETERS
+    assert fullest_device_bytes(plan, profile, 1.0) == max(
+        worker_memory_bytes(plan, profile, worker, 1.0) for worker in plan.workers
+    )
+
+
 @given(case=cases() | rings(), data=st.data())
 @settings(max_examples=examples(200), deadline=None)
 def test_units_of_work_need_what_the_program_needs(case: Case, data: st.DataObject) -> None:

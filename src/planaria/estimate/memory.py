@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from planaria.estimate.memory_walk import Moment, Stretch, Walk, add_messages, stretch_of, with_holes
-from planaria.plan.costs.byte_counts import held_bytes
+from planaria.plan.costs.byte_counts import held_bytes, message_bytes
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, Route, WorkerId
-from planaria.plan.program.instructions import Op, cut_tail, instructions_of
+from planaria.plan.program.audits import audit_turns
+from planaria.plan.program.instructions import Instruction, Op, cut_tail, instructions_of
 from planaria.plan.program.programs import cut_orders
 from planaria.plan.program.routes import sorted_routes
 from planaria.plan.program.units import Phase, Unit
+from planaria.plan.thresholds import AUDITS_BEYOND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +50,60 @@ class MemoryUse:
         return self.state + self.activations + self.workspace + self.messages + self.process
 
 
-def memory_use(plan: Plan, profile: ModelProfile, worker: WorkerId) -> MemoryUse:
+def memory_use(plan: Plan, profile: ModelProfile, worker: WorkerId, audit: float = 0.0) -> MemoryUse:
     """Returns what each device of the worker's stage holds at most. A stage of d devices spreads all but the process.
 
     Args:
         plan: the plan that runs.
         profile: costs as the job runs, see `ModelProfile.recomputed`.
         worker: who owns layers in the plan.
+        audit: share of all forwards and backwards that other workers run again. What nodes on probation need beyond
+            that is not counted.
 
     Raises:
         KeyError: the worker owns no layers in the plan.
     """
-    return _use(plan, profile, worker, _moment(plan, profile, worker))
+    turns = audit_turns(plan).get(worker, {}) if audit else {}
+    return _use(plan, profile, worker, _with_audits(plan, profile, _moment(plan, profile, worker), turns, audit))
+
+
+def _with_audits(
+    plan: Plan, profile: ModelProfile, moment: Moment, turns: Mapping[tuple[int, int], float], share: float
+) -> Moment:
+    """Returns a worker's fullest moment where it also audits: what is to be run again waits, on copies of its inputs,
+    until the worker's own work is done; then it is run, and what a layer's backward adds to sums is counted apart.
+
+    Args:
+        plan: the plan that runs.
+        profile: what layers cost.
+        moment: without audits.
+        turns: what it may be asked to run again, see `audit_turns`.
+        share: of all computation that is audited.
+    """
+    if not turns:
+        return moment
+    activations, workspace, messages = moment
+    possible = sum(turns.values())
+    most = share * possible + AUDITS_BEYOND * math.sqrt(share * (1.0 - share) * possible)
+    inner = range(1, plan.num_layers)
+    each = max(sum(message_bytes(profile, at) for at in piece if at in inner) for piece in turns)
+    again = max((_run_again(plan, profile, *piece) for piece in turns), key=sum)
+    if sum(again) > activations + workspace:
+        activations, workspace = again
+    return activations, workspace, messages + math.ceil(min(most, possible)) * each
+
+
+def _run_again(plan: Plan, profile: ModelProfile, first: int, end: int) -> tuple[int, int]:
+    """Returns bytes of activations, and of workspace with what is counted apart, while a piece is run again."""
+    walk, layers = Walk(profile), tuple(range(first, end))
+    for op in (Op.FORWARD, Op.BACKWARD):
+        walk.run(Instruction(op=op, first_layer=first, end_layer=end, counted=layers, keeps=True))
+    activations, workspace, _ = with_holes(plan.schedule, profile, walk.most, 0)
+    counted = dict.fromkeys(layers, 0)
+    for group in plan.groups:
+        for layer in counted.keys() & {*group.layers}:
+            counted[layer] += held_bytes(profile, group).counted
+    return activations, workspace + max(counted.values())
 
 
 def _moment(plan: Plan, profile: ModelProfile, worker: WorkerId) -> Moment:
@@ -123,12 +168,12 @@ def _is_shadowed(plan: Plan, worker: WorkerId, group: int) -> bool:
     return any(shadow.worker == worker and not layers.isdisjoint(shadow.layers) for shadow in plan.shadows)
 
 
-def worker_memory_bytes(plan: Plan, profile: ModelProfile, worker: WorkerId) -> int:
+def worker_memory_bytes(plan: Plan, profile: ModelProfile, worker: WorkerId, audit: float = 0.0) -> int:
     """Returns the sum of `memory_use`."""
-    return memory_use(plan, profile, worker).total
+    return memory_use(plan, profile, worker, audit).total
 
 
-def fullest_device_bytes(plan: Plan, profile: ModelProfile) -> int:
+def fullest_device_bytes(plan: Plan, profile: ModelProfile, audit: float = 0.0) -> int:
     """Returns the bytes on a device of the worker whose devices must hold most.
 
     What microbatches need follows from the ways they take, and is remembered: of pipelines that run nothing but their
@@ -143,8 +188,9 @@ def fullest_device_bytes(plan: Plan, profile: ModelProfile) -> int:
         ways = (profile, plan.schedule, plan.spare_in_flight, plan.layer_units, plan.redundancy, _ways(plan))
         known = _MIXED.find(ways, partial(_moments, plan, profile, others))
         moments |= zip(others, known, strict=True)
-    if plan.redundancy is not None:
-        asked = plan.workers  # what is shadowed has copies
+    turns = audit_turns(plan) if audit else {}
+    if plan.redundancy is not None or turns:
+        asked = plan.workers  # what is shadowed has copies; and others audit other pieces
     else:
         # Of workers that hold the same, and need as much for what passes, one is asked.
         layers, groups, kept = plan.layers_of, plan.groups_of, plan.kept_of
@@ -152,7 +198,8 @@ def fullest_device_bytes(plan: Plan, profile: ModelProfile) -> int:
             (groups[w], kept[w], layers.get(w, ()), plan.devices_of[w], moments.get(w, _IDLE)): w for w in plan.workers
         }
         asked = tuple(alike.values())
-    return max(_use(plan, profile, worker, moments.get(worker, _IDLE)).total for worker in asked)
+    found = {w: _with_audits(plan, profile, moments.get(w, _IDLE), turns.get(w, {}), audit) for w in asked}
+    return max(_use(plan, profile, worker, moment).total for worker, moment in found.items())
 
 
 def _moments(plan: Plan, profile: ModelProfile, workers: Sequence[WorkerId]) -> tuple[Moment, ...]:

@@ -26,8 +26,8 @@ evaluation does belongs to the step that follows."""
 CORRUPT_POINTS = ("rest", "apply", "sync", "forward", "backward", "send")
 """Where bits may be flipped: in a replica that lies still (`rest`), in what the optimizer's step made (`apply`), in a
 whole sum (`sync`): these are found before a step is committed with them. And in activations that a `forward` made, in
-what a `backward` counted, or in what is about to be sent (`send`): what follows from these is the same everywhere.
-Audits (`resilience.audit`) find the first two; nobody finds the last."""
+what a `backward` counted, or in what is about to be sent (`send`): what follows from these is the same everywhere,
+and audits (`resilience.audit`) alone find it."""
 
 COORDINATOR_POINTS = (
     "join", "plan", "send", "vote", "commit", "evaluated", "tell", "loss", "report", "save", "manifest", "return",

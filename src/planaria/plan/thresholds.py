@@ -239,6 +239,10 @@ LONG_REST = 1.1
 """A rest of a step that takes this many steps of the plan it began with, or more, is compared with beginning the step
 anew. Not measured."""
 
+AUDITS_BEYOND = 3.0
+"""So many standard deviations more audits than are expected of a worker in a step have room in its memory. Not
+measured."""
+
 # First plans and plans after a change
 
 MOST_EVEN_SETS = 8

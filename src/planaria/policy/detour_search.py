@@ -184,4 +184,4 @@ class _Search:
 
     def _fits(self, plan: Plan) -> bool:
         limit = self._settings.memory_bytes
-        return not limit or fullest_device_bytes(plan, self._profile) <= limit
+        return not limit or fullest_device_bytes(plan, self._profile, self._settings.audit) <= limit

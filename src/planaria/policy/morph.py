@@ -241,7 +241,7 @@ class MorphPolicy(Policy):
             step_time_s=candidate.step_time_s,
             transition_s=transition_s,
             transfer_bytes=candidate.transfer_bytes,
-            memory_bytes=fullest_device_bytes(candidate.plan, self.planner.profile),
+            memory_bytes=fullest_device_bytes(candidate.plan, self.planner.profile, self.planner.settings.audit),
             is_degraded=candidate.is_degraded,
             risk_s=0.0,
             samples_per_s=gained * samples / candidate.step_time_s,

@@ -340,7 +340,7 @@ class Planner:
     def fits(self, plan: Plan) -> bool:
         """Returns whether no device has to hold more than it may."""
         limit = self.settings.memory_bytes
-        return not limit or fullest_device_bytes(plan, self.profile) <= limit
+        return not limit or fullest_device_bytes(plan, self.profile, self.settings.audit) <= limit
 
     def may_take_less(self, change: Change, seconds: float) -> bool:
         """Returns whether a full search after this change may give a plan whose step takes less than so many seconds.

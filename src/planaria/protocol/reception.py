@@ -78,7 +78,7 @@ class Reception(ABC, Generic[Connection]):
         self._admission = admission
         self._judge = judge
         self._past = past
-        self._challenge: ReconnectChallenge[Connection] = ReconnectChallenge(past.joined if past else ())
+        self._challenge: ReconnectChallenge[Connection] = ReconnectChallenge(follows=past is not None)
         self._rests_until = 0.0
         self._ended_alone: dict[WorkerId, tuple[float, str]] = {}
         """Workers that ended while others of their node live: when, and the cause."""

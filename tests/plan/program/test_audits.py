@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from planaria.plan.plan import Plan, Redundancy, Route, ScheduleKind, Stage, WorkerId
-from planaria.plan.program.audits import audits_of, unaudited, with_audits
+from planaria.plan.program.audits import audit_turns, audits_of, unaudited, with_audits
 from planaria.plan.program.instructions import COMPUTING, Op
 from planaria.plan.program.programs import program
 from tests.plan.machine import Machine
@@ -44,6 +44,13 @@ def test_with_a_share_of_one_every_layer_of_every_microbatch_is_run_again(
         everything = {(layer, m) for layer in range(plan.num_layers) for m in range(plan.num_microbatches)}
         assert machine.audited == Counter(dict.fromkeys(everything, times))
         assert not machine.messages, "what is sent to auditors is taken"
+
+
+def test_everybody_has_its_turn_in_as_many_audits_as_are_to_be_expected() -> None:
+    plan = uneven(microbatches=60)
+    turns = audit_turns(plan)
+    expected = Counter((w, a.first_layer, a.end_layer) for a in audits_of(plan, 1, 1, 1.0) for w in a.by)
+    assert {(w, *piece): number for w, mine in turns.items() for piece, number in mine.items()} == expected
 
 
 def test_audits_are_drawn_from_seed_and_step_whatever_the_plan_of_that_step() -> None:

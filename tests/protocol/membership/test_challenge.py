@@ -15,16 +15,25 @@ HELLO = Hello(version=PROTOCOL_VERSION, token="token", worker=WorkerId(3), pid=1
 
 @pytest.fixture
 def doubts() -> ReconnectChallenge[str]:
-    made: ReconnectChallenge[str] = ReconnectChallenge({NodeId(3)})
+    made: ReconnectChallenge[str] = ReconnectChallenge(follows=True)
     made.ask("way", HELLO, "new")
     return made
 
 
-def test_whoever_is_known_is_asked(doubts: ReconnectChallenge[str]) -> None:
+def test_a_coordinator_that_follows_another_asks_everybody(doubts: ReconnectChallenge[str]) -> None:
+    """Also whom no journal knows: it may have said hello to a coordinator that was deposed."""
     assert doubts.about(NodeId(3))
-    assert not doubts.about(NodeId(4))
+    assert doubts.about(NodeId(4))
     assert doubts.is_asked("way")
     assert not doubts.is_asked("another way")
+
+
+def test_the_first_coordinator_asks_those_alone_of_whom_a_device_comes_back() -> None:
+    first: ReconnectChallenge[str] = ReconnectChallenge()
+    assert not first.about(NodeId(3))
+    first.doubt(NodeId(3))
+    assert first.about(NodeId(3))
+    assert not first.about(NodeId(4))
 
 
 def test_what_was_said_meanwhile_is_heard_after_the_proof(doubts: ReconnectChallenge[str]) -> None:

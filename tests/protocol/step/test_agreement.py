@@ -174,13 +174,15 @@ def test_of_three_the_one_that_computed_something_else_is_wrong() -> None:
 def test_what_is_computed_on_other_inputs_is_another_computation() -> None:
     one = {WorkerId(0): (Computed(3, 2, 4, (7, 7), {"w2": RIGHT}),)}
     other = {WorkerId(1): (Computed(3, 2, 4, (7, 8), {"w2": WRONG}),)}
-    assert difference(claims_of(one | other)) is None
+    found = found_in(claims_of(one | other))
+    assert [group.name for group in found.groups] == ["gradient"], "what one sent to the other"
+    assert found.is_on_the_way
 
 
 def test_what_a_forward_makes_is_compared_whatever_gradients_come() -> None:
     one = {WorkerId(0): (Computed(3, 2, 4, (7, 7), {"a4": RIGHT}),)}
     other = {WorkerId(1): (Computed(3, 2, 4, (7, 8), {"a4": WRONG}),)}
-    assert difference(claims_of(one | other)) is not None
+    assert [group.name for group in found_in(claims_of(one | other)).groups] == ["gradient", "a4"]
 
 
 def test_the_computation_done_again_tells_whose_was_wrong() -> None:
@@ -195,6 +197,35 @@ def test_a_third_settles_what_two_claim_again() -> None:
     disputes = Disputes()
     begun(disputes, computed(RIGHT, WRONG))
     assert found_in(computed(RIGHT, WRONG, RIGHT)).known == {1}
+
+
+def passed(sent: int, got: int) -> Claims:
+    """What workers 0 and 1 tell of an activation that the one sent to the other."""
+    return claims_of({WorkerId(at): (Computed(3, 4, 4, (0, 0), {"a4": told}),) for at, told in enumerate((sent, got))})
+
+
+def test_of_what_was_sent_and_what_came_nobody_knows_which_is_wrong_then_or_later() -> None:
+    disputes = Disputes()
+    found = begun(disputes, passed(RIGHT, WRONG))
+    assert found.is_on_the_way
+    assert not found.known
+    assert set(disputes.settle(5, passed(RIGHT, RIGHT))) == {0, 1}
+    begun(disputes, passed(RIGHT, WRONG))
+    assert disputes.again(5, found_in(passed(RIGHT, OTHER)), passed(RIGHT, OTHER)) == (frozenset(), {0, 1})
+
+
+def test_of_an_auditors_copies_most_are_no_witnesses_against_the_odd_one() -> None:
+    told = {WorkerId(at): (Computed(3, 2, 4, (given, 7), {"w2": RIGHT}),) for at, given in enumerate((8, 7, 8))}
+    found = found_in(claims_of(told))
+    assert found.is_on_the_way
+    assert not found.known
+
+
+def test_who_computed_wrong_is_wrong_alone_whatever_happened_to_a_message() -> None:
+    disputes, way = Disputes(), passed(RIGHT, WRONG)
+    found = begun(disputes, {**computed(RIGHT, RIGHT, WRONG), **way})
+    assert not found.is_on_the_way
+    assert set(disputes.settle(5, {**computed(RIGHT, RIGHT, RIGHT), **passed(RIGHT, RIGHT)})) == {2}
 
 
 def test_replicas_and_sums_count_before_computations() -> None:

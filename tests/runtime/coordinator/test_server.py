@@ -543,9 +543,11 @@ def test_nobody_is_told_of_a_fenced_node_that_comes_back(error: FrameError, told
     assert len(lines) == told
 
 
-def test_nobody_speaks_for_a_worker_that_is_yet_to_come_back(tmp_path: Path) -> None:
-    """What it said to the coordinator before this one is played again: that costs it nothing."""
-    running = Running(tmp_path, past=JournalState(joined=frozenset({NodeId(0)})))
+@pytest.mark.parametrize("joined", [frozenset({NodeId(0)}), frozenset[NodeId]()], ids=["known", "of a deposed one"])
+def test_nobody_speaks_for_a_worker_that_is_yet_to_come_back(joined: frozenset[NodeId], tmp_path: Path) -> None:
+    """What it said to a coordinator before this one is played again: that costs it nothing. If that one was deposed,
+    the journal does not know the worker."""
+    running = Running(tmp_path, past=JournalState(joined=joined))
     try:
         played = running.client()
         played.hello(0)

@@ -378,7 +378,7 @@ class InvariantChecker:
             case DeviceLost() if self._is_clear:
                 worker = self._workers[WorkerId(record.node * self._setup.devices_per_node + record.device)]
                 self.require(worker.is_over, f"{record}, and nothing is wrong with it")
-            case Note(text=text) if text.startswith(("sums of ", "computations of ")):
+            case Note(text=text) if text.startswith(("sums of ", "computations of ", "messages of ")):
                 self.require(bool(self.struck), f"{text}: but nothing changed what any node has")
             case ComputedWrong():
                 self.require(record.node in self.struck, f"{record}: but nothing changed what it has")

@@ -51,7 +51,7 @@ def audited(seed: int) -> Schedule:
     setup = msgspec.structs.replace(base.setup, audit=1.0, may_drop=False)
     faults = [fault for fault in base.faults if fault.kind in UNSEEN]
     (strike,) = (fault for fault in base.faults if fault.kind is FaultKind.CORRUPT)
-    what = draw.choice(["forward", "backward", "audit"])
+    what = draw.choice(["forward", "backward", "send", "way", "audit"])
     faults.append(msgspec.structs.replace(strike, what=what))
     return msgspec.structs.replace(base, setup=setup, faults=tuple(faults))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 from planaria.plan.plan import WorkerId
@@ -135,7 +136,8 @@ class Interpreter(StepWork[Symbol, Symbol]):
         corrupted: told of each state that a fault has changed, and of what comes of it.
 
     Attributes:
-        corrupts: "rest", "apply", "sync", "forward", "backward" or "audit" -> how often it is still to be changed.
+        corrupts: "rest", "apply", "sync", "forward", "backward", "send", "way" (what was sent, after its digest was
+            made) or "audit" -> how often it is still to be changed.
     """
 
     def __init__(
@@ -245,8 +247,15 @@ class Interpreter(StepWork[Symbol, Symbol]):
     def _inputs(self, batch: Symbol) -> Symbol:
         return batch
 
-    def _send(self, peer: WorkerId, key: Key, value: Symbol) -> None:
-        self._ways.send(peer, key, lambda: value)
+    def _send(self, peer: WorkerId, key: Key, value: Symbol) -> Callable[[], int]:
+        told = out = value
+        for what in ("send", "way") if self.corrupts and self.plan.evaluation is None else ():
+            if self.corrupts.get(what):
+                self.corrupts[what] -= 1
+                out = hash((value, what))
+                told = out if what == "send" else told
+        self._ways.send(peer, key, lambda: out)
+        return partial(digest, told)
 
     def _take(self, key: Key) -> Symbol:
         value = self._letters.take(key)

@@ -98,6 +98,20 @@ def unaudited(plan: Plan) -> tuple[int, ...]:
     return tuple(sorted(lacking))
 
 
+def audit_turns(plan: Plan) -> dict[WorkerId, dict[tuple[int, int], float]]:
+    """Returns what each worker may be asked to run again: first layer and end of a piece -> in how many microbatches it
+    would be its turn, were all audited."""
+    owners, turns = _Owners(plan), dict[WorkerId, dict[tuple[int, int], float]]()
+    for route in plan.routes:
+        passed = frozenset(hop.worker for hop in route.hops)
+        for hop in merge_hops(route.hops) if len(route.counted) == plan.num_layers else ():
+            for first, end, able in owners.pieces(hop, passed):
+                for worker in able:
+                    mine = turns.setdefault(worker, {})
+                    mine[first, end] = mine.get((first, end), 0.0) + len(route.microbatches) / len(able)
+    return turns
+
+
 _Piece = tuple[int, int, tuple[WorkerId, ...]]
 """First layer and end of what is audited at once, and who can run it."""
 

@@ -142,7 +142,7 @@ def completed(planner: Planner, candidate: Candidate) -> Candidate:
         wait_s=planner.wait_s(plan, moved.come_s),
         is_degraded=is_degraded,
         is_late=not is_degraded and bool(lacking(plan, most_lost)),
-        memory_bytes=fullest_device_bytes(plan, planner.profile),
+        memory_bytes=fullest_device_bytes(plan, planner.profile, planner.settings.audit),
         restored=restore_time(plan, Storage()) if candidate.restores else None,
         loss_s=next_loss_s(plan, planner.profile, candidate.step_time_s),
         exposure=exposure(
@@ -166,7 +166,7 @@ def with_split_backwards(planner: Planner, candidate: Candidate) -> Candidate | 
         split = Candidate.of(planner, msgspec.structs.replace(candidate.plan, schedule=kind), candidate.how)
         if split.step_time_s >= most * best.step_time_s:
             continue
-        if limit and fullest_device_bytes(split.plan, planner.profile) > limit:
+        if limit and fullest_device_bytes(split.plan, planner.profile, planner.settings.audit) > limit:
             break
         best = dataclasses.replace(
             best,

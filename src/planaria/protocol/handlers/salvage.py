@@ -183,7 +183,7 @@ def _undo(run: Run, found: Difference, claims: Claims) -> list[Command]:
         return commands + restore_all(run, f"replicas of {_where(run, undecided, left)} differ")
     commands += disputed(run)
     if undecided is not None:
-        what = "sums" if undecided.held is Held.SUM else "computations"
+        what = "sums" if undecided.held is Held.SUM else "messages" if undecided.is_on_the_way else "computations"
         text = f"{what} of {_where(run, undecided, left)} differ; step {run.step} is begun anew"
         commands.append(Publish(Note(level="warning", text=text)))
     run.attempt.is_void = True
@@ -209,17 +209,18 @@ def _layers_of(run: Run, items: Collection[int | Computation]) -> tuple[int, ...
     layers = set[int]()
     for item in items:
         if isinstance(item, Computation):
-            layers.update(range(item.first_layer, item.end_layer))
+            ends = item.first_layer == item.end_layer  # a message's: the layers below and above its boundary
+            layers.update(range(item.first_layer - ends, item.end_layer + ends))
         else:
             layers.update(run.plan.groups[item].layers)
     return tuple(sorted(layers))
 
 
 def _suspected_twice(run: Run, denied: Mapping[WorkerId, Difference]) -> Mapping[WorkerId, Difference]:
-    """Returns those of the workers that count as wrong now: one copies a sum from the next, so of several nodes whose
-    sums were wrong, each is suspected, and wrong the second time."""
+    """Returns those of the workers that count as wrong now: one copies a sum from the next, and a message has two ends,
+    so of several nodes each is suspected, and wrong the second time."""
     nodes = {run.members.node_of(worker) for worker in denied}
-    if len(nodes) < 2 or all(found.held is not Held.SUM for found in denied.values()):
+    if len(nodes) < 2 or all(found.held is not Held.SUM and not found.is_on_the_way for found in denied.values()):
         return denied
     before, run.suspects = run.suspects, run.suspects | nodes
     return {worker: found for worker, found in denied.items() if run.members.node_of(worker) in before}
@@ -239,7 +240,10 @@ def _lose(run: Run, wrong: Mapping[WorkerId, Difference]) -> list[Command]:
     for node in sorted({run.members.node_of(worker) for worker in wrong if worker in run.members.addresses}):
         mine = [worker for worker in sorted(wrong) if run.members.node_of(worker) == node]
         found = wrong[mine[0]]
-        commands += lose_wrong(run, node, found.held, _layers_of(run, found.groups_of(mine)))
+        if found.is_on_the_way:
+            commands += lose(run, NodeGone(node, "it or another node changed a message, a second time"))
+        else:
+            commands += lose_wrong(run, node, found.held, _layers_of(run, found.groups_of(mine)))
     return commands
 
 

@@ -1,13 +1,13 @@
 """Challenge to workers that reconnect to a new coordinator: are they here, or are old messages played again?
 
 Whoever listened on the network may play a worker's messages again, hello and token included. While the worker is
-connected, that is refused. A new coordinator has no connection to anybody: it asks those whom its journal knows for a
-word that nobody said before, and until that comes, nothing that is said on the connection counts. Pure.
+connected, that is refused. A coordinator that follows another has no connection to anybody, and its journal does not
+know all who said hello before: one that was deposed hears workers too, and can write none of them down. So it asks
+everybody for a word that nobody said before, and until that comes, nothing that is said on the connection counts. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Generic, TypeVar
 
 from planaria.plan.plan import NodeId
@@ -26,20 +26,21 @@ class ReconnectChallenge(Generic[Connection]):
     """Connections of one coordinator that have yet to prove that they are live.
 
     Args:
-        known: nodes that joined before it began.
+        follows: there were coordinators before it.
     """
 
-    def __init__(self, known: Collection[NodeId] = ()) -> None:
-        self._known = frozenset(known)
+    def __init__(self, *, follows: bool = False) -> None:
+        self._follows = follows
+        self._back: set[NodeId] = set()
         self._asked: dict[Connection, tuple[Hello, str, list[FromWorker]]] = {}
 
     def about(self, node: NodeId) -> bool:
         """Returns whether somebody may have overheard hellos of this node's workers before."""
-        return node in self._known
+        return self._follows or node in self._back
 
     def doubt(self, node: NodeId) -> None:
         """Has workers of this node prove themselves from now on: one of them was there before, and comes back."""
-        self._known |= {node}
+        self._back.add(node)
 
     def ask(self, connection: Connection, hello: Hello, nonce: str) -> None:
         """Records that the sender of this hello was asked to return a nonce, which was never used before."""

@@ -160,6 +160,8 @@ class Digest(msgspec.Struct, frozen=True, array_like=True):
 class Computed(msgspec.Struct, frozen=True, array_like=True):
     """Digests of one computation that is audited, told by the worker whose work it is and by those that ran it again.
 
+    Or of a message, as it was sent or as it came: then there are no layers, and both bounds are the boundary.
+
     Attributes:
         microbatch: whose forward and backward it is.
         first_layer: lowest layer.

@@ -37,14 +37,22 @@ class Shortages:
     Args:
         profile: costs as the job runs; None: nothing is known of what a plan needs, and no plan is refused.
         within: a policy whose plans keep to so many bytes on a device; may raise PlanError. None: there is none.
+        audit: share of all computation that other workers run again.
 
     Attributes:
         bound_bytes: the most that a plan may put on a device by estimate; None while nobody ran out.
         fatal: why the job must end, once it must.
     """
 
-    def __init__(self, profile: ModelProfile | None = None, within: Callable[[int], Policy] | None = None) -> None:
+    def __init__(
+        self,
+        profile: ModelProfile | None = None,
+        within: Callable[[int], Policy] | None = None,
+        *,
+        audit: float = 0.0,
+    ) -> None:
         self._profile = profile
+        self._audit = audit
         self._within = within
         self._carried: deque[Plan] = deque(maxlen=PLANS_CARRIED)
         self._short: dict[NodeId, MemoryShortage] = {}
@@ -124,14 +132,14 @@ class Shortages:
         if plan is None or self._profile is None:
             return 0
         workers = [w for w in plan.workers if plan.node_of(w) == node and worker in (None, w)]
-        return max((worker_memory_bytes(plan, self._profile, w) for w in workers), default=0)
+        return max((worker_memory_bytes(plan, self._profile, w, self._audit) for w in workers), default=0)
 
     def loads(self, plan: Plan) -> Mapping[WorkerId, int]:
         """Returns estimated bytes on the device of each worker whose node has not run out."""
         if self._profile is None:
             return {}
         others = [worker for worker in plan.workers if plan.node_of(worker) not in self._short]
-        return {worker: worker_memory_bytes(plan, self._profile, worker) for worker in others}
+        return {worker: worker_memory_bytes(plan, self._profile, worker, self._audit) for worker in others}
 
     # What may follow
 

@@ -6,15 +6,17 @@ who wrote something else than most. A sum is no witness for another, as one owne
 again. Two that cannot be told apart are in dispute until the step has been done again, and what they claimed is held
 against that.
 
-What comes of a computation is claimed by all that ran it on the same inputs; with other inputs it is another one.
+What comes of a computation is claimed by all that ran it on the same inputs; with other inputs it is another one. What
+one worker sent and another got is claimed by both; if it differs, nobody can tell who changed it, then or later.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from planaria.plan.plan import WorkerId
@@ -29,6 +31,10 @@ OF_FORWARDS = ("a", "l")
 """How names of what a forward makes begin: an activation, or the loss."""
 
 
+INPUTS = ("activation", "gradient")
+"""Names of what went into a computation, in the order of `Computed.given`."""
+
+
 class Held(enum.StrEnum):
     """What may be wrong: what owners of a group hold, or what comes of a computation."""
 
@@ -38,7 +44,7 @@ class Held(enum.StrEnum):
 
 
 class Computation(NamedTuple):
-    """One result of layers that ran for a microbatch on given inputs; see `Computed`."""
+    """One result of layers that ran for a microbatch on given inputs, or what these were; see `Computed`."""
 
     microbatch: int
     first_layer: int
@@ -47,15 +53,24 @@ class Computation(NamedTuple):
     name: str
 
 
+def _is_message(item: object) -> bool:
+    """Returns whether this is what one worker sent and others got: it has no inputs."""
+    return isinstance(item, Computation) and not item.given
+
+
 def claims_of(computed: Mapping[WorkerId, Collection[Computed]]) -> Claims:
-    """Returns what was told of computations that are audited. What a forward makes does not depend on gradients."""
+    """Returns what was told of computations that are audited, and of the messages that went into and out of them. What
+    a forward makes does not depend on gradients."""
     claims: dict[Computation, dict[WorkerId, Digest]] = {}
     for worker, told in computed.items():
         for one in told:
+            is_message = one.first_layer == one.end_layer
+            piece = one.microbatch, one.first_layer, one.end_layer
             for name, digest in one.made.items():
-                given = one.given[:1] if name.startswith(OF_FORWARDS) else one.given
-                at = Computation(one.microbatch, one.first_layer, one.end_layer, given, name)
-                claims.setdefault(at, {})[worker] = Digest(0, digest)
+                given = () if is_message else one.given[:1] if name.startswith(OF_FORWARDS) else one.given
+                claims.setdefault(Computation(*piece, given, name), {})[worker] = Digest(0, digest)
+            for name, digest in zip(INPUTS, () if is_message else one.given, strict=False):
+                claims.setdefault(Computation(*piece, (), name), {})[worker] = Digest(0, digest)
     return claims
 
 
@@ -79,6 +94,11 @@ class Difference:
     def known(self) -> frozenset[WorkerId]:
         """All owners known to be wrong."""
         return frozenset(worker for group in self.groups for worker in self.wrong.get(group, ()))
+
+    @property
+    def is_on_the_way(self) -> bool:
+        """Whether nothing differs but what one worker sent and another got."""
+        return all(map(_is_message, self.groups))
 
     def groups_of(self, workers: Collection[WorkerId]) -> tuple[Any, ...]:
         """Returns the groups of which one of these workers is known to be wrong; all that differ, if of none."""
@@ -108,7 +128,7 @@ def _difference(held: Held, groups: tuple[Any, ...], claims: Claims) -> Differen
         case Held.SUM:
             return Difference(held=held, groups=groups, wrong={})
         case Held.COMPUTATION:
-            few = {group: frozenset(_few(held, claims[group])) for group in groups}
+            few = {group: frozenset(_few(held, claims[group])) for group in groups if not _is_message(group)}
             return Difference(held=held, groups=groups, wrong=few)
 
 
@@ -174,21 +194,26 @@ class _Dispute:
             num_dropped=self.num_dropped,
         )
 
-    def denied_by(self, claims: Claims) -> frozenset[WorkerId]:
-        """Returns the workers that claimed something else than all owners of now do; of a replica, which made it."""
-        held, denied = self.difference.held, set[WorkerId]()
+    def denied_by(self, claims: Claims) -> Mapping[WorkerId, Difference]:
+        """Returns the workers that claimed something else than all owners of now do, and in what; of a replica, which
+        made it. If nobody else, those that sent and got a message that is denied."""
+        held, denied, ends = self.difference.held, set[WorkerId](), set[WorkerId]()
+        messages = tuple(group for group in self.difference.groups if _is_message(group))
         for group in self.difference.groups:
             truths = {_of(held, digest) for digest in claims.get(group, {}).values()}
             for worker, digest in self.claims[group].items() if len(truths) == 1 else ():
                 is_its_own = held is not Held.REPLICA or digest.written is not None
                 if is_its_own and _of(held, digest) not in truths:
-                    denied.add(worker)
-        return frozenset(denied)
+                    ends.update(self.claims[group] if group in messages else ())
+                    denied.update(() if group in messages else (worker,))
+        if denied:
+            return dict.fromkeys(sorted(denied), self.difference)
+        return dict.fromkeys(sorted(ends), replace(self.difference, groups=messages))
 
     def changed_in(self, claims: Claims) -> frozenset[WorkerId]:
-        """Returns the workers that claim something else of what is in dispute than they did."""
+        """Returns the workers that claim something else of what is in dispute than they did, messages aside."""
         held, changed = self.difference.held, set[WorkerId]()
-        for group in self.difference.groups:
+        for group in itertools.filterfalse(_is_message, self.difference.groups):
             now = claims.get(group, {})
             for worker, digest in self.claims[group].items():
                 if worker in now and _of(held, now[worker]) != _of(held, digest):
@@ -244,15 +269,16 @@ class Disputes:
         before = self._close(step, num_dropped)
         if before is None:
             return frozenset(), frozenset()
-        differing = frozenset(worker for group in found.groups for worker in claims[group])
+        made = [group for group in found.groups if not _is_message(group)]
+        differing = frozenset(worker for group in made or found.groups for worker in claims[group])
         changed = before.changed_in(claims) & differing
         if changed and changed != differing:
             return changed, frozenset()
-        both = {group: {**before.claims.get(group, {}), **claims[group]} for group in found.groups}
+        both = {group: {**before.claims.get(group, {}), **claims[group]} for group in made}
         few = frozenset(worker for group in both for worker in _few(found.held, both[group])) & differing
         return (few, frozenset()) if few else (few, differing)
 
     def settle(self, step: int, claims: Claims, num_dropped: int = 0) -> Mapping[WorkerId, Difference]:
         """Returns who was wrong in a dispute about this step, now that all owners hold the same, and in what."""
         before = self._close(step, num_dropped)
-        return {} if before is None else dict.fromkeys(sorted(before.denied_by(claims)), before.difference)
+        return {} if before is None else before.denied_by(claims)

@@ -1,7 +1,8 @@
 """Audits at one worker: digests of its own work that others run again, and of others' work that it runs again.
 
-Bookkeeping, and the second run itself. What is audited, and when, `planaria.plan.program.audits` says; who is wrong
-where digests differ, `planaria.protocol.step.agreement`.
+Beside these it tells what went over the boundaries of a piece that is audited: its worker what it sent, and the next
+worker of the route what it got. Bookkeeping, and the second run itself. What is audited, and when,
+`planaria.plan.program.audits` says; who is wrong where digests differ, `planaria.protocol.step.agreement`.
 """
 
 from __future__ import annotations
@@ -60,31 +61,49 @@ class Audits(Generic[Value]):
         self._holdings = holdings
         self._layers = layers
         self._digest_of = digest_of
-        self._mine: list[Audit] = []
+        self._audits: tuple[Audit, ...] = ()
         self._told: dict[Work, dict[str, int | None]] = {}
+        self._inputs: set[tuple[Work, str]] = set()
         self._again: list[Computed] = []
 
     def begin(self, audits: Sequence[Audit]) -> None:
         """Begins a step with these audits; or goes on without any."""
-        self._mine = [audit for audit in audits if audit.worker == self._worker]
-        self._told = {}
-        for audit in self._mine:
-            wanted = (*self._names_of_inputs(audit), *self._names_of_results(audit))
+        self._audits = tuple(audits)
+        self._told, self._inputs = {}, set()
+        for audit in self._audits:
+            wanted = [name for name, _ in self._passed_on(audit)]
+            if audit.worker == self._worker:
+                inputs = self._names_of_inputs(audit)
+                wanted += [*inputs, *self._names_of_results(audit)]
+                self._inputs.update(((audit.microbatch, audit.born), name) for name in inputs)
             self._told.setdefault((audit.microbatch, audit.born), {}).update(dict.fromkeys(wanted))
         self._again = []
 
     @property
     def computed(self) -> tuple[Computed, ...]:
         """All that there is to tell; of an audit whose inputs were not seen, nothing."""
-        own = (self._of(audit, self._told[audit.microbatch, audit.born]) for audit in self._mine)
-        return (*(one for one in own if one is not None), *self._again)
+        found: list[Computed] = []
+        for audit in self._audits:
+            told = self._told[audit.microbatch, audit.born]
+            own = self._of(audit, told) if audit.worker == self._worker else None
+            found += [] if own is None else [own]
+            for name, boundary in self._passed_on(audit):
+                if (digest := told[name]) is not None:
+                    found.append(Computed(audit.microbatch, boundary, boundary, (0, 0), {name: digest}))
+        return (*found, *self._again)
 
     # The worker's own work
 
-    def note(self, kind: str, work: Work, boundary: int, value: Value) -> None:
-        """Notes an activation or gradient of a microbatch that is audited, as it is taken or sent first."""
+    def note(self, kind: str, work: Work, boundary: int, digest: Callable[[], int]) -> None:
+        """Notes an activation or gradient that goes into or out of what is audited, as it is taken in or went out
+        first."""
         if work in self._told and self._wants(work, name := f"{kind}{boundary}"):
-            self._told[work][name] = self._digest_of(value)
+            self._told[work][name] = digest()
+
+    def note_sent(self, kind: str, work: Work, boundary: int, digest: Callable[[], int]) -> None:
+        """Notes what was sent, unless it is a copy of what goes into an audited piece, for who runs that again."""
+        if (work, f"{kind}{boundary}") not in self._inputs:
+            self.note(kind, work, boundary, digest)
 
     def _wants(self, work: Work, name: str) -> bool:
         """Returns whether this is to be told of a microbatch, and is not noted yet."""
@@ -150,6 +169,13 @@ class Audits(Generic[Value]):
     def _names_of_inputs(self, audit: Audit) -> tuple[str, ...]:
         below = (f"{Kind.ACTIVATION}{audit.first_layer}",) if audit.first_layer else ()
         return (*below, f"{Kind.GRADIENT}{audit.end_layer}") if audit.end_layer < self._num_layers else below
+
+    def _passed_on(self, audit: Audit) -> Iterator[tuple[str, int]]:
+        """Yields the names of results that the audited worker sends, and the boundary that each of them passes."""
+        if audit.end_layer < self._num_layers:
+            yield f"{Kind.ACTIVATION}{audit.end_layer}", audit.end_layer
+        if audit.first_layer:
+            yield f"{Kind.GRADIENT}{audit.first_layer}", audit.first_layer
 
     def _names_of_results(self, audit: Audit) -> tuple[str, ...]:
         above = f"{Kind.ACTIVATION}{audit.end_layer}" if audit.end_layer < self._num_layers else LOSS

@@ -125,7 +125,8 @@ class StepWork(ABC, Generic[Batch, Value]):
         """Returns what of the samples goes into the first layer."""
 
     @abstractmethod
-    def _send(self, peer: WorkerId, key: Key, value: Value) -> None: ...
+    def _send(self, peer: WorkerId, key: Key, value: Value) -> Callable[[], int]:
+        """Sends a value; returns what tells the digest of that which goes out, be it the same or not."""
 
     @abstractmethod
     def _take(self, key: Key) -> Value:
@@ -292,7 +293,7 @@ class StepWork(ABC, Generic[Batch, Value]):
         if layer == 0:
             return self._inputs(self._batches[work[0]])
         value = self._activations[work, layer] if stays else self._activations.pop((work, layer))
-        self._audits.note(Kind.ACTIVATION, work, layer, value)
+        self._audits.note(Kind.ACTIVATION, work, layer, partial(self._digest_of, value))
         return value
 
     def _put_back(self, store: dict[tuple[Work, int], Value], work: Work, boundary: int, value: Value) -> None:
@@ -303,7 +304,7 @@ class StepWork(ABC, Generic[Batch, Value]):
     def _given(self, work: Work, layer: int) -> Value:
         """Takes the gradient of a layer's output."""
         value = self._gradients.pop((work, layer + 1), self._nothing)
-        self._audits.note(Kind.GRADIENT, work, layer + 1, value)
+        self._audits.note(Kind.GRADIENT, work, layer + 1, partial(self._digest_of, value))
         return value
 
     def _backward(self, instruction: Instruction) -> None:
@@ -420,8 +421,8 @@ class StepWork(ABC, Generic[Batch, Value]):
         assert instruction.peer is not None
         at = _work(instruction), instruction.first_layer
         value = store[at] if instruction.keeps else store.pop(at)
-        self._audits.note(kind, *at, value)
-        self._send(instruction.peer, self._key(kind, self._worker, instruction), value)
+        digest = self._send(instruction.peer, self._key(kind, self._worker, instruction), value)
+        self._audits.note_sent(kind, *at, digest)
 
     def _receive_value(self, kind: str, store: dict[tuple[Work, int], Value], instruction: Instruction) -> None:
         value = self._take(self._key(kind, instruction.peer, instruction))

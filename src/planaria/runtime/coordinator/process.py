@@ -151,7 +151,9 @@ class _Coordinating:
             return make_policy(name, _planner(job, profile, most_bytes) if most_bytes else planner)
 
         policy = make(job.resilience.policy, 0)
-        shortages = Shortages(job_profile(job, profile), partial(make, job.resilience.policy))
+        shortages = Shortages(
+            job_profile(job, profile), partial(make, job.resilience.policy), audit=job.resilience.audit
+        )
         self._machine = Coordinator(run_settings(settings, profile), policy, past, shortages, make)
         nodes = SupervisedNodes(link, begin, lambda: self._server.request_stop())
         agents = agents_of(self._job, self._folder, settings.token, settings.run_id, settings.faults, self._history)

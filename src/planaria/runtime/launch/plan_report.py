@@ -138,7 +138,7 @@ def plan_for(
         lower_bound_s=lower_bound_s(proposal.plan, profile),
         reason=first.reason,
         timeline=timeline,
-        memory={worker: memory_use(proposal.plan, profile, worker) for worker in proposal.plan.workers},
+        memory={w: memory_use(proposal.plan, profile, w, settings.audit) for w in proposal.plan.workers},
         planning_s=planning_s,
         after_losses=after_losses,
         audits=_audits(proposal.plan, timeline, settings),

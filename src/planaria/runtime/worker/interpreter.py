@@ -249,7 +249,7 @@ class Interpreter(StepWork[Batch, Tensors]):
     def _inputs(self, batch: Batch) -> Tensors:
         return tuple(batch[name] for name in self._model.inputs)
 
-    def _send(self, peer: WorkerId, key: Key, value: Tensors) -> None:
+    def _send(self, peer: WorkerId, key: Key, value: Tensors) -> Callable[[], int]:
         sent = [value]
 
         def own_copy() -> Tensors:
@@ -257,7 +257,9 @@ class Interpreter(StepWork[Batch, Tensors]):
             return sent[0]
 
         self._faults.corrupt("send", self.step, own_copy)
-        self._outbox.send(peer, key, self._device.copied_out(sent[0]))
+        out = self._device.copied_out(sent[0])
+        self._outbox.send(peer, key, out)
+        return lambda: digest_of_values(here(out))
 
     def _take(self, key: Key) -> Tensors:
         with self._heartbeat.during(Activity.WAITING, WorkerId(key.sender)):
