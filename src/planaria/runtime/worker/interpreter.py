@@ -261,7 +261,7 @@ class Interpreter(StepWork[Batch, Tensors]):
     def _finish_sums(self, instruction: Instruction) -> None:
         with self._heartbeat.during(Activity.WAITING, self._sync.awaited()):
             self._mailbox.wait_until(self._sync.is_whole, self._idle)
-        self._device.after(Stream.SUMS)  # the optimizer, and digests
+        self._device.after(Stream.SUMS, Stream.SHADOWS)  # the optimizer, and digests
         self._pace.drain()
 
     def _idle(self) -> bool:
