@@ -169,7 +169,7 @@ class Interpreter(StepWork[Batch, Tensors]):
         if instruction.op is Op.FORWARD:
             work = instruction.microbatch, instruction.born
             return list(self._activations.get((work, instruction.end_layer), ()))
-        return [self._holdings.replicas[group].gradient for group in self.given]
+        return [self._holdings.replicas[group].gradient for group in self.kept]
 
     def _note_backward(self, work: Work, layer: int, *, counted: bool) -> None:
         super()._note_backward(work, layer, counted=counted)
