@@ -330,7 +330,7 @@ def test_what_is_no_job_is_refused_by_field_and_remedy(override: str, parts: lis
         (
             1,
             "auto",
-            r"devices_per_node is 1.*set cluster\.devices_per_node = 2 or more, and cluster\.devices_per_stage",
+            r"devices_per_node is 1.*set cluster\.devices_per_node = 2 or more, and cluster",
         ),
         (2, "1", r"devices_per_stage is 1.*set cluster\.devices_per_stage = 2 or more"),
         (3, "2", r"cluster\.devices_per_stage = 2 does not divide cluster\.devices_per_node = 3.*divisor of 3"),

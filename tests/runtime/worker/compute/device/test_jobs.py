@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import torch
 
-from planaria.job.sections.cluster import Device
+from planaria.job.sections.cluster import Device, OptimizerState
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.records import RunStatus
 from planaria.runtime.worker.compute.device.device import here
@@ -134,6 +134,17 @@ SITES = sites()
 def test_every_scenario_ends_well(scenario: str, laboratory: Laboratory) -> None:
     with Orders().at_work():
         SCENARIOS[scenario](laboratory)
+
+
+def test_a_stages_devices_with_memories_of_their_own_give_a_keeper_what_they_counted(laboratory: Laboratory) -> None:
+    made = job_of(nodes=2, devices=2, smallest=1, steps=3, source=str(laboratory.source))
+    cluster = msgspec.structs.replace(made.cluster, devices_per_stage=2, optimizer_state=OptimizerState.SPREAD)
+    made = msgspec.structs.replace(made, cluster=cluster)
+    kills = (Kill(node=1, at="backward", step=2),)
+    plain = Schedule(seed=1, job=made, kills=kills, visits=(), weather=Weather(), stop_at_s=None)
+    reference = laboratory.reference(made)
+    with Orders().at_work():
+        assert laboratory.run(on_stand_in(plain)).weights == reference.weights
 
 
 @pytest.mark.parametrize("site", rest_in_proof(SITES, kept=3), ids=str)
