@@ -89,7 +89,12 @@ def plan_in_the_middle_of_a_sum(laboratory: Laboratory) -> None:
         late = device.copied_out((counts,))
         with device.on_sums():
             device.fill(held[0], torch.ones(4))
-        adopt_on(device, lambda: (held.clear(), counts.add_(1.0)))
+
+        def change() -> None:
+            held.clear()
+            counts.add_(1.0)
+
+        adopt_on(device, change)
         assert torch.equal(late.tensors()[0], torch.zeros(4))
         assert float(device.number(counts.sum())) == 4.0
 

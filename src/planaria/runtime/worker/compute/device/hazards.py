@@ -55,7 +55,6 @@ class Clocks:
 
     Args:
         host: the actor that gives the others their work, after all that it knows to be done.
-
     """
 
     def __init__(self, host: Actor) -> None:
