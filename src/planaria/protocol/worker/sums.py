@@ -117,10 +117,10 @@ def _exchange_of(slices: Slices, worker: WorkerId) -> _Exchange:
         return tuple([other for other in workers if other != worker])
 
     host = slices.host_of[worker]
-    owners, adding = slices.owners_at(host), slices.adding_at(host)
-    is_owner = worker in owners
+    owners = slices.owners_at(host)
+    adding = owners or [giver for giver in slices.adding_at(host) if slices.carried_by(giver)]
     mates = others(slices.on_host_of(worker)) if worker in adding else ()
-    awaited, totals = (slices.carriers(worker), slices.owners) if is_owner else ((), ())
+    awaited, totals = (slices.carriers(worker), slices.owners) if worker in owners else ((), ())
     sources = dict[WorkerId, tuple[str, WorkerId]]()
     for about in others(totals):
         carrier = about if about in owners else slices.carrier_at(worker, about)

@@ -142,7 +142,7 @@ def test_every_scenario_ends_well(scenario: str, laboratory: Laboratory) -> None
 
 
 def test_a_stages_devices_with_memories_of_their_own_give_a_keeper_what_they_counted(laboratory: Laboratory) -> None:
-    made = job_of(nodes=2, devices=2, smallest=1, steps=3, source=str(laboratory.source))
+    made = job_of(nodes=3, devices=2, smallest=1, steps=3, source=str(laboratory.source))
     cluster = msgspec.structs.replace(made.cluster, devices_per_stage=2, optimizer_state=OptimizerState.SPREAD)
     made = msgspec.structs.replace(made, cluster=cluster)
     kills = (Kill(node=1, at="backward", step=2),)
