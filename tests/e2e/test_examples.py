@@ -29,12 +29,17 @@ def test_a_model_is_pretrained_on_parquet_files(
     assert len(outcome.events("node_lost")) == 1
 
 
-def test_stages_on_several_devices_lose_one_of_them_and_a_node(run: Run, reference: Reference) -> None:
-    job = load_job(EXAMPLES / "devices.toml", ["train.steps=5", "train.warmup_steps=1", "train.global_batch=16"])
-    outcome = run(job, "kill:node=1,step=2,at=backward,device=1", "kill:node=2,step=4,at=sync")
+@pytest.mark.parametrize("optimizer_state", ["whole", "spread"])
+def test_stages_on_several_devices_lose_one_of_them_and_a_node(
+    optimizer_state: str, run: Run, reference: Reference
+) -> None:
+    short = ("train.steps=5", "train.warmup_steps=1", "train.global_batch=16")
+    job = load_job(EXAMPLES / "devices.toml", [*short, f"cluster.optimizer_state={optimizer_state}"])
+    assert (job.cluster.nodes, job.cluster.devices_per_node, job.cluster.devices_per_stage) == (2, 4, 2)
+    outcome = run(job, "kill:node=1,step=2,at=backward,device=3", "kill:node=0,step=4,at=sync")
     outcome.assert_same_bits(reference(job))
-    assert [(event["node"], event["device"]) for event in outcome.events("device_lost")] == [(1, 1)]
-    assert [event["node"] for event in outcome.events("node_lost")] == [2]
+    assert [(event["node"], event["device"]) for event in outcome.events("device_lost")] == [(1, 3)]
+    assert [event["node"] for event in outcome.events("node_lost")] == [0]
 
 
 def test_devices_that_share_microbatches_lose_one_of_them_and_a_node(run: Run, reference: Reference) -> None:

@@ -251,7 +251,7 @@ REFUSED = [
     ("cluster.devices_per_node=0", ["cluster.devices_per_node = 0"]),
     ("cluster.devices_per_stage=0", ["cluster.devices_per_stage = 0"]),
     ("cluster.devices_per_stage=2", ["cluster.devices_per_stage = 2", "cluster.devices_per_node = 1", "divisor of 1"]),
-    ("cluster.optimizer_state=spread", ["cluster.optimizer_state = 'spread'", "devices_per_stage is 1", "2 or more"]),
+    ("cluster.optimizer_state=spread", ["cluster.optimizer_state = 'spread'", "devices_per_node is 1", "2 or more"]),
     ("cluster.devices_per_stage=many", ["cluster.devices_per_stage = 'many'", '"auto", or a whole number']),
     ("resilience.audit=1.5", ["resilience.audit = 1.5", "is not a share from 0 to 1"]),
     ("resilience.fault_tolerance=-1", ["resilience.fault_tolerance = -1"]),
@@ -322,6 +322,25 @@ def test_what_is_no_job_is_refused_by_field_and_remedy(override: str, parts: lis
     message = str(caught.value)
     assert all(part in message for part in parts), message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("devices", "stages", "says"),
+    [
+        (
+            1,
+            "auto",
+            r"devices_per_node is 1.*set cluster\.devices_per_node = 2 or more, and cluster",
+        ),
+        (2, "1", r"devices_per_stage is 1.*set cluster\.devices_per_stage = 2 or more"),
+        (3, "2", r"cluster\.devices_per_stage = 2 does not divide cluster\.devices_per_node = 3.*divisor of 3"),
+    ],
+)
+def test_a_state_is_spread_over_several_devices_or_not_at_all(devices: int, stages: str, says: str) -> None:
+    given = (f"cluster.devices_per_node={devices}", f"cluster.devices_per_stage={stages}")
+    with pytest.raises(UserError, match=says):
+        parse("cluster.optimizer_state=spread", *given)
+    parse("cluster.optimizer_state=spread", "cluster.devices_per_node=2", "cluster.devices_per_stage=auto")
 
 
 @pytest.mark.parametrize(

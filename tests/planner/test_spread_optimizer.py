@@ -120,7 +120,8 @@ def test_a_device_needs_memory_for_what_it_keeps_alone(seed: int) -> None:
     for mates in plan.stage_mates:
         whole, parts = memory_use(plain, profile, mates[0]), [memory_use(plan, profile, mate) for mate in mates]
         assert sum(part.optimizer for part in parts) == whole.optimizer
-        assert {part.parameters + part.gradients for part in parts} == {whole.parameters + whole.gradients}
+        assert {part.parameters for part in parts} == {whole.parameters}
+        assert {part.gradients for part in parts} == {whole.gradients}, "this profile's sums are what is counted"
         assert max(part.optimizer for part in parts) < whole.optimizer or len(plan.groups_of[mates[0]]) == 1
     assert fullest_device_bytes(plan, profile) == max(memory_use(plan, profile, w).total for w in plan.workers)
 
@@ -136,9 +137,12 @@ def test_no_device_keeps_much_more_than_another() -> None:
     assert kept_groups((large, plain), (0, 1), 4) == ((0,), (1,), (), ())
 
 
-def test_a_stage_fits_spread_that_does_not_whole() -> None:
+@pytest.mark.parametrize("counted", [0, 2], ids=["counted in the sum", "counted apart"])
+def test_a_stage_fits_spread_that_does_not_whole(counted: int) -> None:
     """One stage on the four devices of the only node."""
     profile = uniform_profile(8)
+    layers = [msgspec.structs.replace(x, gradient_bytes=(1 + counted) * x.parameter_bytes) for x in profile.layers]
+    profile = msgspec.structs.replace(profile, layers=tuple(layers))
 
     def first_of(memory_bytes: int, *, spreads: bool) -> Plan:
         settings = PlannerSettings(
@@ -148,10 +152,11 @@ def test_a_stage_fits_spread_that_does_not_whole() -> None:
         return first(make_policy(PolicyName.TEMPLATES, Planner(profile, settings)))
 
     spread, whole = (fullest_device_bytes(first_of(0, spreads=spreads), profile) for spreads in (True, False))
-    optimizer = sum(layer.optimizer_bytes for layer in profile.layers)
-    assert whole - spread == optimizer * 3 // 4
+    kept = sum(layer.optimizer_bytes + (layer.parameter_bytes if counted else 0) for layer in layers)
+    assert whole - spread == kept * 3 // 4
     assert fullest_device_bytes(first_of(spread, spreads=True), profile) == spread
-    with pytest.raises(PlanError, match="memory"):
+    less = "more memory.*set fewer cluster.devices_per_stage"
+    with pytest.raises(PlanError, match=f'With stages on 4 devices each.*{less} or cluster.optimizer_state = "spread"'):
         first_of(whole - 1, spreads=False)
-    with pytest.raises(PlanError, match="memory"):
+    with pytest.raises(PlanError, match="a layer's is with one device. Set fewer cluster.devices_per_stage"):
         first_of(spread - 1, spreads=True)

@@ -11,7 +11,7 @@ from planaria.plan.costs.byte_counts import held_bytes, message_bytes, part_byte
 from planaria.plan.costs.model_profile import LinkCost, ModelProfile
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
-from planaria.plan.sums.slices import slices_of
+from planaria.plan.sums.slices import slices_in
 
 MOST_COMPUTED = 1 << 16
 """Forwards and backwards whose durations are remembered; then all are forgotten."""
@@ -180,13 +180,12 @@ class Durations:
         if plan.devices_per_node == 1 and self._conditions.network is None:
             counts = not plan.shadows or worker in self._counting[group]
             return self._spread_sum(group, devices, self.num_counting[group] - counts, speed)
-        owners = plan.owners_of[group]
-        slices = slices_of(owners, [self._host_of(owner) for owner in owners])
+        slices = slices_in(plan, group, self._host_of)
         sent_bytes = part_bytes(plan.groups[group]) / devices
         counted_bytes = held_bytes(self._profile, plan.groups[group]).counted / devices
         a_byte = self._profile.step.sum_s_per_byte / speed
         counting = self._counting[group]
-        alike = worker, owners, counting, sent_bytes, counted_bytes
+        alike = worker, slices, counting, sent_bytes, counted_bytes
         found = self._by_hosts.get(alike)
         if found is None:
             found = self._by_hosts[alike] = sum_by_hosts(

@@ -62,8 +62,8 @@ def sum_by_hosts(
 
     Args:
         slices: of the group.
-        worker: the owner whose times are wanted.
-        counting: owners that counted something.
+        worker: the owner, or giver, whose times are wanted.
+        counting: those that counted something.
         sent_bytes: of the group's vector as it travels, or of the share of it that a device has.
         counted_bytes: of an accumulator, or of the share of it that a device has.
         link: the link from another owner to this one.
@@ -78,7 +78,8 @@ def sum_by_hosts(
         seconds += size_bytes / link(owner).bandwidth_bytes_per_s
         far_s = max(far_s, link(owner).latency_s)
     counts = len(counting.intersection(slices.on_host_of(worker)))
-    others = sum(not counting.isdisjoint(slices.on_host_of(carrier)) for carrier in slices.carriers(worker))
+    carriers = slices.carriers(worker) if own else ()
+    others = sum(not counting.isdisjoint(slices.on_host_of(carrier)) for carrier in carriers)
     added = max(0, counts + others - 1) * own + max(0, counts - 1) * all_carried
     return SumTimes(seconds, 2 * (near_s + far_s), sent_bytes * added * sum_s_per_byte)
 

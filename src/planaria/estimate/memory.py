@@ -25,8 +25,8 @@ class MemoryUse:
 
     Attributes:
         parameters: of the groups that the worker owns, frozen ones, and copies of weights that it makes in each step.
-        gradients: accumulators and sums of these groups.
-        optimizer: state of these groups.
+        gradients: accumulators of these groups, and sums of those that it keeps.
+        optimizer: state of those that it keeps.
         activations: kept for backwards to come.
         workspace: of the layer that runs: gradients before they are added, and what kernels allocate.
         messages: that have arrived and wait.
@@ -140,7 +140,7 @@ def _use(plan: Plan, profile: ModelProfile, worker: WorkerId, moment: Moment) ->
     for number in plan.groups_of[worker]:
         held = held_bytes(profile, plan.groups[number])
         parameters += held.parameters
-        gradients += held.accumulator + held.sum
+        gradients += held.accumulator + held.sum if number in kept else held.counted
         optimizer += held.optimizer if number in kept else 0
         if plan.redundancy is not None and plan.redundancy.runs_backwards and _is_shadowed(plan, worker, number):
             gradients += held.counted  # copies are counted apart

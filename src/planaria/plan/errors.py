@@ -1,8 +1,12 @@
-"""Errors for the two ways in which losses can leave nothing to plan with."""
+"""Errors that who plans has to tell apart: too few nodes at the start or after losses, and replicas that are gone."""
 
 from __future__ import annotations
 
 from planaria.plan.plan import PlanError
+
+
+class NeedsMoreNodes(PlanError):
+    """Error: pipelines of stages that hold so much take more nodes each than the job asks for, or than there are."""
 
 
 class TooFewNodes(PlanError):

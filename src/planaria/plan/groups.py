@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 import msgspec
 
@@ -80,3 +82,15 @@ def kept_groups(groups: tuple[Group, ...], held: tuple[int, ...], num_lanes: int
             loads[lane] += groups[group].state_bytes
             kept[lane].append(group)
     return tuple(tuple(sorted(own)) for own in kept)
+
+
+Worker = TypeVar("Worker", bound=int)
+
+
+def workers_by_group(num_groups: int, groups_of: Mapping[Worker, Sequence[int]]) -> tuple[tuple[Worker, ...], ...]:
+    """Returns of each group the workers that have it, ascending, given each worker's groups."""
+    found: list[list[Worker]] = [[] for _ in range(num_groups)]
+    for worker in sorted(groups_of):
+        for group in groups_of[worker]:
+            found[group].append(worker)
+    return tuple(map(tuple, found))

@@ -17,7 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from planaria.plan.groups import Group as Group
-from planaria.plan.groups import groups_by_layers, kept_groups, layers_held
+from planaria.plan.groups import groups_by_layers, kept_groups, layers_held, workers_by_group
 from planaria.plan.ledger import mask_of
 from planaria.plan.pipeline import Form as Form
 from planaria.plan.pipeline import NodeId as NodeId
@@ -302,11 +302,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
     @cached_property
     def owners_of(self) -> tuple[tuple[WorkerId, ...], ...]:
         """For each group, the workers that hold a replica of it, ascending."""
-        owners: list[list[WorkerId]] = [[] for _ in self.groups]
-        for worker, groups in self.groups_of.items():  # ascending
-            for group in groups:
-                owners[group].append(worker)
-        return tuple(map(tuple, owners))
+        return workers_by_group(len(self.groups), self.groups_of)
+
+    @cached_property
+    def keepers_of(self) -> tuple[tuple[WorkerId, ...], ...]:
+        """For each group, the owners that keep it whole, ascending: they alone need its summed gradient."""
+        return self.owners_of if self.kept_of is self.groups_of else workers_by_group(len(self.groups), self.kept_of)
 
     @cached_property
     def num_owners(self) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from functools import lru_cache
 
 import msgspec
 
-from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.model_profile import LayerCost, ModelProfile
 from planaria.plan.plan import Evaluation, NodeId, Pipeline, Plan, PlanError, Route, Stage, Transfer, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.placement.transfers import transfers
@@ -108,7 +108,10 @@ def as_places(profile: ModelProfile, settings: PlannerSettings) -> tuple[ModelPr
     keeps = devices if settings.spreads_optimizer else 1
     layers = tuple(
         msgspec.structs.replace(
-            layer, times=(layer.on(1).scaled(1 / devices),), optimizer_bytes=-(-layer.optimizer_bytes // keeps)
+            layer,
+            times=(layer.on(1).scaled(1 / devices),),
+            gradient_bytes=_gradient_bytes(layer, keeps),
+            optimizer_bytes=-(-layer.optimizer_bytes // keeps),
         )
         for layer in profile.layers
     )
@@ -118,6 +121,14 @@ def as_places(profile: ModelProfile, settings: PlannerSettings) -> tuple[ModelPr
         devices_per_stage=1,
         num_cores=None if settings.num_cores is None else settings.num_cores / devices,
     )
+
+
+def _gradient_bytes(layer: LayerCost, keeps: int) -> int:
+    """Returns what a device holds of the layer's gradients if it keeps a part of its groups: all that it counts, and
+    the sums of that part."""
+    total = min(layer.gradient_bytes, layer.parameter_bytes)
+    counted = layer.gradient_bytes - total
+    return counted + -(-total // keeps) if counted else total
 
 
 def by_stage(plan: Plan, on: Devices | None = None) -> Plan:

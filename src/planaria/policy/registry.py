@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -17,7 +18,9 @@ import msgspec
 from planaria.estimate.evaluation_time import evaluation_time
 from planaria.estimate.step_remainder import PlanInterval
 from planaria.job.registry import PolicyName
+from planaria.plan.errors import NeedsMoreNodes
 from planaria.plan.plan import NodeId, Plan, PlanError
+from planaria.plan.settings import PlannerSettings
 from planaria.planner.stage_devices import (
     Devices,
     Held,
@@ -66,7 +69,24 @@ def _placing(made: Callable[[Planner], Policy], planner: Planner) -> Policy:
     """Returns the policy that is so made, with each stage on as many devices as the planner's settings say."""
     if planner.settings.devices_per_node == 1:
         return made(planner)
-    return StageDevicesPolicy(planner, made(planner.of_places()))
+    with _naming_places(planner.settings):
+        return StageDevicesPolicy(planner, made(planner.of_places()))
+
+
+@contextmanager
+def _naming_places(settings: PlannerSettings) -> Iterator[None]:
+    """Makes errors of a first plan's places say what counts as a device there, and what else there is against a lack
+    of memory."""
+    try:
+        yield
+    except PlanError as error:
+        if settings.devices_per_stage == 1 or type(error) not in (PlanError, NeedsMoreNodes):
+            raise
+        text = f"With stages on {settings.devices_per_stage} devices each, which count as one here: {error}"
+        if settings.memory_bytes and isinstance(error, NeedsMoreNodes):
+            less = "" if settings.spreads_optimizer else ' or cluster.optimizer_state = "spread"'
+            text += f" Each device holds all of its stage: set fewer cluster.devices_per_stage{less}."
+        raise PlanError(text) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +113,15 @@ class StageDevicesPolicy(Policy):
         return dataclasses.replace(self, places=self.places.with_forecast(forecast))
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
-        places = self.places.initial(nodes, generation)
+        with _naming_places(self.planner.settings):
+            places = self.places.initial(nodes, generation)
         found = self._by_device(places)
         if not self._is_sound(found, places):
             raise PlanError(f"The other devices of a node cannot run the stages of {self._lost}.")
         if self._on.spreads_optimizer and not self.planner.fits(found.plan):
             raise PlanError(
                 "A device of a stage has no room for its part of the optimizer's state: a layer's is with one device. "
-                'Set cluster.optimizer_state = "whole", or use devices with more memory.'
+                "Set fewer cluster.devices_per_stage, or use devices with more memory."
             )
         return found
 

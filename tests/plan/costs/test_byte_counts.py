@@ -60,6 +60,23 @@ def test_in_memory_what_is_counted_is_read_as_it_lies_there() -> None:
     assert not list(read_from_hosts(slices, owners[0], frozenset(owners), SENT))
 
 
+@given(hosts=PLACES, givers_hosts=PLACES)
+def test_givers_read_nothing_but_to_carry_what_their_host_counted(hosts: list[int], givers_hosts: list[int]) -> None:
+    everybody = [WorkerId(number) for number in range(len(hosts) + len(givers_hosts))]
+    givers, counting = everybody[len(hosts) :], frozenset(everybody)
+    slices = slices_of(everybody[: len(hosts)], hosts, givers, givers_hosts)
+    for giver, host in zip(givers, givers_hosts, strict=True):
+        assert not list(read_from_hosts(slices, giver, counting, SENT))
+        read = sum(size_bytes for _, size_bytes in read_in_memory(slices, giver, counting, SENT, COUNTED))
+        mates = len(slices.on_host_of(giver)) - 1
+        carried = sum(map(slices.share, slices.carried_by(giver)))
+        assert read == pytest.approx(mates * COUNTED * carried)
+        assert host not in hosts or not read
+    given = sum(sum(size for _, size in read_from_hosts(slices, owner, counting, SENT)) for owner in slices.owners)
+    others = len({*hosts, *givers_hosts}) - 1
+    assert given == pytest.approx((others + len(set(hosts)) - 1) * SENT), "parts of every other host, and totals back"
+
+
 @pytest.mark.parametrize(("values", "counted"), [(EXACT, 8), (FAST, 4), (MIXED, 2)])
 def test_an_owner_holds_a_groups_part_of_its_layer(values: ValueBytes, counted: int) -> None:
     """A layer of 1000 parameters, of which the group has 250."""

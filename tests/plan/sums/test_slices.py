@@ -58,3 +58,25 @@ def test_owners_on_one_host_carry_nothing() -> None:
     slices = slices_of(workers(3), (0, 0, 0))
     assert all(slices.carriers(owner) == () for owner in slices.owners)
     assert slices.bounds(WorkerId(4), 160) == (64, 112)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.lists(st.integers(0, 5), max_size=6))
+def test_what_givers_count_goes_to_each_slices_owner_once_and_no_total_comes_back(
+    hosts: list[int], givers_hosts: list[int]
+) -> None:
+    everybody = workers(len(hosts) + len(givers_hosts))
+    owners, givers = everybody[: len(hosts)], everybody[len(hosts) :]
+    slices, plain = slices_of(owners, hosts, givers, givers_hosts), slices_of(owners, hosts)
+    host_of = dict(zip(everybody, (*hosts, *givers_hosts), strict=True))
+    assert slices.owners == plain.owners
+    for owner in owners:
+        assert slices.bounds(owner, 1600) == plain.bounds(owner, 1600)
+        assert slices.takers(owner) == plain.carriers(owner)
+        carriers = slices.carriers(owner)
+        assert sorted(host_of[carrier] for carrier in carriers) == sorted({*host_of.values()} - {host_of[owner]})
+        assert all(owner in slices.carried_by(carrier) for carrier in carriers)
+        assert {*slices.on_host_of(owner)} == {mate for mate in everybody if host_of[mate] == host_of[owner]}
+    for giver in givers:
+        assert slices.share(giver) == 0.0
+        if host_of[giver] in hosts:
+            assert slices.carried_by(giver) == (), "an owner of its host carries"

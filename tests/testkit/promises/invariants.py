@@ -329,7 +329,7 @@ class InvariantChecker:
             worker = self._workers[number]
             if worker.is_over or worker.node not in nodes or number in lost_devices:
                 continue
-            for group in plan.groups_of[number]:
+            for group in plan.kept_of[number]:
                 replica = worker.holdings.replicas.get(group)
                 is_right = replica is not None and (
                     replica.step >= step

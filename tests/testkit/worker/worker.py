@@ -321,7 +321,7 @@ class Worker(WorkerExecutor):
                 self._exit()  # it was told so already
             return
         if isinstance(command, SendVote) and self.interpreter.plan.evaluation is None:
-            given, replicas = self.interpreter.given, self.holdings.replicas
+            given, replicas = self.interpreter.kept, self.holdings.replicas
             self._cluster.recorder.summed(self.number, command.generation, command.step, given, replicas)
         try:
             self._carry_out(command)

@@ -184,12 +184,14 @@ def check_cluster(cluster: ClusterSection) -> None:
                 f"does not divide cluster.devices_per_node = {cluster.devices_per_node}",
                 f'Set a divisor of {cluster.devices_per_node}, or "auto".',
             )  # fmt: skip
-        if cluster.optimizer_state is OptimizerState.SPREAD and cluster.devices_per_stage == 1:
-            refuse(
-                "cluster.optimizer_state", cluster.optimizer_state.value,
-                "goes with stages on several devices, and cluster.devices_per_stage is 1",
-                'Leave it out, or set cluster.devices_per_stage = 2 or more, or "auto".',
-            )  # fmt: skip
+    few = next((name for name in ("devices_per_node", "devices_per_stage") if getattr(cluster, name) == 1), "")
+    if cluster.optimizer_state is OptimizerState.SPREAD and few:
+        more = "cluster.devices_per_node = 2 or more, and " if few == "devices_per_node" else ""
+        refuse(
+            "cluster.optimizer_state", cluster.optimizer_state.value,
+            f"goes with stages on several devices, and cluster.{few} is 1",
+            f'Leave it out, or set {more}cluster.devices_per_stage = 2 or more, or "auto".',
+        )  # fmt: skip
     at_least("cluster.most_workers", cluster.most_workers, 0)
     at_least("cluster.memory_gb", cluster.memory_gb, 0)
     positive("cluster.storage_gb_per_s", cluster.storage_gb_per_s)

@@ -136,27 +136,30 @@ def read_spread(num_owners: int, num_others: int, sent_bytes: float) -> float:
 def read_in_memory(
     slices: Slices, worker: WorkerId, counting: frozenset[WorkerId], sent_bytes: float, counted_bytes: float
 ) -> Iterator[tuple[WorkerId, float]]:
-    """Yields what an owner reads of each other one on its host, in place: what those counted, and totals.
+    """Yields what an owner, or giver, reads of each other one on its host, in place: what those counted, and totals.
 
     Args:
         slices: of the group.
-        worker: the owner that reads.
-        counting: owners that counted something.
+        worker: the one that reads.
+        counting: those that counted something.
         sent_bytes: of the group's vector as it travels, or of a device's share of it; totals have as many.
         counted_bytes: of accumulators, or of a device's share of them.
     """
     adds = slices.share(worker) + sum(map(slices.share, slices.carried_by(worker)))
-    for mate in slices.on_host_of(worker):
+    for mate in slices.on_host_of(worker) if adds else ():
         if mate != worker:
-            has = slices.share(mate) + sum(map(slices.share, slices.carried_by(mate)))
+            takes = worker in slices.places and mate in slices.places
+            has = slices.share(mate) + sum(map(slices.share, slices.carried_by(mate))) if takes else 0.0
             yield mate, has * sent_bytes + (adds * counted_bytes if mate in counting else 0.0)
 
 
 def read_from_hosts(
     slices: Slices, worker: WorkerId, counting: frozenset[WorkerId], sent_bytes: float
 ) -> Iterator[tuple[WorkerId, float]]:
-    """Yields what comes to an owner from each owner of another host: parts of its slice (0 bytes of a host that counted
-    nothing), and totals of the slices that it carries for its own host."""
+    """Yields what comes to an owner from each one of another host: parts of its slice (0 bytes of a host that counted
+    nothing), and totals of the slices that it carries for its own host. Nothing comes to a giver."""
+    if worker not in slices.places:
+        return
     own = slices.share(worker) * sent_bytes
     for carrier in slices.carriers(worker):
         yield carrier, 0.0 if counting.isdisjoint(slices.on_host_of(carrier)) else own

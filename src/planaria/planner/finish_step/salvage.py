@@ -190,10 +190,11 @@ def left_undone(
 
 
 def with_other_owners(before: Plan, after: Plan) -> frozenset[int]:
-    """Returns the groups that are held by other workers under one plan than under the other."""
-    if before.shadows or after.shadows or not (before.is_apart and after.is_apart):
-        pairs = enumerate(zip(before.owners_of, after.owners_of, strict=True))
-        return frozenset(group for group, (old, new) in pairs if old != new)
+    """Returns the groups that are held, or kept whole, by other workers under one plan than under the other."""
+    if before.shadows or after.shadows or before.spreads_optimizer or not (before.is_apart and after.is_apart):
+        then = zip(before.owners_of, before.keepers_of, strict=True)
+        now = zip(after.owners_of, after.keepers_of, strict=True)
+        return frozenset(group for group, (old, new) in enumerate(zip(then, now, strict=True)) if old != new)
     # Who is in a pipeline that both plans have, holds the same.
     old, new = set(before.pipelines), set(after.pipelines)
     held = {(group, w) for pipeline in old - new for w in pipeline.owned for group in before.groups_of[w]}

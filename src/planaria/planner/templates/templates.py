@@ -19,6 +19,7 @@ from planaria.plan.compiled import Work
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.pipeline_time import Chain, Floats, Template, TemplateStage
 from planaria.plan.costs.stage_costs import StageCosts, pipeline_cost
+from planaria.plan.errors import NeedsMoreNodes
 from planaria.plan.plan import PlanError
 from planaria.plan.quantities import count, size
 from planaria.plan.settings import Objective, PlannerSettings
@@ -233,7 +234,7 @@ def _node_counts(
         raise PlanError(
             f"A node's {per_node} devices need {stages} layers, and the model has {profile.num_layers}: a "
             f"{'device' if stages == per_node else 'stage'} runs at least one. "
-            f"Set devices_per_node = {profile.num_layers * per_node // stages} or less."
+            f"Set devices_per_node = {profile.num_layers * per_node // stages} or less, or more devices_per_stage."
         )
     if settings.min_nodes > most:
         raise PlanError(
@@ -249,7 +250,7 @@ def _node_counts(
     if not fitting:
         raise _does_not_fit(profile, settings, space_of(most))
     if 0 < settings.min_nodes < fitting[0]:
-        raise PlanError(
+        raise NeedsMoreNodes(
             f"The model does not fit on {count(settings.min_nodes, 'node')} with "
             f"{count(per_node, 'device')} of {size(settings.memory_bytes)} each; it needs {fitting[0]}. "
             f"Set min_nodes_per_pipeline = {fitting[0]}, or 0."
@@ -338,7 +339,7 @@ def check_replicas(num_nodes: int, smallest: int, fault_tolerance: int) -> None:
         remedy += f", or set fault_tolerance = {num_nodes // smallest - 1}"
     else:
         remedy += ", or use devices with more memory"
-    raise PlanError(
+    raise NeedsMoreNodes(
         f"{count(num_nodes, 'node')} cannot hold {count(replicas, 'replica')} of "
         f"{count(smallest, 'node')} each ({needed} needed). {remedy}."
     )

@@ -51,7 +51,7 @@ class Damages:
 def _holders(plan: Plan, group: int) -> set[WorkerId]:
     """Returns the workers that held the group whole when the plan began: keepers and senders that do not receive it."""
     moves = [move for move in plan.transfers if move.group == group]
-    keepers = {worker for worker in plan.owners_of[group] if group in plan.kept_of[worker]}
+    keepers = set(plan.keepers_of[group])
     return {*keepers, *(move.source for move in moves)} - {move.target for move in moves}
 
 

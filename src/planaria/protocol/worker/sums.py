@@ -1,8 +1,8 @@
 """Sums: which of a worker's groups are being summed in the step in progress, which parts are missing, which are done.
 
-Each owner of a group adds up one slice of it and hands the total back (`planaria.plan.sums.slices`). A sum belongs to a
-sync epoch; one of an older epoch is void, and is begun anew. What parts are made of and how they are added up is a
-subclass's.
+Each owner of a group adds up one slice of it and hands the total back (`planaria.plan.sums.slices`); who counts of a
+group and does not keep it whole gives what it counted, and gets nothing. A sum belongs to a sync epoch; one of an older
+epoch is void, and is begun anew. What parts are made of and how they are added up is a subclass's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Generic, NamedTuple, SupportsFloat, TypeVar
 
 from planaria.plan.plan import Plan, WorkerId
-from planaria.plan.sums.slices import Slices, slices_of
+from planaria.plan.sums.slices import Slices, slices_in
 from planaria.protocol.worker.holdings import Accumulator, HeldState
 from planaria.protocol.worker.mail import Key, Kind, MailStore, Payload, Ways
 
@@ -26,16 +26,16 @@ News = tuple[str, WorkerId, WorkerId]
 
 @dataclass(slots=True)
 class Sum(Generic[Part]):
-    """One group's sum under way at one owner.
+    """One group's sum under way at one worker that counts of it.
 
     Attributes:
         slices: of the group.
-        unheard: owners on this host whose counts are not known yet.
-        counts: of owners on this host that counted something, where they lie.
+        unheard: others on this host whose counts are not known yet; nobody, where nothing is added up here.
+        counts: of those on this host that counted something, where they lie.
         carried: slices of other hosts whose part of this host is still to be sent from here.
-        awaited: owners that carry the other hosts' parts of this worker's slice, and have not sent them yet.
+        awaited: those that carry the other hosts' parts of this worker's slice, and have not sent them yet.
         parts: of those that had something, as they came.
-        totals: slices whose total is not here yet.
+        totals: slices whose total is not here yet; none at a giver.
         news: messages that may have come and were not looked for yet: kind, sender, slice.
         ready: slices whose total may have come, and was not taken yet.
         norm: squared norm of the sum, where it is this worker's to tell.
@@ -60,7 +60,7 @@ class Sum(Generic[Part]):
 
     @property
     def in_place(self) -> list[Part]:
-        """Returns what the owners on this host counted, in worker order."""
+        """Returns what was counted on this host, in worker order."""
         return [self.counts[owner] for owner in sorted(self.counts)]
 
 
@@ -88,34 +88,47 @@ class Piece(NamedTuple, Generic[Part]):
 
 
 class _Exchange(NamedTuple):
-    """What one owner of slices exchanges with the others.
+    """What one owner or giver exchanges with the others.
 
     Attributes:
-        mates: other owners on its host.
-        awaited: owners that carry the other hosts' parts of its slice.
+        mates: others on its host whose counts it adds up.
+        adding: others on its host that add up its counts.
+        owners: other owners on its host.
+        awaited: those that carry the other hosts' parts of its slice.
         carried: slices of other hosts whose part of this host it carries.
+        totals: slices whose totals it needs.
         sources: how each other slice's total comes to it: the kind of message, and the sender.
         news: messages that come to it.
     """
 
     mates: tuple[WorkerId, ...]
+    adding: tuple[WorkerId, ...]
+    owners: tuple[WorkerId, ...]
     awaited: tuple[WorkerId, ...]
     carried: tuple[WorkerId, ...]
+    totals: tuple[WorkerId, ...]
     sources: dict[WorkerId, tuple[str, WorkerId]]
     news: frozenset[News]
 
 
 @lru_cache(maxsize=1024)
 def _exchange_of(slices: Slices, worker: WorkerId) -> _Exchange:
-    mates = tuple(owner for owner in slices.on_host_of(worker) if owner != worker)
-    awaited, sources = slices.carriers(worker), dict[WorkerId, tuple[str, WorkerId]]()
-    for about in slices.owners:
-        carrier = about if about in mates else slices.carrier_at(worker, about)
+    def others(workers: Sequence[WorkerId]) -> tuple[WorkerId, ...]:
+        return tuple([other for other in workers if other != worker])
+
+    host = slices.host_of[worker]
+    owners = slices.owners_at(host)
+    adding = owners or [giver for giver in slices.adding_at(host) if slices.carried_by(giver)]
+    mates = others(slices.on_host_of(worker)) if worker in adding else ()
+    awaited, totals = (slices.carriers(worker), slices.owners) if worker in owners else ((), ())
+    sources = dict[WorkerId, tuple[str, WorkerId]]()
+    for about in others(totals):
+        carrier = about if about in owners else slices.carrier_at(worker, about)
         sources[about] = (Kind.TOTAL, about) if carrier == worker else (Kind.SHARED_TOTAL, carrier)
-    del sources[worker]
-    news = {(Kind.SHARED_SUM, owner, owner) for owner in mates} | {(Kind.SUM, owner, worker) for owner in awaited}
+    news = {(Kind.SHARED_SUM, mate, mate) for mate in mates} | {(Kind.SUM, carrier, worker) for carrier in awaited}
     news |= {(kind, sender, about) for about, (kind, sender) in sources.items()}
-    return _Exchange(mates, awaited, slices.carried_by(worker), sources, frozenset(news))
+    carried = slices.carried_by(worker)
+    return _Exchange(mates, others(adding), others(owners), awaited, carried, totals, sources, frozenset(news))
 
 
 def read_share(key: Key, reader: WorkerId, slices: Slices) -> float:
@@ -236,20 +249,19 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
             unheard=[*exchange.mates],
             carried=[*exchange.carried],
             awaited=[*exchange.awaited],
-            totals=[*slices.owners],
+            totals=[*exchange.totals],
             news={*exchange.news},  # all may have come before
         )
         if accumulator is not None:
             pending.counts[self._worker] = self._own(accumulator, slices)
         self._sums[group] = pending
         self._open.add((round_, group))
-        for owner in pending.unheard:
+        for owner in exchange.adding:
             self._send(owner, Kind.SHARED_SUM, pending, group, self._worker, self._place(accumulator))
 
     def slices(self, group: int) -> Slices:
         """Returns the slices of a group under the plan."""
-        owners = self.plan.owners_of[group]
-        return slices_of(owners, [self._host_of(owner) for owner in owners])
+        return slices_in(self.plan, group, self._host_of)
 
     def _send(
         self, owner: WorkerId, kind: str, pending: Sum[Part], group: int, about: WorkerId, payload: Payload
@@ -354,15 +366,15 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
     def _hand_on(self, group: int, pending: Sum[Part], about: WorkerId) -> None:
         """Sends a slice's total to the other hosts, if it was made here; tells this host's owners where it lies."""
         if about == self._worker:
-            for carrier in pending.slices.carriers(about):
+            for carrier in pending.slices.takers(about):
                 self._send(carrier, Kind.TOTAL, pending, group, about, self._total(group, about, pending.slices))
         if about == self._worker or self._source(pending.slices, about)[0] == Kind.TOTAL:
-            for owner in _exchange_of(pending.slices, self._worker).mates:
+            for owner in _exchange_of(pending.slices, self._worker).owners:
                 self._send(owner, Kind.SHARED_TOTAL, pending, group, about, self._total_place(group))
 
     def _finish(self, group: int, pending: Sum[Part]) -> None:
         owners = pending.slices.owners
-        if sorted(owners)[group % len(owners)] == self._worker:
+        if self._worker in owners and sorted(owners)[group % len(owners)] == self._worker:
             pending.norm = self._norm(group)
         pending.counts.clear()
         pending.parts.clear()
@@ -370,11 +382,11 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
     # The step's end
 
     def is_whole(self) -> bool:
-        """Returns whether every group that this worker owns is summed."""
+        """Returns whether every group that this worker counts of is summed, as far as it needs the sum."""
         return all(map(self.is_summed, self.plan.groups_of[self._worker]))
 
     def is_summed(self, group: int) -> bool:
-        """Returns whether the group's whole sum is here, and all is sent that others need of it."""
+        """Returns whether the group's whole sum is here, if it is needed, and all is sent that others need of it."""
         return group in self._sums and self._sums[group].is_done
 
     def awaited(self) -> WorkerId | None:

@@ -178,7 +178,7 @@ class Interpreter(StepWork[Batch, Tensors]):
         if instruction.op is Op.FORWARD:
             work = instruction.microbatch, instruction.born
             return list(self._activations.get((work, instruction.end_layer), ()))
-        return [self._holdings.replicas[group].gradient for group in self.given]
+        return [self._holdings.replicas[group].gradient for group in self.kept]
 
     def _note_backward(self, work: Work, layer: int, *, counted: bool) -> None:
         super()._note_backward(work, layer, counted=counted)
@@ -284,7 +284,7 @@ class Interpreter(StepWork[Batch, Tensors]):
     def _finish_sums(self, instruction: Instruction) -> None:
         with self._heartbeat.during(Activity.WAITING, self._sync.awaited()):
             self._mailbox.wait_until(self._sync.is_whole, self._idle)
-        self._device.after(Stream.SUMS)  # the optimizer, and digests
+        self._device.after(Stream.SUMS, Stream.SHADOWS)  # the optimizer, and digests
         self._pace.drain()
 
     def _idle(self) -> bool:

@@ -172,7 +172,8 @@ class WorkerLoop(WorkerExecutor):
         self._act = "while a plan is taken over"
         log.info("plan %d from step %d", message.plan.generation, message.step)
         self._heartbeat.pace(len(message.plan.layers_of))
-        self._device.after(Stream.SUMS, Stream.COPIES_OUT)  # of what the plan may drop, or count anew
+        # Of what the plan may drop, count anew, or have taken over.
+        self._device.after(Stream.SUMS, Stream.COPIES_OUT, Stream.SHADOWS)
         super()._adopt(message, continues=continues, forgets=forgets)
 
     def _apply(self, commit: Commit, *, proceed: bool) -> None:

@@ -64,13 +64,19 @@ class Group:
     """One group, its owners by host, and what is sent between these."""
 
     def __init__(
-        self, hosts: Sequence[int], dtype: torch.dtype = torch.float64, empty: Sequence[int] = (), epoch: int = EPOCH
+        self,
+        hosts: Sequence[int],
+        dtype: torch.dtype = torch.float64,
+        empty: Sequence[int] = (),
+        epoch: int = EPOCH,
+        keepers: Sequence[int] | None = None,
     ) -> None:
         self.hosts = hosts
         workers = tuple(WorkerId(n) for n in range(len(hosts)))
         self.plan = SimpleNamespace(
             workers=workers,
             owners_of=[workers],
+            keepers_of=[workers if keepers is None else tuple(map(WorkerId, keepers))],
             groups_of=dict.fromkeys(workers, (0,)),
             sync_epochs=[epoch],
         )
@@ -123,6 +129,32 @@ def test_owners_that_counted_nothing_add_nothing(hosts: Sequence[int], dtype: to
         assert owner.sync.is_whole()
         assert torch.allclose(owner.gradient, group.expected())
         assert torch.equal(owner.gradient, group.owners[0].gradient)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "keepers"),
+    [
+        ((0, 0, 1, 1), (0, 2)),
+        ((0, 0, 0, 0), (1,)),
+        ((0, 1, 2, 3), (0, 2)),
+        ((0, 1, 1, 2, 2), (0,)),
+        ((0, 0, 0, 1, 1, 1, 2), (0, 2, 4)),
+    ],
+)
+@pytest.mark.parametrize("empty", [(), (0, 1)])
+def test_who_does_not_keep_a_group_gives_what_it_counted_and_gets_nothing(
+    hosts: Sequence[int], keepers: Sequence[int], empty: Sequence[int]
+) -> None:
+    group = Group(hosts, empty=empty, keepers=keepers)
+    group.sum_up()
+    expected = group.expected()
+    for worker, owner in enumerate(group.owners):
+        assert owner.sync.is_whole()
+        assert owner.sync.awaited() is None
+        assert torch.equal(owner.gradient, expected if worker in keepers else torch.zeros(SIZE))
+        assert worker in keepers or not owner.sync.norms
+    norms = [owner.sync.norms for owner in group.owners]
+    assert [norm for norm in norms if norm] == [{0: squared_norm(expected)}], "one keeper tells the norm"
 
 
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 1, 2, 3), (0, 0, 1, 1)])

@@ -28,6 +28,7 @@ from planaria.protocol.worker.layer_runner import LayerRunner
 from planaria.protocol.worker.progress import Work
 from planaria.runtime.worker.compute.compilation import as_over_a_wire, compiled
 from planaria.runtime.worker.compute.device.device import Device
+from planaria.runtime.worker.compute.device.queues import Stream
 from planaria.runtime.worker.compute.seeds import seed_layer
 from planaria.runtime.worker.compute.split_backward import Gradients, WeightPass, backward_at_once, backward_in_two
 from planaria.runtime.worker.compute.statistics import RunningStatistics
@@ -184,6 +185,8 @@ class Compute:
         self._kept: dict[tuple[Work, int], _Kept] = {}
         self._told: dict[tuple[Work, int], Mapping[str, torch.Tensor]] = {}
         self._weight_passes: dict[tuple[Work, int], WeightPass] = {}
+        self._beside: set[tuple[Work, int]] = set()
+        """Whose forward was beside computation, so that their backward is."""
         self._scale = 1.0 / train.num_microbatches
         dtype = _AUTOCAST.get(train.dtype)
         self._make = nn.Parameter if dtype is None or train.compile else partial(parameter, dtype=dtype)
@@ -212,6 +215,7 @@ class Compute:
         for entry in [entry for entry in self._told if not keep(entry[0])]:
             del self._told[entry]
             self._weight_passes.pop(entry, None)
+        self._beside.intersection_update([*self._kept, *self._told])
         if not self._kept:
             for module in self._modules.values():
                 drop_copies(module.parameters())
@@ -235,14 +239,17 @@ class Compute:
         )
         staying = list(self._modules[layer].parameters())
         saving = kept_on_host([*staying, *copies_of(staying)], self._device) if moves else nullcontext()
+        held = batch if layer == self._last else None
+        used = (*inputs, *(held or {}).values())
         # With gradients even where none will be asked for: without them torch's LSTM computes other bits on a CPU.
-        with torch.enable_grad(), saving:
+        with self._device.on_shadows(used) if on_host else nullcontext(), torch.enable_grad(), saving:
             outputs, told = self._run(step, work, layer, leaves, batch)
+            loss = self._device.number(outputs[0].detach()) if layer == self._last else None
         if keep:
-            held = batch if layer == self._last else None
             gone = recompute or layer < self._first_trained  # the latter has no backward
             self._kept[work, layer] = _Kept(leaves, None if gone else outputs, held, told)
-        loss = self._device.number(outputs[0].detach()) if layer == self._last else None
+            if on_host:
+                self._beside.add((work, layer))
         return tuple(tensor.detach() for tensor in outputs), loss
 
     def evaluate(
@@ -313,7 +320,25 @@ class Compute:
         except Exception as error:
             raise LayerFailed(self._model.layer_names[layer], error) from error
 
+    @contextmanager
+    def _where_its_forward_was(self, work: Work, layer: int, given: Tensors = ()) -> Iterator[None]:
+        """Runs what is inside beside computation, if the forward ran there; what computation does later waits for it.
+
+        Args:
+            given: gradients that it uses.
+        """
+        if (work, layer) not in self._beside:
+            yield
+            return
+        with self._device.on_shadows(given):
+            yield
+        self._device.after(Stream.SHADOWS)
+
     def backward(self, step: int, work: Work, layer: int, gradients: Tensors, *, counted: bool) -> Tensors:
+        with self._where_its_forward_was(work, layer, gradients):
+            return self._backward(step, work, layer, gradients, counted=counted)
+
+    def _backward(self, step: int, work: Work, layer: int, gradients: Tensors, *, counted: bool) -> Tensors:
         inputs, roots, given, told = self._graph(step, work, layer, gradients)
         parameters: list[torch.Tensor] = list(self._parameters[layer].values()) if counted else []
         wanted = inputs + parameters
@@ -327,6 +352,10 @@ class Compute:
         return _filled(inputs, found[: len(inputs)])
 
     def backward_input(self, step: int, work: Work, layer: int, gradients: Tensors) -> Tensors:
+        with self._where_its_forward_was(work, layer, gradients):
+            return self._backward_input(step, work, layer, gradients)
+
+    def _backward_input(self, step: int, work: Work, layer: int, gradients: Tensors) -> Tensors:
         inputs, roots, given, self._told[work, layer] = self._graph(step, work, layer, gradients)
         parameters = list(self._parameters[layer].values())
         found: Gradients = [None] * len(inputs)
@@ -351,6 +380,10 @@ class Compute:
         return found
 
     def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:
+        with self._where_its_forward_was(work, layer):
+            self._backward_weight(work, layer, counted=counted)
+
+    def _backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:
         told = self._told.pop((work, layer))
         weight_pass = self._weight_passes.pop((work, layer), None)
         if counted:

@@ -31,7 +31,8 @@ class Replica:
             device of the stage has them.
         is_whole: they are here, if there are any.
         step: the last step that it has been through; one that was not applied counts.
-        gradient: flat float32, the step's whole sum; valid between the sync and the apply.
+        gradient: flat float32, the step's whole sum; valid between the sync and the apply. Empty, where another device
+            of the stage needs it.
         shared_gradient: where `gradient` lies when it is in host memory, so that co-owners on the same host read it.
         written: digest of the state as this worker itself wrote it last; see `planaria.protocol.step.agreement`.
     """
@@ -42,9 +43,9 @@ class Replica:
         self.parameters = zeros(self.layout.size, device.place)
         names = optimizer_of(train).states(train) if is_whole and not spec.is_statistics else ()
         self.states = {name: zeros(self.layout.size, device.place) for name in names}
-        self.shared_gradient = SharedVector(self.layout.size, torch.float32) if device.is_on_host else None
+        self.shared_gradient = SharedVector(self.layout.size, torch.float32) if is_whole and device.is_on_host else None
         self.gradient = (
-            torch.zeros(self.layout.size, device=device.place)
+            torch.zeros(self.layout.size if is_whole else 0, device=device.place)
             if self.shared_gradient is None
             else self.shared_gradient.tensor
         )
@@ -67,9 +68,10 @@ class Replica:
         return self.parameters, *self.states.values()
 
     def leave_optimizer(self) -> None:
-        """Drops the optimizer's state: another device of the stage has it."""
+        """Drops the optimizer's state and the sum: another device of the stage has them."""
         self.is_whole = False
         self.states = {}
+        self.gradient, self.shared_gradient = self.gradient[:0].clone(), None
 
     def load(self, state: Sequence[torch.Tensor], step: int) -> None:
         for own, given in zip(self.state, state, strict=True):

@@ -28,7 +28,7 @@ from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile
 from planaria.plan.costs.network import Network
 from planaria.plan.plan import NodeId, Plan, Stage, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
-from planaria.plan.sums.slices import slices_of
+from planaria.plan.sums.slices import slices_in
 from planaria.protocol.worker.sums import Piece, read_share
 from planaria.runtime.thresholds import AHEAD_S
 from planaria.runtime.wire.tls import Security
@@ -229,8 +229,7 @@ class EmulatedPace:
             return moment_s
         begin = max(moment_s, self._reader_free_at)
         assert self._plan is not None
-        owners = self._plan.owners_of[key.item]
-        share = read_share(key, self._worker, slices_of(owners, [self.host_of(owner) for owner in owners]))
+        share = read_share(key, self._worker, slices_in(self._plan, key.item, self.host_of))
         size = 0.0 if is_empty else self._read_bytes(key) * share
         self._reader_free_at = begin + size / self._link(key.sender).bandwidth_bytes_per_s
         return self._reader_free_at

@@ -87,7 +87,7 @@ class Sync(Sums[Accumulator, Part, Part]):
         return self._outbox.host_of(worker) if self._holdings.is_on_host else worker
 
     def _own(self, accumulator: Accumulator, slices: Slices) -> Part:
-        if len(slices.owners) == 1:
+        if len(slices.host_of) == 1:
             return (accumulator.total,)  # nobody else's is added
         return self._device.copied_out((accumulator.total,))
 

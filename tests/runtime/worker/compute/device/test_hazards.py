@@ -101,6 +101,22 @@ def test_memory_is_given_back_after_its_last_use(how: str, clocks: Clocks) -> No
         buffer.told.add(TWO)
     view = memory[1:]
     del memory
-    assert not clocks.found, "a view keeps it"
+    clocks.begin(ONE)  # a view keeps it
     del view
-    assert bool(clocks.found) == (how == "nobody waits")
+    clocks.begin(TWO)  # which is not given it
+    if how == "nobody waits":
+        with pytest.raises(Hazard, match="memory of one is given back in the middle of"):
+            clocks.begin(ONE)
+    else:
+        clocks.begin(ONE)
+
+
+def test_an_owner_may_wait_after_its_memory_was_given_back_and_before_it_is_given_it(clocks: Clocks) -> None:
+    memory = torch.zeros(8)
+    use(clocks, ONE, memory, writes=True)
+    clocks.buffer(memory, ONE).is_device = True
+    clocks.after(TWO, clocks.now(ONE))
+    use(clocks, TWO, memory, writes=False)
+    del memory
+    clocks.after(ONE, clocks.now(TWO))
+    clocks.begin(ONE)

@@ -15,9 +15,10 @@ import msgspec
 import pytest
 import torch
 
-from planaria.job.sections.cluster import Device
+from planaria.job.sections.cluster import Device, OptimizerState
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.records import RunStatus
+from planaria.runtime.worker.compute.device.device import here
 from planaria.runtime.worker.compute.device.stand_in import StandInQueues
 from planaria.runtime.worker.compute.device.streams import StreamDevice
 from planaria.runtime.worker.heartbeat import Heartbeat
@@ -62,6 +63,21 @@ def job(kills: tuple[Kill, ...] = (), visits: tuple[Visit, ...] = (), **given: A
     return run
 
 
+def adopt_on(device: StreamDevice, change: Callable[[], object]) -> None:
+    """A worker on this device adopts a plan, which changes something."""
+    worker = WorkerLoop.__new__(WorkerLoop)
+    others = SimpleNamespace(
+        set_peers=lambda peers: None,
+        begin=lambda message, forgets: None,
+        adopt=lambda message, continues: change(),
+    )
+    worker._device, worker._transport, worker._worker = device, Outbox(others), WorkerId(0)  # type: ignore[arg-type]
+    worker._transfers = worker._interpreter = others  # type: ignore[assignment]
+    worker._heartbeat = Heartbeat(lambda message: None)
+    message: Any = SimpleNamespace(plan=SimpleNamespace(generation=2, layers_of={}), step=1, addresses={})
+    worker._adopt(message, continues=True, forgets=False)
+
+
 def plan_in_the_middle_of_a_sum(laboratory: Laboratory) -> None:
     """What was counted is on its way to the host for a sum, or is being summed. Then a plan comes: more is counted,
     or another replica takes the place of this one.
@@ -73,19 +89,29 @@ def plan_in_the_middle_of_a_sum(laboratory: Laboratory) -> None:
         late = device.copied_out((counts,))
         with device.on_sums():
             device.fill(held[0], torch.ones(4))
-        worker = WorkerLoop.__new__(WorkerLoop)
-        others = SimpleNamespace(
-            set_peers=lambda peers: None,
-            begin=lambda message, forgets: held.clear(),
-            adopt=lambda message, continues: counts.add_(1.0),
-        )
-        worker._device, worker._transport, worker._worker = device, Outbox(others), WorkerId(0)  # type: ignore[arg-type]
-        worker._transfers = worker._interpreter = others  # type: ignore[assignment]
-        worker._heartbeat = Heartbeat(lambda message: None)
-        message: Any = SimpleNamespace(plan=SimpleNamespace(generation=2, layers_of={}), step=1, addresses={})
-        worker._adopt(message, continues=True, forgets=False)
+
+        def change() -> None:
+            held.clear()
+            counts.add_(1.0)
+
+        adopt_on(device, change)
         assert torch.equal(late.tensors()[0], torch.zeros(4))
         assert float(device.number(counts.sum())) == 4.0
+
+
+def plan_in_the_middle_of_a_shadow(laboratory: Laboratory) -> None:
+    """A shadow runs with parameters, and on an input that nobody else needs. Then a plan comes, which changes the
+    parameters and goes on with what the shadow has made.
+    """
+    device = StreamDevice(torch.device("cpu"), StandInQueues())
+    with device.in_use():
+        parameters, given = device.copied_in((torch.ones(4), torch.ones(4)))
+        with device.on_shadows((given,)):
+            made = parameters + given
+        del given
+        device.copied_in((torch.zeros(4),))
+        adopt_on(device, lambda: parameters.add_(made))
+        assert torch.equal(here(device.copied_out((parameters,)))[0], torch.full((4,), 3.0))
 
 
 TWO_PIPELINES = {"nodes": 4, "smallest": 2, "steps": 2}
@@ -93,9 +119,13 @@ SPARE = {"nodes": 5, "smallest": 2, "steps": 3}
 SHADOWS = {"nodes": 4, "smallest": 2, "steps": 3, "policy": "redundancy"}
 SCENARIOS: dict[str, Scenario] = {
     "a plan in the middle of a sum": plan_in_the_middle_of_a_sum,
+    "a plan in the middle of a shadow": plan_in_the_middle_of_a_shadow,
     "one pipeline": job(nodes=2, smallest=2, fault_tolerance=0, steps=2, microbatches=2),
     "shadows run backwards": job(redundancy="eager-eager", **SHADOWS),
     "a shadow takes over": job((Kill(node=1, at="backward", step=2),), redundancy="eager-lazy", **SHADOWS),
+    "a shadow of the first layers takes over": job(
+        (Kill(node=0, at="forward", step=2),), redundancy="eager-lazy", **SHADOWS
+    ),
     "two pipelines": job(**TWO_PIPELINES),
     "a loss": job((Kill(node=1, at="backward", step=2),), checkpoint_every=1, **SPARE),
     "a loss at the vote": job((Kill(node=1, at="vote", step=2),), **SPARE),
@@ -109,6 +139,17 @@ SITES = sites()
 def test_every_scenario_ends_well(scenario: str, laboratory: Laboratory) -> None:
     with Orders().at_work():
         SCENARIOS[scenario](laboratory)
+
+
+def test_a_stages_devices_with_memories_of_their_own_give_a_keeper_what_they_counted(laboratory: Laboratory) -> None:
+    made = job_of(nodes=3, devices=2, smallest=1, steps=3, source=str(laboratory.source))
+    cluster = msgspec.structs.replace(made.cluster, devices_per_stage=2, optimizer_state=OptimizerState.SPREAD)
+    made = msgspec.structs.replace(made, cluster=cluster)
+    kills = (Kill(node=1, at="backward", step=2),)
+    plain = Schedule(seed=1, job=made, kills=kills, visits=(), weather=Weather(), stop_at_s=None)
+    reference = laboratory.reference(made)
+    with Orders().at_work():
+        assert laboratory.run(on_stand_in(plain)).weights == reference.weights
 
 
 @pytest.mark.parametrize("site", rest_in_proof(SITES, kept=3), ids=str)

@@ -67,6 +67,41 @@ def test_sums_go_on_beside_computation_and_their_end_is_waited_for(device: Strea
     assert float(device.number(summed.mul(2.0)[5])) == 22.0
 
 
+def test_shadows_go_on_beside_computation_and_their_end_is_waited_for(device: StreamDevice) -> None:
+    given = doubled(device)
+    with device.on_shadows((given,)):
+        made = given + 1.0
+    with pytest.raises(Hazard, match=r"Stream.COMPUTE"):
+        given.zero_()
+    with pytest.raises(Hazard, match=r"Stream.COMPUTE"):
+        made.mul(2.0)
+    device.after(Stream.SHADOWS)
+    assert float(device.number(made.mul(2.0)[5])) == 22.0
+    given.zero_()
+
+
+def test_what_shadows_were_given_may_be_dropped_while_they_use_it(device: StreamDevice) -> None:
+    given = doubled(device)
+    with device.on_shadows((given,)):
+        made = given + 1.0
+    del given
+    doubled(device)  # whose memory is not that
+    device.after(Stream.SHADOWS)
+    assert float(device.number(made[5])) == 11.0
+
+
+def test_what_a_shadow_keeps_goes_to_the_host_beside_computation(device: StreamDevice) -> None:
+    weight, given = doubled(device).requires_grad_(), doubled(device).requires_grad_()
+    with device.on_shadows((given,)), kept_on_host([weight], device):
+        output = (torch.tanh(given) * weight).sum()
+    right = torch.autograd.grad((torch.tanh(given) * weight).sum(), [given, weight])
+    with device.on_shadows(()):
+        found = torch.autograd.grad(output, [given, weight])
+    device.after(Stream.SHADOWS)
+    for pair in zip(found, right, strict=True):
+        assert torch.equal(*here(device.copied_out(pair)))
+
+
 def test_values_that_fill_a_tensor_beside_computation(device: StreamDevice) -> None:
     total = doubled(device)
     with device.on_sums():

@@ -44,6 +44,11 @@ class Device(ABC):
         """Has what is done inside go on beside computation that comes later, and after what came before."""
 
     @abstractmethod
+    def on_shadows(self, given: Sequence[torch.Tensor]) -> AbstractContextManager[object]:
+        """Has redundant computation inside go on beside computation that comes later, and after what came before; it
+        uses these tensors. A backward belongs where its forward was."""
+
+    @abstractmethod
     def after(self, *streams: Stream) -> None:
         """Has computation from now on wait for what these streams were given so far."""
 
@@ -88,6 +93,9 @@ class HostDevice(Device):
         return nullcontext()
 
     def on_sums(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def on_shadows(self, given: Sequence[torch.Tensor]) -> AbstractContextManager[object]:
         return nullcontext()
 
     def after(self, *streams: Stream) -> None:

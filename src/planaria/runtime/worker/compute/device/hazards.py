@@ -55,13 +55,11 @@ class Clocks:
 
     Args:
         host: the actor that gives the others their work, after all that it knows to be done.
-
-    Attributes:
-        found: hazards that were found where nothing could be raised.
     """
 
     def __init__(self, host: Actor) -> None:
-        self.found: list[Hazard] = []
+        self._given_back: dict[Actor, list[Use]] = {}
+        """Of each owner of memory that is nobody's any more: uses that others may still be at."""
         self._host = host
         self._clocks: dict[Actor, dict[Actor, int]] = {}
         self._buffers: dict[int, Buffer] = {}
@@ -84,10 +82,17 @@ class Clocks:
         return all(own.get(other, 0) >= time for other, time in clock.items())
 
     def begin(self, actor: Actor) -> None:
-        """Begins a piece of work."""
+        """Begins a piece of work.
+
+        Raises:
+            Hazard: it may be given memory that another actor still uses.
+        """
         own = self._clock(actor)
         if actor != self._host:
             self.after(actor, self._clock(self._host))
+        for use in self._given_back.pop(actor, ()):
+            if own.get(use.actor, 0) < use.time:
+                raise Hazard(f"memory of {actor} is given back in the middle of: {_words(use)}")
         own[actor] = own.get(actor, 0) + 1
 
     def _clock(self, actor: Actor) -> dict[Actor, int]:
@@ -130,15 +135,11 @@ class Clocks:
         buffer.uses = [*staying, use]
 
     def _gone(self, key: int) -> None:
-        """Notes that memory is nobody's any more: its owner may be given it again at once."""
+        """Notes that memory is nobody's any more: its owner's next work may be given it."""
         buffer = self._buffers.pop(key)
-        if not buffer.is_device:
-            return
-        owner, host = self._clock(buffer.owner), self._clock(self._host)
-        for use in buffer.uses:
-            known = max(owner.get(use.actor, 0), host.get(use.actor, 0))
-            if use.actor not in (buffer.owner, *buffer.told) and known < use.time:
-                self.found.append(Hazard(f"memory of {buffer.owner} is given back in the middle of: {_words(use)}"))
+        if buffer.is_device:
+            uses = [use for use in buffer.uses if use.actor not in (buffer.owner, *buffer.told)]
+            self._given_back.setdefault(buffer.owner, []).extend(uses)
 
 
 def _words(use: Use) -> str:

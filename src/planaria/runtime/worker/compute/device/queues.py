@@ -20,6 +20,7 @@ class Stream(enum.Enum):
     COPIES_IN = "copies in"
     COPIES_OUT = "copies out"
     SUMS = "sums"
+    SHADOWS = "shadows"
 
 
 Event = Any

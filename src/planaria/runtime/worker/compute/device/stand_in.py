@@ -136,8 +136,6 @@ class StandInQueues:
 
         Whose memory it is that was made from nothing, its first use tells.
         """
-        if self._clocks.found:
-            raise self._clocks.found[0]
         buffers = [self._clocks.buffer(tensor, self._current) for tensor in (*reads, *writes)]
         kinds = {buffer.is_device for buffer in buffers}
         if {True, False} <= kinds:

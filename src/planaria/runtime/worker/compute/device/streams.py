@@ -1,4 +1,5 @@
-"""A device that computes while its host goes on: computation, copies in, copies out and sums, each a stream.
+"""A device that computes while its host goes on: computation, redundant computation, copies in and out, and sums, each
+a stream.
 
 The host waits where it needs a number or bytes, and nowhere else. Each method that hands a tensor from one stream to
 another has the second wait for the first, and tells the allocator who uses it.
@@ -33,12 +34,21 @@ class StreamDevice(Device):
     def in_use(self) -> AbstractContextManager[object]:
         return self.queues.in_use()
 
-    @contextmanager
-    def on_sums(self) -> Iterator[None]:
+    def on_sums(self) -> AbstractContextManager[object]:
         self.queues.wait(Stream.SUMS, self.queues.record(Stream.COMPUTE))
-        self._current = Stream.SUMS
+        return self._at(Stream.SUMS)
+
+    def on_shadows(self, given: Sequence[torch.Tensor]) -> AbstractContextManager[object]:
+        self.queues.wait(Stream.SHADOWS, self.queues.record(Stream.COMPUTE))
+        for tensor in given:
+            self.queues.uses(tensor, Stream.SHADOWS)
+        return self._at(Stream.SHADOWS)
+
+    @contextmanager
+    def _at(self, stream: Stream) -> Iterator[None]:
+        self._current = stream
         try:
-            with self.queues.on(Stream.SUMS):
+            with self.queues.on(stream):
                 yield
         finally:
             self._current = Stream.COMPUTE
