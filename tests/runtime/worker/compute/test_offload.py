@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from planaria.runtime.worker.compute.device.device import HostDevice
-from planaria.runtime.worker.compute.layers import kept_on_host
+from planaria.runtime.worker.compute.device.device import HostDevice, kept_on_host
 
 
 def layer() -> nn.Sequential:

@@ -9,7 +9,7 @@ the weights' half, is named by (microbatch, born), as in the program's instructi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,6 @@ from typing import Any, Protocol, SupportsFloat
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from planaria.job.sections.train import DType, TrainSection
 from planaria.model.loss import scored
@@ -27,7 +26,7 @@ from planaria.protocol.messages.from_worker import Score
 from planaria.protocol.worker.layer_runner import LayerRunner
 from planaria.protocol.worker.progress import Work
 from planaria.runtime.worker.compute.compilation import as_over_a_wire, compiled
-from planaria.runtime.worker.compute.device.device import Device
+from planaria.runtime.worker.compute.device.device import Device, kept_on_host
 from planaria.runtime.worker.compute.device.queues import Stream
 from planaria.runtime.worker.compute.seeds import seed_layer
 from planaria.runtime.worker.compute.split_backward import Gradients, WeightPass, backward_at_once, backward_in_two
@@ -436,21 +435,3 @@ def _filled(inputs: list[torch.Tensor], gradients: Gradients) -> Tensors:
 
 def _floating(tensors: Tensors) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor.is_floating_point()]
-
-
-def kept_on_host(parameters: Iterable[torch.Tensor], device: Device) -> saved_tensors_hooks:
-    """Keeps what autograd saves within the context in the host's memory.
-
-    Args:
-        parameters: tensors that stay where they are, with all that shares their memory.
-        device: where they are.
-    """
-    staying = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-
-    def pack(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        if tensor.untyped_storage().data_ptr() in staying:
-            kept = tensor.detach()
-            return lambda: kept
-        return device.kept_aside(tensor)
-
-    return saved_tensors_hooks(pack, lambda back: back())

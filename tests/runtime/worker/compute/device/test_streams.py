@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from planaria.runtime.worker.compute.device.device import Device, HostDevice, here
+from planaria.runtime.worker.compute.device.device import Device, HostDevice, here, kept_on_host
 from planaria.runtime.worker.compute.device.hazards import Hazard
 from planaria.runtime.worker.compute.device.queues import Stream
 from planaria.runtime.worker.compute.device.stand_in import StandInQueues
 from planaria.runtime.worker.compute.device.streams import StreamDevice
-from planaria.runtime.worker.compute.layers import kept_on_host
 
 VALUES = torch.arange(6.0)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, SupportsFloat
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from planaria.model.model import Tensors
 from planaria.runtime.worker.compute.device.queues import Stream
@@ -127,3 +128,21 @@ class HostDevice(Device):
 def here(copied: Tensors | LateTensors) -> Tensors:
     """Returns what `Device.copied_out` gave, once it is on the host."""
     return copied if isinstance(copied, tuple) else copied.tensors()
+
+
+def kept_on_host(parameters: Iterable[torch.Tensor], device: Device) -> saved_tensors_hooks:
+    """Keeps what autograd saves within the context in the host's memory.
+
+    Args:
+        parameters: tensors that stay where they are, with all that shares their memory.
+        device: where they are.
+    """
+    staying = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+
+    def pack(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        if tensor.untyped_storage().data_ptr() in staying:
+            kept = tensor.detach()
+            return lambda: kept
+        return device.kept_aside(tensor)
+
+    return saved_tensors_hooks(pack, lambda back: back())
