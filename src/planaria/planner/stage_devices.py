@@ -13,8 +13,7 @@ too. For the policy every place is there, and the node slower (`Devices.shares`)
 
 Microbatches of a route that goes on stay with their devices.
 
-Or the devices of a stage share each microbatch, and its layers' shards are dealt to them (`share_microbatches`): every
-one runs what routes have the first of them run.
+Where they share each microbatch (`share_microbatches`), every one runs what routes have the first of them run.
 """
 
 from __future__ import annotations
