@@ -122,6 +122,7 @@ SCENARIOS: dict[str, Scenario] = {
     "a plan in the middle of a shadow": plan_in_the_middle_of_a_shadow,
     "one pipeline": job(nodes=2, smallest=2, fault_tolerance=0, steps=2, microbatches=2),
     "shadows run backwards": job(redundancy="eager-eager", **SHADOWS),
+    "shadows keep nothing": job(redundancy="eager-lazy", activation_checkpointing=True, **SHADOWS),
     "a shadow takes over": job((Kill(node=1, at="backward", step=2),), redundancy="eager-lazy", **SHADOWS),
     "a shadow of the first layers takes over": job(
         (Kill(node=0, at="forward", step=2),), redundancy="eager-lazy", **SHADOWS
