@@ -158,5 +158,5 @@ def test_a_stage_fits_spread_that_does_not_whole(counted: int) -> None:
     less = "more memory.*set fewer cluster.devices_per_stage"
     with pytest.raises(PlanError, match=f'With stages on 4 devices each.*{less} or cluster.optimizer_state = "spread"'):
         first_of(whole - 1, spreads=False)
-    with pytest.raises(PlanError, match="a layer's is with one device. Set fewer cluster.devices_per_stage"):
+    with pytest.raises(PlanError, match=r"a layer's is with one device. Set fewer cluster.devices_per_stage"):
         first_of(spread - 1, spreads=True)
