@@ -288,9 +288,8 @@ def of_example(path: Path) -> dict[str, Any]:
     if job.cluster.device is Device.CPU:
         settings = dataclasses.replace(settings, num_cores=2.0)
     costs = job_profile(job, profile)
-    report = plan_for(
-        costs, settings, policy=job.resilience.policy, losses=[{node} for node in (1, 2) if node < settings.num_nodes]
-    )
+    losses = [{1}, {2}] if job.cluster.least_nodes > 2 else []  # of two nodes none can be spared
+    report = plan_for(costs, settings, policy=job.resilience.policy, losses=losses)
     return {"name": path.name, **reported(report)}
 
 
