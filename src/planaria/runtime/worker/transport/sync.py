@@ -50,10 +50,13 @@ class Sync(Sums[Accumulator, Part, Part]):
         self._totals = SharedReader()
         self._pacing = Pacing()
         self._far: dict[WorkerId, Hashable] = {}
+        self._begun: Plan | None = None
+        """Under which the last step was begun; another may have finished it."""
         self.wire_bytes_per_s = 0.0
 
     def begin_step(self, plan: Plan, step: int) -> None:
-        if plan is not self._plan:
+        if plan is not self._begun:
+            self._begun = plan
             self._counts.keep_only(set(plan.workers))
             self._totals.keep_only(set(plan.workers))
             self._outbox.pace(self._far, None)
