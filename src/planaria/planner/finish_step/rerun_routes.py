@@ -142,16 +142,14 @@ def in_whole_microbatches(plan: Plan, profile: ModelProfile) -> Plan:
     microbatches as its own come to where one that counts in some layers alone is part of one.
 
     After losses nearly every pipeline runs something else again, and to estimate a step takes as long as it has
-    pipelines that differ. In this plan few do. Routes over several pipelines stay as they are.
+    pipelines that differ. In this plan few do. A plan whose pipelines are not all by themselves stays as it is.
     """
-    work: dict[int, float] = {}
-    crossing: list[Route] = []
+    if -1 in plan.pipeline_of_route or plan.shadows or plan.redundancy is not None or not plan.is_apart:
+        return plan
+    work = dict.fromkeys(plan.pipeline_of_route, 0.0)
     for at, route in zip(plan.pipeline_of_route, plan.routes, strict=True):
-        if at < 0:
-            crossing.append(route)
-        else:
-            work[at] = work.get(at, 0.0) + len(route.microbatches) * _share(profile, route.counted)
-    alike = [
+        work[at] += len(route.microbatches) * _share(profile, route.counted)
+    alike = (
         Route(
             hops=plan.pipelines[at].stages,
             microbatches=tuple(range(math.ceil(round(whole, 6)))),
@@ -159,8 +157,8 @@ def in_whole_microbatches(plan: Plan, profile: ModelProfile) -> Plan:
             counted=tuple(range(plan.num_layers)),
         )
         for at, whole in sorted(work.items())
-    ]
-    return plan.renewed(routes=(*alike, *crossing))
+    )
+    return plan.renewed(routes=tuple(alike))
 
 
 @lru_cache(maxsize=1 << 12)
