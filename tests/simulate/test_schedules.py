@@ -78,8 +78,7 @@ def test_every_promise_is_kept_where_devices_share_microbatches(seeds: range) ->
     errors = {}
     for seed in seeds:
         plain = _on_devices(schedule(seed), 2 + 2 * (seed % 2))
-        setup = msgspec.structs.replace(plain.setup, devices_per_stage=2 + 2 * (seed % 2), share_microbatches=True)
-        setup = msgspec.structs.replace(setup, audit=0.0)
+        setup = msgspec.structs.replace(plain.setup, share_microbatches=True, audit=0.0)
         faults = with_devices_alone(Random(f"devices {seed}"), setup, plain.faults) if seed % 3 else plain.faults
         errors[seed] = error_of(msgspec.structs.replace(plain, setup=setup, faults=tuple(faults)))
     assert not {seed: first_line(error) for seed, error in errors.items() if error is not None}
