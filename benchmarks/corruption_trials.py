@@ -43,13 +43,13 @@ FIRST_STEP = 3
 NODES = 4
 AUDITED = ("forward", "backward", "send")
 COMPARED = ("rest", "apply", "sync")
-PLACES = {"forward": 2, "backward": 4, "send": 4, "rest": 8}
+PLACES = {"forward": 2, "backward": 4, "send": 2, "rest": 8}
 """How many places of a step may be struck at a node, of each kind; of the others one."""
 
 JOB = """
 [model]
 type = "gpt2"
-config = { n_layer = 2, n_embd = 8, n_head = 2, n_positions = 8 }
+config = { n_layer = 2, n_embd = 16, n_head = 2, n_positions = 8 }
 [train]
 steps = STEPS
 global_batch = 4
@@ -79,19 +79,26 @@ class Trial(NamedTuple):
 
 def trial_of(settings: dict[str, Any], step: int) -> Trial | None:
     """Returns what is flipped in a step; of `apply`, by the optimizer's step before it."""
-    if step < FIRST_STEP:
+    if not FIRST_STEP <= step <= settings["steps"]:
         return None
     draw = Random(f"{settings['seed']} {step}")
     at = draw.choice(settings["points"])
     node = draw.choice([0, 2]) if at == "forward" else draw.randrange(NODES)  # the last stage's forward makes the loss
-    return Trial(at, node, draw.choice([1, 1, 8]), draw.randrange(PLACES.get(at, 1)))
+    bits, place = draw.choice([1, 1, 8]), draw.randrange(PLACES.get(at, 1))
+    if at == "send" and settings["share"] == 1.0 and node % 2:
+        place = 2 * place + 1  # the last stage sends an auditor what came before it sends on what it made
+    return Trial(at, node, bits, place)
 
 
 # In the processes of workers
 
 
 class TrialInjector(FaultInjector):
-    """Flips bits in the first attempt of each step, and what then lies still back before the second."""
+    """Flips bits in the first attempt of each step, and those of memory that stays in use back before the second.
+
+    Between the parameters of an accumulator is padding, which nothing writes: a bit flipped there makes every audit of
+    its node differ from then on.
+    """
 
     def __init__(self, faults: Any, announce: Callable[[float], None], give_notice: Callable[[float], None]) -> None:
         super().__init__(faults, announce, give_notice)
@@ -118,7 +125,7 @@ class TrialInjector(FaultInjector):
         if at == "apply":
             self._strike(trial_of(self._settings, step + 1), at, tensors, stays=True)
         elif self._is_first and not self._is_done:
-            self._strike(trial_of(self._settings, step), at, tensors, stays=at == "rest")
+            self._strike(trial_of(self._settings, step), at, tensors, stays=at in ("rest", "backward"))
 
     def _strike(
         self, trial: Trial | None, at: str, tensors: Callable[[], Sequence[torch.Tensor]], *, stays: bool
@@ -247,7 +254,13 @@ def run_trials(results: Path, share: float, points: Sequence[str], seed: int, st
     from planaria.runtime.nodes import local_nodes
 
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"results": str(results.resolve()), "share": share, "points": list(points), "seed": seed}
+        settings = {
+            "results": str(results.resolve()),
+            "share": share,
+            "points": list(points),
+            "seed": seed,
+            "steps": steps,
+        }
         os.environ[SETTINGS] = json.dumps(settings)
         popen = local_nodes.subprocess.Popen
         local_nodes.subprocess = SimpleNamespace(  # type: ignore[assignment]
