@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from planaria.estimate.memory_walk import Moment, Stretch, Walk, add_messages, stretch_of, with_holes
 from planaria.plan.costs.byte_counts import held_bytes, message_bytes
 from planaria.plan.costs.model_profile import ModelProfile
-from planaria.plan.plan import Plan, Route, WorkerId
+from planaria.plan.plan import Group, Plan, Route, ScheduleKind, WorkerId
 from planaria.plan.program.audits import audit_turns
 from planaria.plan.program.instructions import Instruction, Op, cut_tail, instructions_of
 from planaria.plan.program.programs import cut_orders
@@ -87,20 +87,23 @@ def _with_audits(
     most = share * possible + AUDITS_BEYOND * math.sqrt(share * (1.0 - share) * possible)
     inner = range(1, plan.num_layers)
     each = max(sum(message_bytes(profile, at) for at in piece if at in inner) for piece in turns)
-    again = max((_run_again(plan, profile, *piece) for piece in turns), key=sum)
+    again = max((_run_again(plan.schedule, plan.groups, profile, *piece) for piece in turns), key=sum)
     if sum(again) > activations + workspace:
         activations, workspace = again
     return activations, workspace, messages + math.ceil(min(most, possible)) * each
 
 
-def _run_again(plan: Plan, profile: ModelProfile, first: int, end: int) -> tuple[int, int]:
+@lru_cache(maxsize=1 << 10)
+def _run_again(
+    schedule: ScheduleKind, groups: tuple[Group, ...], profile: ModelProfile, first: int, end: int
+) -> tuple[int, int]:
     """Returns bytes of activations, and of workspace with what is counted apart, while a piece is run again."""
     walk, layers = Walk(profile), tuple(range(first, end))
     for op in (Op.FORWARD, Op.BACKWARD):
         walk.run(Instruction(op=op, first_layer=first, end_layer=end, counted=layers, keeps=True))
-    activations, workspace, _ = with_holes(plan.schedule, profile, walk.most, 0)
+    activations, workspace, _ = with_holes(schedule, profile, walk.most, 0)
     counted = dict.fromkeys(layers, 0)
-    for group in plan.groups:
+    for group in groups:
         for layer in counted.keys() & {*group.layers}:
             counted[layer] += held_bytes(profile, group).counted
     return activations, workspace + max(counted.values())

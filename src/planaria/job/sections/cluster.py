@@ -42,7 +42,7 @@ class OptimizerState(enum.StrEnum):
 
 
 class StageParallelism(enum.StrEnum):
-    """What the devices of a stage do: they take microbatches in turn (`sharded`), or share each one (`tensor`)."""
+    """Ways to use several devices for a stage: they take microbatches in turn (`sharded`), or share each (`tensor`)."""
 
     SHARDED = "sharded"
     TENSOR = "tensor"

@@ -12,7 +12,8 @@ before. A plan that finishes a step that another one began has none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import msgspec
@@ -98,7 +99,8 @@ def unaudited(plan: Plan) -> tuple[int, ...]:
     return tuple(sorted(lacking))
 
 
-def audit_turns(plan: Plan) -> dict[WorkerId, dict[tuple[int, int], float]]:
+@lru_cache(maxsize=4)
+def audit_turns(plan: Plan) -> Mapping[WorkerId, Mapping[tuple[int, int], float]]:
     """Returns what each worker may be asked to run again: first layer and end of a piece -> in how many microbatches it
     would be its turn, were all audited."""
     owners, turns = _Owners(plan), dict[WorkerId, dict[tuple[int, int], float]]()

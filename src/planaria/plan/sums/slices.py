@@ -97,7 +97,8 @@ def _cut(floats: int, parts: int, size: int) -> int:
 def slices_in(plan: Plan, group: int, host_of: Callable[[WorkerId], Hashable]) -> Slices:
     """Returns the slices of a group under a plan, whose workers are on these hosts."""
     owners, keepers = plan.owners_of[group], plan.keepers_of[group]
-    givers = () if keepers is owners else [owner for owner in owners if owner not in keepers]
+    keeping = set(keepers)
+    givers = () if keepers is owners else [owner for owner in owners if owner not in keeping]
     return slices_of(keepers, list(map(host_of, keepers)), givers, list(map(host_of, givers)))
 
 

@@ -60,7 +60,7 @@ class MeasuredLinks:
 
     @property
     def wire_bytes_per_s(self) -> float:
-        """What the wire of a host takes inside a zone, as it was probed; 0: that is not known."""
+        """Bytes a second that the wire of a host takes inside a zone, as it was probed; 0: that is not known."""
         self._classify()
         return self._wire_bytes_per_s
 

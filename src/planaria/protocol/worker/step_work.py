@@ -8,7 +8,8 @@ and what computing costs is a subclass's, a real worker's or a simulated one's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, SupportsFloat, TypeVar
 
@@ -276,13 +277,10 @@ class StepWork(ABC, Generic[Batch, Value]):
         for layers in left:
             value = self._taken_in(work, layers.start, stays=on_host)
             for layer in layers:
-                try:
+                with self._putting_back(self._activations, work, layer, value):
                     value, loss = self._layers.forward(
                         self.step, work, layer, value, batch, keep=instruction.keeps, on_host=on_host
                     )
-                except BaseException:  # put down within the layer, which runs again
-                    self._put_back(self._activations, work, layer, value)
-                    raise
                 self.progress.note_forward(work, layer)
             if loss is None:
                 self._activations[work, layers.stop] = value
@@ -296,10 +294,17 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._audits.note(Kind.ACTIVATION, work, layer, partial(self._digest_of, value))
         return value
 
-    def _put_back(self, store: dict[tuple[Work, int], Value], work: Work, boundary: int, value: Value) -> None:
-        """Puts back what was taken for a layer; samples have stayed."""
-        if boundary > 0:
-            store[work, boundary] = value
+    @contextmanager
+    def _putting_back(
+        self, store: dict[tuple[Work, int], Value], work: Work, boundary: int, value: Value
+    ) -> Iterator[None]:
+        """Puts back what was taken for a layer that is put down before its end, and runs again; samples have stayed."""
+        try:
+            yield
+        except BaseException:
+            if boundary > 0:
+                store[work, boundary] = value
+            raise
 
     def _given(self, work: Work, layer: int) -> Value:
         """Takes the gradient of a layer's output."""
@@ -320,12 +325,10 @@ class StepWork(ABC, Generic[Batch, Value]):
                     self._layers.backward_weight(work, layer, counted=counts)
                 else:
                     given = self._given(work, layer)
-                    try:
-                        gradient = self._layers.backward(self.step, work, layer, given, counted=counts)
-                    except BaseException:
-                        self._put_back(self._gradients, work, layer + 1, given)
-                        raise
-                    self._gradients[work, layer] = gradient
+                    with self._putting_back(self._gradients, work, layer + 1, given):
+                        self._gradients[work, layer] = self._layers.backward(
+                            self.step, work, layer, given, counted=counts
+                        )
                 self._note_backward(work, layer, counted=counted)
 
     def _backward_input(self, instruction: Instruction) -> None:
@@ -333,11 +336,8 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._before(instruction, inputs=layers)
         for layer in layers:
             given = self._given(work, layer)
-            try:
+            with self._putting_back(self._gradients, work, layer + 1, given):
                 self._gradients[work, layer] = self._layers.backward_input(self.step, work, layer, given)
-            except BaseException:
-                self._put_back(self._gradients, work, layer + 1, given)
-                raise
             self.progress.note_input(work, layer)
 
     def _backward_weight(self, instruction: Instruction) -> None:
@@ -393,11 +393,8 @@ class StepWork(ABC, Generic[Batch, Value]):
             value = self._taken_in(work, layers.start, stays=False)
             score: Score | None = None
             for layer in layers:
-                try:
+                with self._putting_back(self._activations, work, layer, value):
                     value, score = self._layers.evaluate(self.step, work, layer, value, self._batches.get(work[0]))
-                except BaseException:
-                    self._put_back(self._activations, work, layer, value)
-                    raise
                 self.progress.note_forward(work, layer)
             if score is None:
                 self._activations[work, layers.stop] = value

@@ -59,7 +59,7 @@ class Clocks:
 
     def __init__(self, host: Actor) -> None:
         self._given_back: dict[Actor, list[Use]] = {}
-        """Of each owner of memory that is nobody's any more: uses that others may still be at."""
+        """Uses that others may still be at, of memory that is nobody's any more, by who owned it."""
         self._host = host
         self._clocks: dict[Actor, dict[Actor, int]] = {}
         self._buffers: dict[int, Buffer] = {}
