@@ -498,7 +498,7 @@ class InvariantChecker:
         """Returns how many nodes live with all of their devices: one that lacks some may have to idle."""
         live, lacking = 0, dict[int, set[int]]()
         for record in self.records:
-            if isinstance(record, (NodeJoined, NodeLost)):
+            if isinstance(record, NodeJoined | NodeLost | NodeReleased):
                 live = record.live_nodes
                 lacking.pop(record.node, None)
             elif isinstance(record, DeviceLost):
