@@ -18,7 +18,8 @@ import msgspec
 from planaria.estimate.evaluation_time import evaluation_time
 from planaria.estimate.step_remainder import PlanInterval
 from planaria.job.registry import PolicyName
-from planaria.plan.errors import NeedsMoreNodes
+from planaria.plan.errors import NeedsMoreNodes, NoReplica
+from planaria.plan.pipeline import runs_of
 from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.stage_devices import (
@@ -131,12 +132,30 @@ class StageDevicesPolicy(Policy):
         found = self._by_device(places, request.plan, request.holders)
         if not self._is_sound(found, places):
             idle = tuple(sorted({*map(on.node_of, on.carried())} - {*asked.lost, *asked.leaving}))
-            # Whoever is not in the plan sends nothing for it.
-            places = self.places.reconfigure(dataclasses.replace(asked, lost=(*asked.lost, *idle)))
-            found = self._by_device(places, request.plan, request.holders)
+            try:
+                places = self._without(asked, idle)
+                found = self._by_device(places, request.plan, request.holders)
+            except PlanError:
+                places = _shadowing_nobody(places, asked)
+                found = self._by_device(places, request.plan, request.holders)
+                if not self._is_sound(found, places):
+                    raise
         if not on.lost:
             return found
         return dataclasses.replace(found, reason=f"{found.reason} It does without {self._lost}.")
+
+    def _without(self, asked: ReplanRequest, idle: tuple[NodeId, ...]) -> Candidate:
+        """Returns a candidate on other nodes than these. Whoever is not in a plan sends nothing for it, so those that
+        have the only replica of a group are in it as shadows."""
+        try:
+            return self.places.reconfigure(dataclasses.replace(asked, lost=(*asked.lost, *idle)))
+        except NoReplica:
+            found = self.places.reconfigure(dataclasses.replace(asked, leaving=(*asked.leaving, *idle)))
+        plan, on = found.plan, self._on
+        senders = {move.source for move in plan.transfers if on.node_of(move.source) in idle}
+        shadows = (stage for one in sorted(senders) for stage in runs_of(one, plan.layers_held(asked.holders[one])))
+        plan = msgspec.structs.replace(plan, shadows=(*plan.shadows, *shadows))
+        return dataclasses.replace(found, plan=plan, beside=None)
 
     def _is_sound(self, found: Candidate, places: Candidate) -> bool:
         """Returns whether devices can hold and run the stages of places without any beside their own."""
@@ -251,3 +270,14 @@ class StageDevicesPolicy(Policy):
             longest_s=step.longest_instruction_s,
             compute_s=planner.as_profiled(plan, step.compute_s),
         )
+
+
+def _shadowing_nobody(found: Candidate, asked: ReplanRequest) -> Candidate:
+    """Returns a candidate without shadows, which devices that carry others' places cannot have; the same where some
+    shadow sends what nobody else has."""
+    bare = msgspec.structs.replace(found.plan, shadows=(), redundancy=None)
+    hearing = {*bare.groups_of, *(worker for worker in asked.holders if bare.node_of(worker) in asked.leaving)}
+    if not found.plan.shadows or not hearing.issuperset(move.source for move in bare.transfers):
+        return found
+    reason = f"{found.reason} Workers shadow nobody until their devices are back."
+    return dataclasses.replace(found, plan=bare, beside=None, reason=reason)

@@ -214,11 +214,12 @@ class Cluster:
     def _is_at_its_end(self) -> bool:
         """Returns whether all is over. Raises BrokenPromise when there will be no end."""
         finished, idle_s = self.server.finished, self.clock.now - self._noted_s
-        if finished is None and idle_s < WAITING_PATIENCE_S:
+        waiting_s = WAITING_PATIENCE_S + self.weather.patience_s  # a coordinator that hears of nobody judges late
+        if finished is None and idle_s < waiting_s:
             return False
         if finished is not None and all(worker.is_over or not worker.is_started for worker in self.workers.values()):
             return True
-        if idle_s < WAITING_PATIENCE_S:
+        if idle_s < waiting_s:
             return False
         machine = self.server.machine
         if (

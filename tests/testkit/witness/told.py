@@ -150,8 +150,11 @@ class Told:
 
     def _take_node_released(self, record: Plain) -> None:
         node = record["node"]
-        is_here = node in self._live and (node in self._leaving or self._decisions.is_cut)
-        self._require(is_here, Rule.TOLD_NODES, f"node {node} is let go, which did not leave or is not here")
+        is_here = node in self._live & self._leaving
+        is_again = self._decisions.is_cut and node in self._live | self._gone
+        self._require(
+            is_here or is_again, Rule.TOLD_NODES, f"node {node} is let go, which did not leave or is not here"
+        )
         self._live.discard(node)
         self._gone.add(node)
         self._check_live(record)

@@ -65,7 +65,10 @@ class Control:
             if self._alone_since_s is None:
                 self._alone_since_s = self._clock.now
             self._pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
-            self._clock.after(self._pause_s * self._clock.random.uniform(0.5, 1.0), self.connect)
+            self._pause()
+
+    def _pause(self) -> None:
+        self._clock.after(self._pause_s * self._clock.random.uniform(0.5, 1.0), self.connect)
 
     def lose(self, connection: Connection) -> None:
         """Looks for another coordinator, with growing pauses, after the last one closed its end."""
@@ -75,7 +78,7 @@ class Control:
         if self.is_closed:
             return
         self._alone_since_s, self._pause_s = self._clock.now, FIRST_PAUSE_S
-        self._clock.after(self._clock.vary(self._pause_s), self.connect)
+        self._pause()
 
     def leave(self, server: Server) -> None:
         """Leaves a coordinator that leads no more; a stopped process does so when it goes on."""
