@@ -337,7 +337,7 @@ class Chaos:
     def _slow_down(self, node: int) -> bool:
         pids = workers_of(self._folder, node)
         ends = self.told.committed + SLOW_STEPS
-        while self.told.committed < ends and not self._is_over and node in self._live:
+        while self.told.committed < ends and not self._is_over and node in self._live and not self._lacks_nodes:
             for number in (signal.SIGSTOP, signal.SIGCONT):
                 for pid in pids:
                     with contextlib.suppress(ProcessLookupError):
@@ -369,11 +369,15 @@ class Chaos:
         """Until so many more are committed; nodes are added when there are too few to go on."""
         committed = 0
         while committed < steps and not self._is_over:
-            if self._is_waiting and len(self._live) < self._keep:
+            if self._lacks_nodes:
                 with contextlib.suppress(UserError):
                     self._strike(Blow.JOIN, 0.0)
                 continue
             committed += isinstance(self._take_record(PATIENCE_S), StepCommitted)
+
+    @property
+    def _lacks_nodes(self) -> bool:
+        return self._is_waiting and len(self._live) < self._keep
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         ends = time.monotonic() + PATIENCE_S

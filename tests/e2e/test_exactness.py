@@ -172,7 +172,9 @@ def test_the_loss_of_a_device_of_a_stage_and_of_a_node_changes_no_bit(
     job = make_job(text, cluster__nodes=4, **devices)
     outcome = run(job, "kill:node=1,step=2,at=backward,device=1", "kill:node=3,step=4,at=vote")
     outcome.assert_same_bits(reference(job))
-    assert [(event["node"], event["device"]) for event in outcome.events("device_lost")] == [(1, 1)]
+    first_lost, *others = [(event["node"], event["device"]) for event in outcome.events("device_lost")]
+    assert first_lost == (1, 1)
+    assert {node for node, _ in others} <= {3}, "the processes of a node that is killed do not end all at once"
     assert [event["node"] for event in outcome.events("node_lost")] == [3]
     first = outcome.events("plan_taken")[0]["pipelines"]
     assert {tuple(worker % 2 for worker, _, _ in pipeline) for pipeline in first} >= {(0,), (1,)}

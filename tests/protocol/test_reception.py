@@ -75,6 +75,9 @@ class Desk(Reception[Line]):
     def fence(self, node: NodeId) -> None:
         self._admission.fence(node)
 
+    def release(self, node: NodeId) -> None:
+        self._admission.release(node)
+
     @property
     def nodes(self) -> tuple[NodeId, ...]:
         return self._machine.state.nodes
@@ -109,3 +112,13 @@ def test_who_proves_itself_is_let_in_unless_it_was_given_up_meanwhile(is_given_u
         desk.hears(line, Proof(nonce="nonce"))
     assert line.said[1:] == [Stop(reason="node 0 was lost and is fenced")]
     assert (desk.nodes, line.worker) == ((), None)
+
+
+def test_a_process_that_was_let_go_and_falls_silent_is_killed() -> None:
+    desk, line = Desk(), Line()
+    desk.hears(line, hello(0))
+    desk.release(NodeId(0))
+    desk.passes(1.0)
+    assert (desk.killed, line.is_closed) == ([], False)
+    desk.passes(2 * Limits(join_s=JOIN_S).oversubscribed_silence_s)
+    assert (desk.killed, line.is_closed) == ([0], True)

@@ -260,8 +260,11 @@ class Reception(ABC, Generic[Connection]):
         """Loses the nodes, or devices alone, whose workers are silent or hang: nothing else has ended them."""
         for verdict in self._judge.verdicts(now, self._is_runnable, lambda: self._machine.step_times.expectation):
             worker, node = verdict.worker, self._admission.node_of(verdict.worker)
+            if self._admission.was_released(node):
+                # Its host went without a word, or a stopped process never ends: while it is late, nobody is blocked.
+                self.evict(node)
+                continue
             if self._admission.is_worker_fenced(worker):
-                # It was let go, and its host went without a word: while it counted as late, nobody was found blocked.
                 self._judge.liveness.forget(worker, now)
                 continue
             if verdict.is_alone and self._machine.goes_on_without(worker):

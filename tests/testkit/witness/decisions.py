@@ -106,7 +106,8 @@ class Decisions:
         generation = plan["generation"]
         before = self.plans.get(generation)
         has_votes = any(of == generation for of, _ in self.votes)
-        is_again = self.is_cut and before is not None and (not has_votes or before["message"]["plan"] == plan)
+        is_unknown = generation > known.generation if before is None else not has_votes
+        is_again = self.is_cut and (is_unknown or (before is not None and before["message"]["plan"] == plan))
         self.require(
             generation > max(self.plans, default=-1) or is_again,
             Rule.GENERATIONS_RISE,
