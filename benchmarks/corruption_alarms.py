@@ -20,6 +20,7 @@ from random import Random
 from typing import Any
 
 from corruption_trials import compared, forked_by, overrides, read
+from torch import nn
 
 from planaria.protocol.handlers import salvage
 from planaria.protocol.step.agreement import Claims, Difference
@@ -29,8 +30,8 @@ COUNTED = "PLANARIA_ALARMS"
 
 JOB = """
 [model]
-type = "gpt2"
-config = { n_layer = LAYERS, n_embd = 4, n_head = 1, n_positions = 4 }
+type = "corruption_alarms:tiny"
+config = { depth = DEPTH }
 [train]
 steps = STEPS
 global_batch = BATCH
@@ -48,9 +49,15 @@ audit = 1.0
 checkpoint_every = 0
 """
 
-NUMBERS = {"LAYERS": 2, "STEPS": 100, "BATCH": 128, "NODES": 4, "LEAST": 2}
+NUMBERS = {"DEPTH": 2, "STEPS": 100, "BATCH": 128, "NODES": 4, "LEAST": 2}
 KILLS = 2
 """Nodes killed in every second run, each a node more than the others' jobs have."""
+
+
+def tiny(depth: int) -> list[nn.Module]:
+    """A language model that takes no time: what is compared is as many bits a layer as may be wrong in a large one."""
+    blocks = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(depth)]
+    return [nn.Embedding(259, 4), *blocks, nn.Linear(4, 259)]
 
 
 class Counter:
