@@ -49,7 +49,9 @@ audit = 1.0
 checkpoint_every = 0
 """
 
-NUMBERS = {"DEPTH": 2, "STEPS": 100, "BATCH": 128, "NODES": 4, "LEAST": 2}
+NUMBERS = {"DEPTH": 2, "STEPS": 200, "BATCH": 128, "NODES": 8, "LEAST": 4}
+"""Of two pipelines with a layer a node: a processor second has the most audits where each is of one layer."""
+
 KILLS = 2
 """Nodes killed in every second run, each a node more than the others' jobs have."""
 
