@@ -52,6 +52,7 @@ checkpoint_every = 0
 NUMBERS = {"DEPTH": 2, "STEPS": 200, "BATCH": 128, "NODES": 8, "LEAST": 4}
 """Of two pipelines with a layer a node: a processor second has the most audits where each is of one layer."""
 
+POINTS = ("forward", "backward", "sync")
 KILLS = 2
 """Nodes killed in every second run, each a node more than the others' jobs have."""
 
@@ -67,7 +68,7 @@ class Counter:
 
     def __init__(self) -> None:
         path, _, self._run = os.environ[COUNTED].rpartition("#")
-        self._file = Path(path).open("a", buffering=1)  # as long as the process lives
+        self._file = Path(path).open("a", buffering=1)  # noqa: SIM115 - as long as the process lives
         self._shipped = salvage.difference
 
     def difference(self, claims: Claims) -> Difference | None:
@@ -88,10 +89,8 @@ def run_counted(counts: Path, number: int, numbers: dict[str, int], kills: int) 
         text = text.replace(name, str(value))
     draw = Random(number)
     nodes = draw.sample(range(numbers["NODES"] + kills), kills)
-    faults = [
-        f"kill:node={node},step={draw.randint(3, numbers['STEPS'] - 3)},at={draw.choice(['forward', 'backward', 'sync'])}"
-        for node in nodes
-    ]
+    steps = range(3, numbers["STEPS"] - 2)
+    faults = [f"kill:node={node},step={draw.choice(steps)},at={draw.choice(POINTS)}" for node in nodes]
     with tempfile.TemporaryDirectory() as folder, forked_by(__file__, COUNTED, f"{counts.resolve()}#{number}"):
         job = parse_job(text, overrides=overrides(Path(folder)), origin="alarms")
         result = planaria.train(job, name="alarms", faults=faults)

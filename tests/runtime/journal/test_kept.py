@@ -13,6 +13,7 @@ from planaria.protocol.messages.journal import (
     JournalCommit,
     JournalDisputes,
     JournalNode,
+    JournalRecovery,
     JournalVoid,
     OpenDispute,
     decode_entry,
@@ -78,12 +79,12 @@ def test_the_witness_finds_nothing_wrong_in_a_journal_that_was_thinned(seed: int
     [
         (lambda step: [node(step, Fate.JOINED), node(step, Fate.LEAVING)], 2 * 20 + 1),
         (lambda step: [JournalVoid()], 20 + 21),
+        (lambda step: [node(step, Fate.LOST), JournalRecovery()], 20 + 1 + 1),
+        (lambda step: [node(2, Fate.LEAVING)] if step < 9 else [node(step - 7, Fate.RELEASED)], 13 + 1),
         (lambda step: [], 1),
     ],
 )
-def test_no_commit_is_kept_for_nodes_that_come_and_go(
-    between: Callable[[int], list[AnyEntry]], number: int
-) -> None:
+def test_no_commit_is_kept_for_nodes_that_come_and_go(between: Callable[[int], list[AnyEntry]], number: int) -> None:
     entries: list[AnyEntry] = [commit(1)]
     for step in range(2, 22):
         entries += [*between(step), commit(step)]
