@@ -105,8 +105,8 @@ chaos: $(VENV)/.installed ## random faults for SECONDS (300), or in many short r
 	@$(BIN)/python -m scripts.chaos --seed $(SEED) $(if $(FAULTS),--faults $(FAULTS),--seconds $(SECONDS))
 
 soak: $(VENV)/.installed-dev ## hours of a spot trace in virtual time (TRACE=FILE), an hour of chaos on real processes: what grows
-	$(BIN)/python benchmarks/soak.py $(if $(TRACE),--trace $(TRACE))
-	$(MAKE) chaos SECONDS=3600
+	@$(BIN)/python benchmarks/soak.py $(if $(TRACE),--trace $(TRACE)); grew=$$?; \
+	$(MAKE) chaos SECONDS=3600 && exit $$grew
 
 mutants: $(VENV)/.installed-dev ## the protocol with NUMBER (300) small changes by machine, one at a time: which of them schedules and tests miss
 	$(BIN)/python -m tests.testkit.mutants.command --number $(NUMBER) --seed $(SEED)

@@ -1,6 +1,6 @@
 """Nodes that compute wrong: how many are found, in which step, and what the comparing costs.
 
-    python benchmarks/corruption.py [--runs 6] [--costs-only] [--audits 0.1 0.5 1] [--trials FILE]
+    python benchmarks/corruption.py [--runs 6] [--costs-only] [--audits 0.1 0.5 1] [--trials FILE] [--alarms FILE]
 
 found: runs of a small job on real processes with one `--fail corrupt:...` each, in a random step and node, and one run
 without. named: a node was; again: the step was begun anew as sums differed; back: the job went back to a checkpoint.
@@ -12,6 +12,8 @@ were not are in the denominator.
 trials: hundreds of injections of each kind, one in each step of a run on real processes, each with a control: the same
 step begun anew without it (`corruption_trials.py`). Rows are added to FILE; a second call goes on where the first one
 ended.
+alarms: false ones, over as many audits as --wanted says (a million, if it says nothing) of runs in which no node
+computes wrong, half of them with kills (`corruption_alarms.py`). FILE as with trials.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from corruption_alarms import alarms
 from corruption_trials import trials
 
 from planaria.job.parse import job_json, parse_job
@@ -178,6 +181,8 @@ def costs(microbatches: Sequence[int], repeats: int) -> None:
             holdings.apply(groups, step, 1.0, 1e-4)
             took["step"].append(time.thread_time() - began)
             began = time.thread_time()
+            for group in groups:
+                holdings.note_added_up(group, 0, holdings.replicas[group].gradient.numel() // 2)  # of two owners
             holdings.note_written(groups)
             holdings.digests(groups, with_sums=True)
             took["digests"].append(time.thread_time() - began)
@@ -205,12 +210,18 @@ def main() -> None:
     parser.add_argument("--audits", nargs="*", type=float, metavar="SHARE", help="measure these shares, and no more")
     parser.add_argument("--trials", type=Path, metavar="FILE", help="measure injections with controls, and no more")
     parser.add_argument("--shares", nargs="*", type=float, default=(0.0, 1.0, 0.1, 0.01), help="audited in the trials")
-    parser.add_argument("--wanted", type=int, default=500, help="of each kind that change bits (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, default=25.0, help="at most, for the trials (default: %(default)s)")
+    parser.add_argument("--alarms", type=Path, metavar="FILE", help="count audits without injections, and no more")
+    parser.add_argument(
+        "--wanted", type=int, help="injections of each kind that change bits (default: 500), or audits (a million)"
+    )
+    parser.add_argument("--minutes", type=float, default=25.0, help="at most, for these two (default: %(default)s)")
     parser.add_argument("--costs-only", action="store_true", help="leave the runs out")
     given = parser.parse_args()
     if given.trials:
-        trials(given.trials, given.shares, given.wanted, given.minutes)
+        trials(given.trials, given.shares, given.wanted or 500, given.minutes)
+        return
+    if given.alarms:
+        alarms(given.alarms, given.wanted or 1_000_000, given.minutes)
         return
     if given.audits:
         with tempfile.TemporaryDirectory() as folder:

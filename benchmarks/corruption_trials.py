@@ -14,12 +14,13 @@ So each step is one injection with its control, and the run ends with the refere
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -190,7 +191,7 @@ class Observed:
             "found": found_before.held.value if found_before is not None else "",
             "named": sorted({int(run.members.node_of(worker)) for worker in named}),
             "control": found.held.value if found is not None else "",
-            "audits": _compared(claims),
+            "audits": compared(claims),
         }
         with Path(self._settings["results"]).open("a") as results:
             results.write(json.dumps(row) + "\n")
@@ -206,7 +207,7 @@ def _committed(claims: Claims) -> dict[int, set[tuple[int, int]]]:
     }
 
 
-def _compared(claims: Claims) -> int:
+def compared(claims: Claims) -> int:
     """Returns how many audits were compared: pieces of microbatches that several ran on the same inputs."""
     several = (item for item, told in claims.items() if isinstance(item, Computation) and len(told) > 1)
     ran = [item for item in several if item.given]
@@ -238,6 +239,24 @@ def install() -> None:
 # In the process that starts the runs
 
 
+@contextlib.contextmanager
+def forked_by(program: str, variable: str, value: str) -> Iterator[None]:
+    """Has the processes of runs forked by a program in place of the shipped forkserver, with a variable set."""
+    from planaria.runtime.nodes import local_nodes
+
+    os.environ[variable] = value
+    popen = local_nodes.subprocess.Popen
+    local_nodes.subprocess = SimpleNamespace(  # type: ignore[assignment]
+        Popen=lambda command, **options: popen([command[0], program, *command[3:]], **options),
+        DEVNULL=local_nodes.subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        local_nodes.subprocess = sys.modules["subprocess"]
+        del os.environ[variable]
+
+
 def run_trials(results: Path, share: float, points: Sequence[str], seed: int, steps: int, reference: str) -> str:
     """Runs one job with a trial in each step; returns how it ended.
 
@@ -251,7 +270,6 @@ def run_trials(results: Path, share: float, points: Sequence[str], seed: int, st
     """
     import planaria
     from planaria.job.parse import parse_job
-    from planaria.runtime.nodes import local_nodes
 
     with tempfile.TemporaryDirectory() as folder:
         settings = {
@@ -261,18 +279,9 @@ def run_trials(results: Path, share: float, points: Sequence[str], seed: int, st
             "seed": seed,
             "steps": steps,
         }
-        os.environ[SETTINGS] = json.dumps(settings)
-        popen = local_nodes.subprocess.Popen
-        local_nodes.subprocess = SimpleNamespace(  # type: ignore[assignment]
-            Popen=lambda command, **options: popen([command[0], __file__, *command[3:]], **options),
-            DEVNULL=local_nodes.subprocess.DEVNULL,
-        )
-        try:
+        with forked_by(__file__, SETTINGS, json.dumps(settings)):
             job = parse_job(job_text(steps, share), overrides=overrides(Path(folder)), origin="trials")
             result = planaria.train(job, name="trials")
-        finally:
-            local_nodes.subprocess = sys.modules["subprocess"]
-            del os.environ[SETTINGS]
         events = [json.loads(line) for line in (result.folder / "events.jsonl").read_text().splitlines()]
         lost = sum(event["event"] == "node_lost" for event in events)
         bits = json.loads((result.folder / "summary.json").read_text()).get("weights_sha256")

@@ -112,3 +112,15 @@ def test_without_a_profile_only_the_pattern_counts() -> None:
     assert blind.allows(HEAVY)
     blind.note(gone(1), LIGHT, 4)
     assert blind.fatal is not None
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_the_next_coordinator_goes_on_with_what_was_known(shortages: Shortages, is_alone: bool) -> None:
+    shortages.committed(LIGHT)
+    shortages.note(gone(0), LIGHT, 3, is_alone=is_alone)
+    later = Shortages(PROFILE)
+    later.recall(shortages.learnt, [LIGHT])
+    assert later.bound_bytes == shortages.bound_bytes
+    later.note(gone(1), LIGHT, 4)
+    assert later.fatal is not None
+    assert "nodes 0 and 1 ran out of memory" in later.fatal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -405,6 +406,22 @@ def test_what_accumulators_hold_counts_of_this_step_and_of_who_is_in_it(life: Li
     position = returning.position()
     assert position is not None
     assert returning.earlier(position) == {0: Ledger.of([[m for m in range(4) if m not in of_plan]])}
+
+
+@pytest.mark.parametrize("source", [StateSource.LIVE, StateSource.CHECKPOINT])
+@pytest.mark.parametrize("afresh", [False, True])
+@pytest.mark.parametrize("late", [0, 1])
+def test_what_was_counted_before_a_step_was_begun_anew_is_nothing(
+    life: Life, source: StateSource, afresh: bool, late: int
+) -> None:
+    """At whoever has not heard yet that it is: by another plan, or because the job went back."""
+    returning, generation = past(life), life.machine.plan.generation
+    returning.report(WorkerId(0), reported(life, 0, generation=generation - late))
+    position = returning.position()
+    assert position is not None
+    message = msgspec.structs.replace(position.message, begun=generation - 1, afresh=afresh, source=source)
+    is_anew = afresh or source is StateSource.CHECKPOINT
+    assert (0 in returning.earlier(replace(position, message=message))) == (not late or not is_anew)
 
 
 def test_what_a_lost_worker_reported_is_forgotten(life: Life) -> None:

@@ -61,14 +61,45 @@ EXPLAINED: tuple[Explanation, ...] = (
         "of one device a node the workers' numbers are the nodes', however they are listed",
     ),
     Explanation("protocol/step/ballot.py", "Ballot.tally", "took =", "both lists are of the voters, and as long"),
-    Explanation(
-        "protocol/run/run.py",
-        "Run.to_write_of_join",
-        "",
-        "it decides how often measurements are written beside joins; the next plan or commit has them",
+    *(
+        Explanation(
+            "protocol/run/run.py",
+            "Run.to_write_of_join",
+            text,
+            "it decides how often measurements are written beside joins; the next plan or commit has them",
+        )
+        for text in ("if 8 * num_nodes", "self._num_written")
     ),
-    Explanation("protocol/reception.py", "Reception._think", "", _AHEAD),
-    Explanation("protocol/handlers/precompute.py", "", "", _AHEAD),
+    *(
+        Explanation("protocol/reception.py", "Reception._think", text, _AHEAD)
+        for text in (
+            "if now < self._rests_until",
+            "return min(",
+            "rest =",
+            "self._machine.handle(Idle",
+            "took =",
+            "self._machine.handle(PieceTook",
+            "self._rests_until",
+        )
+    ),
+    *(
+        Explanation("protocol/handlers/precompute.py", function, text, _AHEAD)
+        for function, text in (
+            ("thinks", "if run.recovery is not None"),
+            ("thinks", "if not _look"),
+            ("thinks", "return run.precomputed"),
+            ("think", "run.precomputed.think"),
+            ("took", "run.precomputed.took"),
+            ("_look", "live, zones"),
+            ("_next_at_once", "if run.plan_validity"),
+            ("_next_at_once", "return True"),
+            ("_next_at_once", "return None if"),
+            ("_holders", "if _next_at_once"),
+            ("_gone", "return _absent"),
+            ("_absent", "return frozenset"),
+        )
+    ),
+    Explanation("protocol/planning/plan_selection.py", "PlanSelector.recall", "self.policy =", _OTHER_PLANS),
     Explanation(
         "protocol/worker/sums.py",
         "Sums.next_piece",

@@ -7,7 +7,7 @@ protocol's rules is not made here once more. A history is plain values, as they 
 - `rules`: what is decided, a sentence each.
 - `journal`: what the journal says, entry after entry, as far as rules ask.
 - `decisions`: plans, votes and commits. `sums`: each microbatch's contribution. `applied`: what workers did.
-- `plan_updates`: plans that a journal has as what changed.
+- `audited`: what was run again, and accusations. `plan_updates`: plans that a journal has as what changed.
 - `told`: what users were told. `checkpoints`: manifests and their files.
 - `witness`: all of them over one history. `run_folder`: a real run's folder as a history, and its files.
 - `forgeries`: changes of histories that the witness must find.

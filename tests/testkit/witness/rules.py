@@ -18,6 +18,8 @@ class Rule(enum.Enum):
     COUNTED = "each layer counts each microbatch once: ledgers of votes, together, have it exactly once"
     NUMBERS = "a commit's loss, norm and number of microbatches left out are those of the votes"
     AGREED = "all owners of a group voted for the same bits, of its replica and of its sum"
+    AUDITED = "no step is committed in which workers told different results of one computation on the same inputs"
+    ACCUSED = "who is said to have computed wrong told something else in that step than another worker"
     SUMMED = "a group's sum has each microbatch's contribution exactly once, and all of one value"
     APPLIED = "workers apply what the journal has, each step once, in order, and hold the same afterwards"
     NODES = "a node joins once, is lost or let go once, and takes no part afterwards"

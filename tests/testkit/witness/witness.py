@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.testkit.witness.applied import AppliedSteps
+from tests.testkit.witness.audited import Audited
 from tests.testkit.witness.checkpoints import Checkpoints
 from tests.testkit.witness.decisions import Decisions
 from tests.testkit.witness.founded import Founded
@@ -38,7 +39,7 @@ class Witness:
         applied = AppliedSteps(self.decisions, self._find)
         self.told = Told(job, self.decisions, self._find)
         checkers: list[Any] = [ContributedSums(self.decisions, self._find), applied, self.told]
-        checkers += [Checkpoints(self.decisions, applied, self._find)]
+        checkers += [Checkpoints(self.decisions, applied, self._find), Audited(self.decisions, self._find)]
         if knows_faults:
             checkers.append(Founded(self.decisions, self._find))
         # What the journal says is known before the others judge by it.

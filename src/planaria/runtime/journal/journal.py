@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from planaria.protocol.messages.journal import AnyEntry, JournalCommit, JournalEntry
+from planaria.plan.plan import NodeId
+from planaria.protocol.messages.journal import (
+    AnyEntry,
+    Fate,
+    JournalCommit,
+    JournalDisputes,
+    JournalEntry,
+    JournalNode,
+    JournalPolicy,
+    JournalRecovery,
+    JournalStop,
+)
 from planaria.protocol.messages.journal_chain import WrittenEntry, has_links
 from planaria.protocol.messages.to_worker import NOT_APPLIED
 from planaria.runtime.thresholds import COMMITS_KEPT
@@ -37,21 +48,34 @@ class Journal(Protocol):
     def close(self) -> None: ...
 
 
+_BETWEEN: Final = (JournalNode, JournalRecovery, JournalPolicy, JournalStop)
+"""Entries that say nothing of the commit before them; others do: a checkpoint is of it, a plan goes on from it."""
+
+
 def kept(entries: Sequence[WrittenEntry]) -> list[int]:
-    """Returns which entries are still of use: not commits that the next one makes old, but for those that were not
-    applied (they are counted), and the last entries with what was learnt and with the links of that."""
+    """Returns which entries are still of use. Of commits that the next one under the same plan makes old, those are
+    that were not applied (they are counted) or settled a dispute, and the last entries with what was learnt and with
+    the links of that; of recoveries the last one; of notices those of nodes that are still there."""
     learnt_at = max((at for at, entry in enumerate(entries) if entry.learnt is not None), default=None)
     links_at = max((at for at, entry in enumerate(entries) if has_links(entry)), default=None)
-    return [
-        at
-        for at, entry in enumerate(entries)
-        if at >= len(entries) - COMMITS_KEPT
-        or at in (learnt_at, links_at)
-        or _is_of_use(entry)
-        or not isinstance(entries[at + 1], JournalCommit)
-    ]
-
-
-def _is_of_use(entry: WrittenEntry) -> bool:
-    """Whether an entry is still of use when a commit follows it."""
-    return not isinstance(entry, JournalCommit) or entry.commit.clip_factor == NOT_APPLIED
+    disputed = {each.step for entry in entries if isinstance(entry, JournalDisputes) for each in entry.disputes}
+    found: list[int] = []
+    is_old, has_recovery, has_commit, gone = False, False, False, set[NodeId]()
+    for at in reversed(range(len(entries))):
+        match entry := entries[at]:
+            case JournalCommit():
+                is_of_no_use = is_old and entry.commit.clip_factor != NOT_APPLIED and entry.step not in disputed
+                is_old = has_commit = True
+            case JournalRecovery():
+                is_of_no_use = has_recovery
+                has_recovery |= has_commit
+            case JournalNode(fate=Fate.LEAVING, device=None):
+                is_of_no_use = entry.node in gone
+            case _:
+                is_of_no_use = False
+        if isinstance(entry, JournalNode) and entry.fate in (Fate.LOST, Fate.RELEASED):
+            gone.update((entry.node,) if has_commit and entry.device is None else ())
+        is_old &= isinstance(entry, (JournalCommit, *_BETWEEN))
+        if not is_of_no_use or at >= len(entries) - COMMITS_KEPT or at in (learnt_at, links_at):
+            found.append(at)
+    return found[::-1]

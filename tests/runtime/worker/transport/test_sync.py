@@ -14,6 +14,7 @@ import torch
 from planaria.plan.plan import WorkerId
 from planaria.runtime.worker.compute.accumulator import add_up, grid_step, squared_norm
 from planaria.runtime.worker.compute.device.device import HostDevice
+from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.compute.shared_memory import SharedVector
 from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
 from planaria.runtime.worker.transport.sync import Sync
@@ -41,15 +42,18 @@ class Owner:
         self.counted = Counted(worker, dtype, is_empty=is_empty)
         shared = SharedVector(SIZE, torch.float32)
         self.gradient = shared.tensor
-        replica = SimpleNamespace(gradient=self.gradient, shared_gradient=shared)
+        self.replica = SimpleNamespace(gradient=self.gradient, shared_gradient=shared, added_up=None)
         self.holdings = SimpleNamespace(
             accumulator=lambda group: self.counted,
-            replicas={0: replica},
+            replicas={0: self.replica},
             is_on_host=True,
             device=HostDevice(),
             sum_dtype=dtype,
             exponents=(EXPONENT,),
             squared_norm=lambda group: squared_norm(self.gradient),
+            note_added_up=lambda *part: Holdings.note_added_up(cast(Any, self.holdings), *part),
+            note_taken=lambda *part: Holdings.note_taken(cast(Any, self.holdings), *part),
+            _compares=True,
         )
         transport = SimpleNamespace(
             send=group.send, host_of=lambda worker: group.hosts[worker], pace=lambda peers, bytes_per_s: None
@@ -58,6 +62,10 @@ class Owner:
         parts: tuple[Any, ...] = (self.holdings, transport, self.mailbox, pace)
         self.sync = Sync(worker, *parts)
         self.sync.begin_step(cast(Any, group.plan), STEP)
+
+    def digest(self) -> int:
+        """Returns what it would tell of the sum."""
+        return Holdings._digest_of_sum(cast(Any, self.holdings), cast(Any, self.replica))
 
 
 class Group:
@@ -118,6 +126,34 @@ def test_every_owner_has_the_whole_sum_bit_for_bit(hosts: Sequence[int]) -> None
         assert torch.equal(owner.gradient, expected)
     norms = [owner.sync.norms for owner in group.owners]
     assert [norm for norm in norms if norm] == [{0: squared_norm(expected)}], "one owner tells the norm"
+
+
+@pytest.mark.parametrize("hosts", [hosts for hosts in HOSTS if len(hosts) > 1])
+def test_a_bit_that_flips_before_others_read_a_sum_makes_owners_differ(hosts: Sequence[int]) -> None:
+    group = Group(hosts)
+    for owner in group.owners:
+        owner.sync.start(0, EPOCH, 0)
+    first = group.owners[0]
+    while first.replica.added_up is None:
+        assert sum(owner.sync.progress() for owner in group.owners)
+    begin, end, _ = first.replica.added_up
+    first.gradient[begin:end].view(torch.int32)[3] ^= 1 << 21
+    group.run()
+    assert len({owner.digest() for owner in group.owners}) > 1
+
+
+def test_sums_made_again_and_by_others_are_the_same_for_all_owners() -> None:
+    """Who added up a part before may get it from another owner afterwards."""
+    group = Group((0, 0, 1))
+    group.sum_up()
+    assert len({owner.digest() for owner in group.owners}) == 1
+    for owner in group.owners:
+        begin, end, _ = owner.replica.added_up
+        owner.holdings.note_taken(0, end, end + 1)
+        assert owner.replica.added_up is not None, "the part beside it came"
+        owner.gradient.neg_()
+        owner.holdings.note_taken(0, begin, begin + 1)
+    assert len({owner.digest() for owner in group.owners}) == 1
 
 
 @pytest.mark.parametrize("hosts", HOSTS)

@@ -158,7 +158,7 @@ def _no_probation(history: History, draw: Random) -> History | None:
     at = one_of([at for at in joins if at < starts[0]], draw)
     if at is None:
         return None
-    wrong = {"event": "computed_wrong", "node": 999, "host": history[at][1]["host"], "times": 1}
+    wrong = {"event": "computed_wrong", "node": 999, "step": 1, "host": history[at][1]["host"], "times": 1}
     loss = {"type": "node", "node": 999, "fate": "lost", "cause": "computed wrong", "records": [wrong]}
     return with_more(history, at, ("journal", loss))
 
@@ -280,6 +280,35 @@ def _differ(history: History, draw: Random) -> History | None:
         entry[2]["digests"][group] = digest
 
     return changed(history, at, change)
+
+
+@FORGERIES.of("a worker told something else of what another ran", Rule.AUDITED)
+def _compute_otherwise(history: History, draw: Random) -> History | None:
+    votes: dict[int, list[int]] = {}
+    for vote, of in votes_of_whole(history):
+        votes.setdefault(of, []).append(vote)
+    shared = [found for _, found in sorted(votes.items()) if len(found) > 1]
+    made: History | None = history
+    for digest, at in enumerate(draw.sample(draw.choice(shared), 2) if shared else ()):
+
+        def change(entry: list[Any], digest: int = digest) -> None:
+            entry[2]["computed"] = [*entry[2].get("computed", ()), [0, 0, 1, [0, 7], {"w0": digest}]]
+
+        made = None if made is None else changed(made, at, change)
+    return made if shared else None
+
+
+@FORGERIES.of("a node is said to be wrong, and nothing differed", Rule.ACCUSED)
+def _accuse(history: History, draw: Random) -> History | None:
+    if any(entry[0] == "befell" and entry[1] == "corrupt" for entry in history):
+        return None
+
+    def change(entry: list[Any]) -> None:
+        wrong = {"event": "computed_wrong", "node": entry[1]["node"], "step": 1, "host": "", "times": 1}
+        entry[1]["records"] = [*entry[1].get("records", ()), wrong]
+
+    losses = in_journal(history, "node", lambda e: e["fate"] == "lost" and e.get("device") is None)
+    return changed(history, one_of(losses, draw), change)
 
 
 def _committed_sums(history: History) -> list[int]:

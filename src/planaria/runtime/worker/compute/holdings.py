@@ -76,7 +76,25 @@ class Holdings(HeldState[Replica, Accumulator]):
         return digest_of(replica.state, is_on_host=self.is_on_host)
 
     def _digest_of_sum(self, replica: Replica) -> int:
-        return digest_of((replica.gradient,), is_on_host=self.is_on_host)
+        """Returns a digest of the sum; one that no other owner tells, if what was added up here has changed since."""
+        found = digest_of((replica.gradient,), is_on_host=self.is_on_host)
+        if replica.added_up is None:
+            return found
+        begin, end, made = replica.added_up
+        return found if digest_of((replica.gradient[begin:end],), is_on_host=True) == made else found ^ 1
+
+    def note_added_up(self, group: int, begin: int, end: int) -> None:
+        """Notes what has just been added up here of a sum. Other owners on this host read it where it lies, so that a
+        bit that flips before they do is in all of them."""
+        if self._compares and self.is_on_host:
+            replica = self.replicas[group]
+            replica.added_up = begin, end, digest_of((replica.gradient[begin:end],), is_on_host=True)
+
+    def note_taken(self, group: int, begin: int, end: int) -> None:
+        """Notes that another owner's part of a sum came: what was added up there before is no more."""
+        added_up = self.replicas[group].added_up
+        if added_up is not None and begin < added_up[1] and added_up[0] < end:
+            self.replicas[group].added_up = None
 
     def _digest_of_counts(self, accumulator: Accumulator) -> int | None:
         return digest_of_counts(accumulator)

@@ -51,6 +51,7 @@ class Replica:
         )
         self.step = 0
         self.written: int | None = None
+        self.added_up: tuple[int, int, int] | None = None
         self._device = device
 
     def initialise(self, values: Mapping[str, torch.Tensor], states: NamedState | None = None) -> None:
@@ -71,7 +72,7 @@ class Replica:
         """Drops the optimizer's state and the sum: another device of the stage has them."""
         self.is_whole = False
         self.states = {}
-        self.gradient, self.shared_gradient = self.gradient[:0].clone(), None
+        self.gradient, self.shared_gradient, self.added_up = self.gradient[:0].clone(), None, None
 
     def load(self, state: Sequence[torch.Tensor], step: int) -> None:
         for own, given in zip(self.state, state, strict=True):

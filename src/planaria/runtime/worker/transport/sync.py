@@ -125,6 +125,7 @@ class Sync(Sums[Accumulator, Part, Part]):
         begin, end = slices.bounds(self._worker, self._gradient(group).numel())
         if not came and all(isinstance(part, tuple) for part in in_place):
             add_up([here(part)[0][begin:end] for part in in_place], target)
+            self._note_added_up(group, slices)
             return
         total = torch.empty(end - begin, dtype=self._holdings.sum_dtype)
         add_up([here(part)[0][begin:end] for part in in_place], total)
@@ -134,6 +135,7 @@ class Sync(Sums[Accumulator, Part, Part]):
             else:
                 total += part[0]
         self._device.fill(target, total)
+        self._note_added_up(group, slices)
 
     def _gradient(self, group: int) -> torch.Tensor:
         gradient: torch.Tensor = self._holdings.replicas[group].gradient
@@ -151,6 +153,7 @@ class Sync(Sums[Accumulator, Part, Part]):
         return _address(self._holdings.replicas[group].shared_gradient)
 
     def _take(self, group: int, about: WorkerId, slices: Slices, sent: Tensors) -> None:
+        self._note_taken(group, about, slices)
         self._device.fill(self._slice(group, about, slices), sent[0])
 
     def _take_from(self, group: int, about: WorkerId, slices: Slices, owner: WorkerId, sent: Tensors) -> bool:
@@ -158,8 +161,16 @@ class Sync(Sums[Accumulator, Part, Part]):
         if gradient is None:
             return False
         begin, end = slices.bounds(about, gradient.numel())
+        self._note_taken(group, about, slices)
         self._slice(group, about, slices).copy_(gradient[begin:end])
         return True
+
+    def _note_added_up(self, group: int, slices: Slices) -> None:
+        if len(slices.owners) > 1:  # else nobody else says what the sum is
+            self._holdings.note_added_up(group, *slices.bounds(self._worker, self._gradient(group).numel()))
+
+    def _note_taken(self, group: int, about: WorkerId, slices: Slices) -> None:
+        self._holdings.note_taken(group, *slices.bounds(about, self._gradient(group).numel()))
 
     def _norm(self, group: int) -> SupportsFloat:
         return self._holdings.squared_norm(group)
