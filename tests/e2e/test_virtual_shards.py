@@ -56,5 +56,7 @@ def test_devices_that_share_microbatches_may_be_lost(
     job = make_job(text, model, **TENSOR, **WIDE[model], **per_node, **changes)
     outcome = run(job, "kill:node=1,step=2,at=exchange,device=1", "kill:node=1,step=4,at=sync")
     outcome.assert_same_bits(reference(job))
-    assert [(event["node"], event["device"]) for event in outcome.events("device_lost")] == [(1, 1)]
+    first, *others = [(event["node"], event["device"]) for event in outcome.events("device_lost")]
+    assert first == (1, 1)
+    assert {node for node, _ in others} <= {1}, "the processes of a node that is killed do not end all at once"
     assert [event["node"] for event in outcome.events("node_lost")] == [1]
