@@ -88,3 +88,9 @@ def pytest_collection() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """What is left goes with the process: pytest looks for garbage in it five times, for seconds each, else."""
+    gc.freeze()

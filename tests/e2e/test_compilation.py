@@ -13,10 +13,11 @@ from tests.e2e.jobs import make_job
 from tests.e2e.test_optimizers import KILLS
 
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
-    "function": ("function", {}),
-    "gpt2, evaluated": ("gpt2", {"eval__every": 2, "eval__share": 0.1, "eval__microbatches": 2}),
+    "gpt2, evaluated, in two passes": (
+        "gpt2",
+        {"eval__every": 2, "eval__share": 0.1, "eval__microbatches": 2, "cluster__schedule": "zb-h1"},
+    ),
     "recomputed": ("function", {"train__activation_checkpointing": True, "resilience__policy": "redundancy"}),
-    "in two passes": ("function", {"cluster__schedule": "zb-h1"}),
     "bfloat16": ("llama", {"train__dtype": "bfloat16", "train__boundary_dtype": "bfloat16"}),
 }
 

@@ -36,7 +36,7 @@ from tests.runtime.worker.schedules import (
 from tests.runtime.worker.test_cluster import Laboratory
 
 MAKERS: tuple[Callable[[int, str], Schedule], ...] = (schedule, comings_and_goings, restarts, power_losses, shortages)
-SEEDS = range(12)
+SEEDS = range(6)
 
 
 @pytest.mark.proof

@@ -37,7 +37,7 @@ def on_stand_in(plain: Schedule) -> Schedule:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("seeds", [range(at, at + 6) for at in range(0, 30, 6)], ids=str)
+@pytest.mark.parametrize("seeds", [range(at, at + 4) for at in range(0, 12, 4)], ids=str)
 def test_random_schedules_keep_every_promise(seeds: range, laboratory: Laboratory) -> None:
     for seed in seeds:
         plain = (schedule, comings_and_goings, any_policy)[seed % 3](seed, str(laboratory.source))
