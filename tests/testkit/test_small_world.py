@@ -72,10 +72,10 @@ def test_few_overtakings_at_the_coordinator_break_no_promise(policy: PolicyName)
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("policy", POLICIES)
-def test_no_order_at_the_coordinator_breaks_a_promise(policy: PolicyName) -> None:
+def test_no_order_at_the_coordinator_breaks_a_promise() -> None:
+    """Under one policy: `make small-world` tries them all."""
     tally = Tally()
-    enumerate_orders(world(policy, 1), tally, most=None, at=COORDINATOR)
+    enumerate_orders(world(PolicyName.REROUTE, 1), tally, most=None, at=COORDINATOR)
     assert not tally.failed
     assert tally.num_runs - tally.num_futile > 100
 

@@ -64,7 +64,7 @@ def tensor(plain: Schedule) -> Schedule:
     return with_devices_alone(found) if draw.random() < 0.4 else found
 
 
-@pytest.mark.parametrize("batch", batches(range(24), size=5, kept=2), ids=str)
+@pytest.mark.parametrize("batch", batches(range(14), size=6, kept=2), ids=str)
 def test_devices_that_share_microbatches_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
     """Under all policies, with deaths at any instruction, comings, goings and restarts."""
     laboratory.run_all(batch, lambda seed, source: tensor(KINDS[seed % 5](seed, source)))
