@@ -72,7 +72,7 @@ test-engines: $(VENV)/.installed-dev ## real SLURM, Ray and etcd of this machine
 		echo "slurm-wlm or etcd-server is not installed, and cannot be here: tests of what is missing are left out"; \
 	fi
 	$(BIN)/python -m pip install --quiet -e ".[ray]" || echo "Ray could not be installed: its tests are left out"
-	$(BIN)/python -m pytest -m engines -rs tests/engines
+	$(BIN)/python -m pytest -m engines -rs tests/engines tests/e2e/test_robustness.py
 
 lint: style ## linters, types and import rules
 	$(BIN)/lint-imports

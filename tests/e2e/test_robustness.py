@@ -271,6 +271,7 @@ def small_cgroup(mine: Path) -> Iterator[Path]:
     CGROUP.rmdir()
 
 
+@pytest.mark.engines  # nothing runs beside these: cgroups of version 1 leave it to a count of the whole machine
 @pytest.mark.usefixtures("small_cgroup")
 def test_a_node_that_the_kernel_kills_for_lack_of_memory(mine: Path, text: Path, run: Run, alone: Reference) -> None:
     job = job_of(mine, text, cluster__nodes=5, train__steps=24)
