@@ -51,9 +51,9 @@ class Liveness:
         """Begins when the storm is over. Whoever may be taken for lost for what befell it then is not counted on."""
         cluster = self._cluster
         well = self._well() - cluster.injector.disturbed
-        num_unwell = len({worker.node for worker in cluster.workers.values()} - well)
-        self.deadline_s = cluster.clock.now + BOUND_S * (1 + num_unwell)
-        self._must_go_on = self._can_go_on(well)
+        nodes = {worker.node for worker in cluster.workers.values()}
+        self.deadline_s = cluster.clock.now + BOUND_S * (1 + len(nodes - well))
+        self._must_go_on = self._can_go_on(well, num_given_back=self._num_beyond_budget(nodes))
         cluster.note(f"* well: {sorted(well)}, and the job {'must' if self._must_go_on else 'may'} go on")
 
     def committed(self) -> None:
@@ -107,10 +107,15 @@ class Liveness:
         nodes = {w.node for w in cluster.workers.values()} - broken - gone - cluster.injector.leaving
         return {node for node in nodes if node not in apart and cluster.network.reaches(node, COORDINATOR)}
 
-    def _can_go_on(self, nodes: set[NodeId]) -> bool:
-        """Returns whether these nodes are enough, and hold the state as of the last commit."""
+    def _num_beyond_budget(self, nodes: set[NodeId]) -> int:
+        """Returns how many nodes may be given back for their price, while those that are broken still count."""
+        setup = self._cluster.schedule.setup
+        return max(0, len(nodes) - setup.num_nodes) if setup.is_tight else 0
+
+    def _can_go_on(self, nodes: set[NodeId], num_given_back: int = 0) -> bool:
+        """Returns whether these nodes, less those given back, are enough, and hold the state of the last commit."""
         cluster, setup = self._cluster, self._cluster.schedule.setup
-        if self._may_end or cluster.is_stopped or len(nodes) < setup.needed_nodes:
+        if self._may_end or cluster.is_stopped or len(nodes) - num_given_back < setup.needed_nodes:
             return False
         if not cluster.invariants.has_plan:
             return True
