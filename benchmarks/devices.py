@@ -1,12 +1,13 @@
-"""Stages on d devices that take microbatches in turn: for each d the estimate of a step, beside what its steps took.
+"""Stages on d devices that take microbatches in turn, or share each: the estimate of a step, beside what steps took.
 
-The last row is `cluster.devices_per_stage = "auto"`: which d the planner chose, and by how much its steps are longer
-than those of the quickest d.
+The last row leaves both to the planner (`cluster.devices_per_stage` and `stage_parallelism` "auto"): what it chose, and
+by how much its steps are longer than those of the quickest other row.
 
-emulated: two nodes of 8 devices, which take a profile's times; uneven layers, d = 1, 2, 4 and 8. Of each number also
-the plan after one device of a node was killed alone.
-real: one node of two processors that compute a small GPT-2, as one pipeline of two stages (d = 1) and as one stage of
-two lanes (d = 2); what both processors at work cost each other is measured with the profile.
+emulated: two nodes of 8 devices, which take a profile's times; uneven layers, d = 1, 2, 4 and 8. Of each number that
+takes turns also the plan after one device of a node was killed alone.
+real: one node of two processors, a small GPT-2 of two virtual shards, as one pipeline of two stages (d = 1),
+as one stage of two lanes (d = 2), and as one whose processors share each microbatch; what both processors at work cost
+each other, and a device that shares, are measured with the profile.
 """
 
 from __future__ import annotations
@@ -38,8 +39,7 @@ from sides import make_job
 
 from planaria.job.settings import Job
 
-AUTO = 0
-"""In place of a number of devices: the planner chooses."""
+AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,70 +47,75 @@ class Row:
     """One row of the table.
 
     Attributes:
-        asked: number of devices; `AUTO`: any.
+        asked: number of devices, and whether they share microbatches; `AUTO`: whatever the planner chooses.
         plan: the run's plan, and what its steps took.
-        nodes: of the job, each a replica: a plan has as many pipelines for each lane.
         after: the plan after a device was lost alone; None: none was.
     """
 
-    asked: int
+    asked: str
     plan: Plan
-    nodes: int
     after: Plan | None = None
 
-    @property
-    def devices(self) -> int:
-        return self.plan.pipelines // self.nodes
 
-
-def emulated(devices: int, vote_s: float) -> Job:
+def emulated(asked: str, vote_s: float) -> Job:
+    shares = asked != "1" and not asked.isdigit()
     case = Case(
-        name=f"2 nodes of 8, stages on {devices or 'any'}",
+        name=f"2 nodes of 8, stages on {asked}",
         nodes=2,
         layers=[4 * ms for ms in UNEVEN],
-        overrides=[*f_n0(1, 1), "cluster.devices_per_node=8", _stages(devices), f"train.steps={2 * STEPS_BETWEEN}"],
+        devices=(1, 2, 4, 8) if shares else (1,),
+        overrides=[
+            *f_n0(1, 1),
+            "cluster.devices_per_node=8",
+            "model.type=gpt2",
+            *_stages(asked, 8),
+            f"train.steps={2 * STEPS_BETWEEN}",
+        ],
     )
     job, _ = emulated_job(case, vote_s)
     return job
 
 
-def real(devices: int) -> Job:
-    return make_job(REAL, *f_n0(0, 1), "cluster.nodes=1", "cluster.devices_per_node=2", _stages(devices))
+def real(asked: str) -> Job:
+    return make_job(REAL, *f_n0(0, 1), "cluster.nodes=1", "cluster.devices_per_node=2", *_stages(asked, 2))
 
 
-def _stages(devices: int) -> str:
-    return f"cluster.devices_per_stage={devices or 'auto'}"
+def _stages(asked: str, shards: int) -> list[str]:
+    devices, _, kind = asked.partition(" ")
+    parallelism = AUTO if asked == AUTO else kind or "sharded"
+    return [
+        f"cluster.devices_per_stage={devices}",
+        f"cluster.stage_parallelism={parallelism}",
+        f"model.virtual_shards={shards}",
+    ]
 
 
-def measured(kind: str, jobs: Sequence[tuple[int, Job]], attempts: int, faults: Sequence[str] = ()) -> None:
-    """Runs each number's job, and tells of them as a table and as figures."""
+def measured(kind: str, jobs: Sequence[tuple[str, Job]], attempts: int, lost: str = "") -> None:
+    """Runs each row's job, and tells of them as a table and as figures."""
     rows = []
     for asked, job in jobs:
-        plan, *after = run(f"{kind}, stages on {asked or 'any'}", job, faults, attempts)
-        rows.append(Row(asked=asked, plan=plan, nodes=job.cluster.least_nodes, after=after[0] if after else None))
+        faults = [lost] if lost and asked.isdigit() else []
+        plan, *after = run(f"{kind}, stages on {asked}", job, faults, attempts)
+        rows.append(Row(asked=asked, plan=plan, after=after[0] if after else None))
     table = Table(title=f"{kind}: a step by devices of a stage", box=None, title_justify="left", header_style="dim")
     for title in ("devices", "workers", "estimated ms", "measured ms", "error"):
         table.add_column(title, justify="right")
     for row in rows:
-        name = str(row.asked) if row.asked else f"auto: {row.devices}"
         for told in (row.plan, *([row.after] if row.after else [])):
             times = (f"{seconds * 1e3:.1f}" for seconds in (told.estimated_s, told.measured_s))
-            table.add_row(name, str(told.workers), *times, f"{told.error:+.1%}")
+            table.add_row(row.asked, str(told.workers), *times, f"{told.error:+.1%}")
     Console(stderr=True, highlight=False).print(table)
-    fixed = [row for row in rows if row.asked]
+    fixed = [row for row in rows if row.asked != AUTO]
     for row in fixed:
-        report(f"devices.{kind}.{row.asked}.error", abs(row.plan.error), "ratio", goal=f"<= {WORST}")
+        report(f"devices.{kind}.{row.asked.replace(' ', '-')}.error", abs(row.plan.error), "ratio", goal=f"<= {WORST}")
     errors = [abs(row.plan.error) for row in fixed]
     report(f"devices.{kind}.error-mean", sum(errors) / len(errors), "ratio", goal=f"<= {MEAN}")
-    lost = [abs(row.after.error) for row in rows if row.after is not None]
-    if lost:
-        report(f"devices.{kind}.device-lost.error-mean", sum(lost) / len(lost), "ratio", goal=f"<= {MEAN}")
-    took_s = {row.asked: row.plan.measured_s for row in fixed}
-    chosen = next(row for row in rows if not row.asked)
-    report(f"devices.{kind}.chosen", chosen.devices, "count")
-    report(
-        f"devices.{kind}.chosen-over-quickest", took_s[chosen.devices] / min(took_s.values()), "ratio", goal="<= 1.05"
-    )
+    after = [abs(row.after.error) for row in rows if row.after is not None]
+    if after:
+        report(f"devices.{kind}.device-lost.error-mean", sum(after) / len(after), "ratio", goal=f"<= {MEAN}")
+    took_s = next(row.plan.measured_s for row in rows if row.asked == AUTO)
+    least_s = min(row.plan.measured_s for row in fixed)
+    report(f"devices.{kind}.chosen-over-quickest", took_s / least_s, "ratio", goal="<= 1.05")
 
 
 def main() -> None:
@@ -122,11 +127,11 @@ def main() -> None:
     began = time.monotonic()
     if arguments.only != "real":
         vote_s = measure_vote_s(16, arguments.attempts)
-        jobs = [(devices, emulated(devices, vote_s)) for devices in (1, 2, 4, 8, AUTO)]
+        rows = ("1", "2", "4", "8", "2 tensor", "4 tensor", "8 tensor", AUTO)
         lost = f"kill:node=1,step={STEPS_BETWEEN},at=backward,device=3"
-        measured("emulated", jobs, arguments.attempts, [lost])
+        measured("emulated", [(asked, emulated(asked, vote_s)) for asked in rows], arguments.attempts, lost)
     if arguments.only != "emulated":
-        measured("real", [(devices, real(devices)) for devices in (1, 2, AUTO)], arguments.attempts)
+        measured("real", [(asked, real(asked)) for asked in ("1", "2", "2 tensor", AUTO)], arguments.attempts)
     note(f"{time.monotonic() - began:.0f} s")
 
 

@@ -94,3 +94,19 @@ def test_a_profile_that_does_not_fit_the_job_is_refused(profile_file: Path, tmp_
     damaged.write_text("{}")
     with pytest.raises(UserError, match="missing required field `layers`"):
         plan(make_emulated_job(damaged))
+
+
+def test_emulated_devices_share_microbatches(tmp_path: Path, run: Run, reference: Reference) -> None:
+    """A loss of a device within a step has the others take turns."""
+    path = tmp_path / "profile.json"
+    path.write_bytes(msgspec.json.encode(profile()))
+    job = make_emulated_job(
+        path, model__type="gpt2", model__virtual_shards=2, cluster__nodes=2, cluster__devices_per_node=2,
+        cluster__devices_per_stage=2, cluster__stage_parallelism="tensor", resilience__min_nodes_per_pipeline=1,
+    )  # fmt: skip
+    outcome = run(job, "kill:node=1,step=2,at=backward,device=1")
+    outcome.assert_same_bits(reference(job))
+    shared, *others = outcome.events("plan_taken")
+    assert all(before["estimated_step_s"] for before in (shared, *others))
+    assert shared["microbatches"] == [5, 0, 4, 0]
+    assert [event["device"] for event in outcome.events("device_lost")] == [1]

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from planaria.job.registry import PolicyName
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.program.instructions import Instruction
 from planaria.plan.program.programs import programs
@@ -148,3 +149,54 @@ def test_a_step_is_thought_to_take_a_share_of_the_time() -> None:
     both = planner.step_s(turns), planner.step_s(plan)
     assert (planner.step_s(turns), planner.step_s(plan)) == both, "what is remembered of one is not of the other"
     assert both[1] < 1.2 * both[0]
+
+
+UNEVEN = PlannerSettings(
+    num_microbatches=10, fault_tolerance=1, num_nodes=2, devices_per_node=4, devices_per_stage=4, most_sharing=4
+)
+"""Each of two replicas has five microbatches: devices that take turns take two times that of one, or five quarters."""
+
+
+def on_four(seconds: float) -> ModelProfile:
+    """A profile in which four devices that share a microbatch take this part of the time of one."""
+    alone = uniform_profile(8)
+    layers = (
+        msgspec.structs.replace(
+            layer, times=(layer.on(1), msgspec.structs.replace(layer.on(1).scaled(seconds), num_devices=4))
+        )
+        for layer in alone.layers
+    )
+    return msgspec.structs.replace(alone, layers=tuple(layers))
+
+
+@pytest.mark.parametrize(
+    ("profile", "changes", "shares"),
+    [
+        (uniform_profile(8), {}, True),
+        (on_four(0.3), {}, True),
+        (on_four(0.5), {}, False),  # what they exchange takes too long
+        (uniform_profile(8), {"num_microbatches": 8}, False),  # nobody is idle who takes turns
+        (uniform_profile(8), {"most_sharing": 2}, False),
+        (uniform_profile(8), {"most_sharing": 0}, False),
+    ],
+)
+def test_microbatches_are_shared_where_that_is_clearly_quicker(
+    profile: ModelProfile, changes: dict[str, int], shares: bool
+) -> None:
+    settings = replace(UNEVEN, **changes)
+    policy = make_policy(PolicyName.ADAPTIVE, Planner(profile, settings))
+    found = policy.initial([NodeId(0), NodeId(1)], 1)
+    assert found.plan.shares_microbatches == shares
+    assert ("share each microbatch" in found.reason) == shares
+    assert found.step_time_s == policy.planner.step_s(found.plan)
+    check_programs(found.plan) if shares else validate(found.plan)
+
+
+def test_microbatches_are_shared_again_once_a_device_is_back() -> None:
+    policy = make_policy(PolicyName.ADAPTIVE, Planner(uniform_profile(8), UNEVEN))
+    plan = policy.initial([NodeId(0), NodeId(1)], 1).plan
+    for generation, lost in enumerate([frozenset({WorkerId(1)}), frozenset[WorkerId]()], start=2):
+        policy = policy.with_planner(policy.planner.with_lost_devices(lost))
+        holders = {worker: groups for worker, groups in plan.groups_of.items() if worker not in lost}
+        plan = policy.reconfigure(ReplanRequest(plan=plan, lost=[], holders=holders, generation=generation)).plan
+        assert plan.shares_microbatches == (not lost)

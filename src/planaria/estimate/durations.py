@@ -23,12 +23,13 @@ class Computed(dict[tuple[int, float, Op, int, int, tuple[int, ...]], float]):
 
     Args:
         profile: what layers cost.
-        sharing: so many workers do each together.
+        sharing: so many workers of one device each do each together.
     """
 
     def __init__(self, profile: ModelProfile, sharing: int) -> None:
-        self._sharing = sharing
         self._times = {count: [layer.on(count) for layer in profile.layers] for count in profile.device_counts}
+        if sharing > 1:
+            self._times[1] = [layer.shared_by(sharing) for layer in profile.layers]
 
     def __missing__(self, key: tuple[int, float, Op, int, int, tuple[int, ...]]) -> float:
         if len(self) >= MOST_COMPUTED:
@@ -44,7 +45,7 @@ class Computed(dict[tuple[int, float, Op, int, int, tuple[int, ...]], float]):
             total += sum(times[layer].backward_weight_s for layer in counted)
         if op is Op.BACKWARD_WEIGHT:
             total += sum(times[layer].split_s for layer in counted)
-        found = self[key] = total / (speed * self._sharing)
+        found = self[key] = total / speed
         return found
 
 
@@ -57,9 +58,8 @@ class Durations:
     """Durations of one plan's instructions under one profile.
 
     A worker drives the devices of its widest stage, all of one node. Each holds an equal share of every group that the
-    worker owns; they read, sum and apply their shares side by side. A message between two stages is whole. Devices that
-    share microbatches compute each in a share of the time, unless all workers share cores; what they exchange is taken
-    to cost nothing.
+    worker owns; they read, sum and apply their shares side by side. A message between two stages is whole. Where
+    workers of a stage share microbatches, what they exchange is part of what each takes.
 
     Raises:
         PlanError: a stage has more or fewer devices than the profile has times for.
@@ -75,8 +75,7 @@ class Durations:
                 f"The plan has a stage of {count} devices, and the profile has times for stages of "
                 f"{', '.join(map(str, profile.device_counts))}. Profile that number too, or plan without it."
             )
-        shares = plan.shares_microbatches and conditions.num_cores is None
-        self.computed = _computed(profile, plan.devices_per_stage if shares else 1)
+        self.computed = _computed(profile, plan.devices_per_stage if plan.shares_microbatches else 1)
         self._spread: dict[tuple[int, int, int, float], SumTimes] = {}
         """Times of sums whose owners are on different nodes, by group, devices, others that count, and speed."""
         self._by_hosts: dict[object, SumTimes] = {}

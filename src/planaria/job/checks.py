@@ -118,9 +118,18 @@ def _check_tensor_stages(job: Job) -> None:
             f'is not shared by the {devices} devices of a stage (cluster.stage_parallelism = "tensor")',
             f'Set it to {devices}, or to a larger power of two, or stage_parallelism = "sharded".',
         )  # fmt: skip
-    if cluster.device is not Device.CPU:
+    check_shared_microbatches(job)
+
+
+def check_shared_microbatches(job: Job) -> None:
+    """Checks that nothing is asked for that devices which share microbatches cannot do.
+
+    Raises:
+        UserError: one line with field, value and remedy.
+    """
+    if job.cluster.device not in (Device.CPU, Device.EMULATED):
         refuse(
-            "cluster.device", cluster.device.value,
+            "cluster.device", job.cluster.device.value,
             'does not go with cluster.stage_parallelism = "tensor", which has run on processors alone',
             'Set it to "cpu", or stage_parallelism = "sharded".',
         )  # fmt: skip

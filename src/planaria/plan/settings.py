@@ -34,6 +34,9 @@ class PlannerSettings:
         devices_per_stage: of a node that each stage is on; microbatches are dealt to them in turn. 0: whatever is best.
         spreads_optimizer: of each group, one device of a stage alone has the optimizer's state.
         share_microbatches: devices of a stage share each microbatch, wherever they can, instead of taking turns.
+        most_sharing: so many devices of a stage at most, a power of two, share each microbatch where they can and that
+            is clearly quicker; 0: see `share_microbatches`.
+        wide_stages: whether templates may have a worker drive several devices, as an emulated one can.
         memory_bytes: of one device; 0: unlimited.
         min_nodes: n0, the nodes of the smallest pipeline; 0: the fewest that the memory allows.
         shape: number of pipelines, and nodes of each (Bamboo's D and P): a plan has these where there are nodes enough,
@@ -63,6 +66,8 @@ class PlannerSettings:
     devices_per_stage: int = 1
     spreads_optimizer: bool = False
     share_microbatches: bool = False
+    most_sharing: int = 0
+    wide_stages: bool = True
     memory_bytes: int = 0
     min_nodes: int = 0
     shape: tuple[int, int] | None = None
@@ -124,6 +129,12 @@ class PlannerSettings:
             if self.devices_per_stage
             else tuple(number for number in numbers if not self.devices_per_node % number)
         )
+
+    @property
+    def may_share(self) -> bool:
+        """Returns whether the devices of a stage may share each microbatch, where that is quicker."""
+        devices = self.devices_per_stage
+        return 1 < devices <= self.most_sharing and not devices & (devices - 1)
 
     @property
     def is_oobleck(self) -> bool:

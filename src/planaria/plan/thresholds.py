@@ -29,8 +29,8 @@ GRIDS_CLOSE = 1.25
 """Most by which split backwards make a step shorter than its template's time. Not measured."""
 
 OTHER_SET_CLEARLY = 0.95
-"""Ratio by which a step, sums included, must be shorter to replace the instantiation that weighs compute alone. Not
-measured."""
+"""Ratio by which a step, sums included, must be shorter to replace the instantiation that weighs compute alone, or to
+have the devices of a stage share microbatches that they take in turn else. Not measured."""
 
 CROSSING_CLEARLY = 0.97
 """Ratio by which crossing routes must shorten the rest of a step to be chosen. Not measured."""

@@ -27,7 +27,7 @@ from functools import lru_cache
 
 import msgspec
 
-from planaria.plan.costs.model_profile import LayerCost, ModelProfile
+from planaria.plan.costs.model_profile import LayerCost, LayerTimes, ModelProfile
 from planaria.plan.plan import Evaluation, NodeId, Pipeline, Plan, PlanError, Route, Stage, Transfer, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.placement.transfers import transfers
@@ -108,7 +108,7 @@ def as_places(profile: ModelProfile, settings: PlannerSettings) -> tuple[ModelPr
     layers = tuple(
         msgspec.structs.replace(
             layer,
-            times=(layer.on(1).scaled(1 / devices),),
+            times=(_times_of_place(layer, settings),),
             gradient_bytes=_gradient_bytes(layer, keeps),
             optimizer_bytes=-(-layer.optimizer_bytes // keeps),
         )
@@ -120,6 +120,15 @@ def as_places(profile: ModelProfile, settings: PlannerSettings) -> tuple[ModelPr
         devices_per_stage=1,
         num_cores=None if settings.num_cores is None else settings.num_cores / devices,
     )
+
+
+def _times_of_place(layer: LayerCost, settings: PlannerSettings) -> LayerTimes:
+    """Returns a layer's times on a place, as if it were one device: for each microbatch, of those that its devices have
+    under way or share."""
+    devices = settings.devices_per_stage
+    if settings.share_microbatches:
+        return msgspec.structs.replace(layer.shared_by(devices), num_devices=1)
+    return layer.on(1).scaled(1 / devices)
 
 
 def _gradient_bytes(layer: LayerCost, keeps: int) -> int:

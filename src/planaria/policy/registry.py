@@ -22,6 +22,8 @@ from planaria.plan.errors import NeedsMoreNodes, NoReplica
 from planaria.plan.pipeline import runs_of
 from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.thresholds import OTHER_SET_CLEARLY
+from planaria.plan.validate import lacking
 from planaria.planner.stage_devices import (
     Devices,
     Held,
@@ -37,7 +39,7 @@ from planaria.planner.stage_devices import (
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
-from planaria.policy.sentences import devices
+from planaria.policy.sentences import devices, time
 
 
 def make_policy(name: PolicyName, planner: Planner) -> Policy:
@@ -155,7 +157,8 @@ class StageDevicesPolicy(Policy):
         senders = {move.source for move in plan.transfers if on.node_of(move.source) in idle}
         shadows = (stage for one in sorted(senders) for stage in runs_of(one, plan.layers_held(asked.holders[one])))
         plan = msgspec.structs.replace(plan, shadows=(*plan.shadows, *shadows))
-        return dataclasses.replace(found, plan=plan, beside=None)
+        short = lacking(plan, self.planner.settings.fault_tolerance, arrived=plan.redundancy is not None)
+        return dataclasses.replace(found, plan=plan, beside=None, is_degraded=bool(short))
 
     def _is_sound(self, found: Candidate, places: Candidate) -> bool:
         """Returns whether devices can hold and run the stages of places without any beside their own."""
@@ -242,9 +245,31 @@ class StageDevicesPolicy(Policy):
     ) -> Candidate:
         """Returns a candidate with its plan by device, and what that is thought to take. One that `finishes` what a
         plan began goes on with microbatches taken in turn: those that devices share begin anew."""
-        planner, on = self.planner, self._on
         if finishes:
-            on = dataclasses.replace(on, share_microbatches=False)
+            return self._dealt(found, dataclasses.replace(self._on, share_microbatches=False), before)
+        dealt = self._dealt(found, self._on, before, holders, computing)
+        if not self.planner.settings.may_share:
+            return dealt
+        sharing = dataclasses.replace(self._on, share_microbatches=True)
+        shared = self._dealt(found, sharing, before, holders, computing)
+        is_quicker = shared.step_time_s < OTHER_SET_CLEARLY * dealt.step_time_s
+        if not (shared.plan.shares_microbatches and is_quicker and self.planner.fits(shared.plan)):
+            return dealt
+        told = f"takes {time(shared.step_time_s)}, and {time(dealt.step_time_s)} where they take turns."
+        return dataclasses.replace(
+            shared, reason=f"{found.reason} A step in which a stage's devices share each microbatch {told}"
+        )
+
+    def _dealt(
+        self,
+        found: Candidate,
+        on: Devices,
+        before: Plan | None = None,
+        holders: Held | None = None,
+        computing: Held | None = None,
+    ) -> Candidate:
+        """Returns a candidate as `_by_device` does, whose devices share microbatches or take turns as `on` says."""
+        planner = self.planner
         plan = by_device(found.plan, on, before, holders, computing)
         if on.are_plain and holders and not found.restores:
             plan = with_state(plan, holders)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from planaria.job.checks import check_shared_microbatches
 from planaria.job.errors import UserError
 from planaria.job.faults import Fault
 from planaria.job.registry import Launcher
@@ -49,6 +50,8 @@ def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
         devices_per_stage=0 if isinstance(stages, StageDevices) else stages,
         spreads_optimizer=job.cluster.optimizer_state is OptimizerState.SPREAD,
         share_microbatches=job.cluster.stage_parallelism is StageParallelism.TENSOR,
+        most_sharing=most_sharing(job) if job.cluster.stage_parallelism is StageParallelism.AUTO else 0,
+        wide_stages=is_emulated(job),
         memory_bytes=int(job.cluster.memory_gb * 1e9) if job.cluster.memory_gb else profile.device.memory_bytes,
         min_nodes=job.resilience.min_nodes_per_pipeline,
         shape=_shape(job),
@@ -59,6 +62,15 @@ def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
         redundancy=job.resilience.redundancy,
         audit=job.resilience.audit,
     )
+
+
+def most_sharing(job: Job) -> int:
+    """Returns how many devices of a stage may share each microbatch at most; 0: none do in this job."""
+    try:
+        check_shared_microbatches(job)
+    except UserError:
+        return 0
+    return job.model.virtual_shards
 
 
 def _shape(job: Job) -> tuple[int, int] | None:
@@ -73,12 +85,9 @@ def checkpoint_interval_s(run: RunSection, time_to_failure_s: float) -> float:
 
 
 def job_profile(job: Job, profile: ModelProfile) -> ModelProfile:
-    """Returns the profile's costs as the job runs: with all devices of a node at work, with or without recomputation.
-
-    Only emulated devices share a microbatch.
-    """
-    costs = profile if is_emulated(job) else profile.on_one_device()
-    costs = costs.contended(devices_at_work(job))
+    """Returns the profile's costs as the job runs: with all devices of a node at work, with or without
+    recomputation."""
+    costs = profile.contended(devices_at_work(job))
     return costs.recomputed() if job.train.activation_checkpointing else costs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from planaria.plan.costs.model_profile import Contention, ModelProfile, StepCosts
+from planaria.plan.costs.model_profile import Contention, StepCosts
 from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import PlanError
 from tests.plan.profiles import uniform_profile
@@ -57,12 +57,10 @@ def test_contention_that_cannot_be_is_refused(entry: dict[str, float], told: str
         decode_profile(msgspec.json.encode(profile))
 
 
-def test_times_of_several_devices_are_for_emulated_ones_alone() -> None:
-    times = ALONE.layers[0].times
-    wide = (*times, msgspec.structs.replace(times[0].scaled(0.6), num_devices=2))
-    profile: ModelProfile = msgspec.structs.replace(
-        ALONE, layers=tuple(msgspec.structs.replace(layer, times=wide) for layer in ALONE.layers)
-    )
-    assert profile.device_counts == (1, 2)
-    assert profile.on_one_device() == ALONE
-    assert ALONE.on_one_device() is ALONE
+def test_devices_that_share_a_microbatch_take_the_times_of_so_many_or_a_part_each() -> None:
+    one = ALONE.layers[0].times[0]
+    two = msgspec.structs.replace(one.scaled(0.6), num_devices=2)
+    layer = msgspec.structs.replace(ALONE.layers[0], times=(one, two))
+    assert layer.shared_by(1) == one
+    assert layer.shared_by(2) == two
+    assert layer.shared_by(4) == one.scaled(0.25)

@@ -84,6 +84,18 @@ def test_the_devices_of_a_stage_share_microbatches_where_the_job_says_so() -> No
     for known in (2, 3):
         settings = planner_settings(parse_job(TEXT, overrides=overrides[:known], origin="test"), GPT3)
         assert settings.share_microbatches == (known == 3)
+        assert settings.most_sharing == 0
+
+
+@pytest.mark.parametrize(
+    ("other", "most"),
+    [("", 4), ("cluster.device=cuda", 0), ("resilience.policy=redundancy", 0), ("model.virtual_shards=0", 0)],
+)
+def test_how_devices_use_microbatches_may_be_left_to_the_planner(other: str, most: int) -> None:
+    overrides = ("cluster.devices_per_node=4", "model.virtual_shards=4", "cluster.stage_parallelism=auto")
+    job = parse_job(TEXT, overrides=(*overrides, *([other] if other else [])), origin="test")
+    settings = planner_settings(job, GPT3)
+    assert (settings.share_microbatches, settings.most_sharing) == (False, most)
 
 
 def test_who_opens_a_dataset_for_minutes_may_join_late() -> None:

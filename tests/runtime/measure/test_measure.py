@@ -17,12 +17,13 @@ from planaria.job.sections.cluster import Device
 from planaria.job.sections.model import ModelSection
 from planaria.job.sections.train import DType
 from planaria.job.settings import Job
-from planaria.plan.costs.model_profile import LayerTimes
+from planaria.model.load import load_model
+from planaria.plan.costs.model_profile import LayerTimes, LinkCost
 from planaria.plan.costs.profile_check import check_profile, decode_profile
 from planaria.runtime.measure import ERROR_SUFFIX
 from planaria.runtime.measure.allocations import follow_allocations
 from planaria.runtime.measure.contention import measure_contention
-from planaria.runtime.measure.layers import split_backward
+from planaria.runtime.measure.layers import measure_layers, split_backward
 from planaria.runtime.measure.measure import measure_into
 from planaria.runtime.measure.memory import own_bytes
 from planaria.runtime.thresholds import LEAST_BACKWARD_SHARE
@@ -169,6 +170,27 @@ def test_bytes_are_those_of_boundaries_that_round(job: Job, tmp_path: Path, reco
     for now, before in zip(profile.layers[1:], wide.layers[1:], strict=True):
         assert now.recompute_activation_bytes == before.recompute_activation_bytes // 2
         assert now.activation_bytes == before.activation_bytes + before.recompute_activation_bytes // 2
+
+
+def test_devices_that_share_a_microbatch_are_measured_with_what_they_exchange(job: Job, tmp_path: Path) -> None:
+    """Two of four devices have two rounds, two one; what no shards have is computed by each."""
+    model = msgspec.structs.replace(
+        job.model, type="gpt2", virtual_shards=4,
+        config={"n_layer": 1, "n_embd": 64, "n_head": 4, "n_positions": 16, "vocab_size": 300},
+    )  # fmt: skip
+    train = msgspec.structs.replace(job.train, parameters=())
+    link = LinkCost(latency_s=1.0, bandwidth_bytes_per_s=1e30)
+    built = load_model(model, train, vocab_size=300)
+    ids = torch.randint(0, 300, (2, 16))
+    batch = dict.fromkeys((*built.inputs, "labels"), ids)
+    embedding, block, head = measure_layers(built, train, torch.device("cpu"), batch, (2, 4), link).costs
+    for layer in (embedding, block, head):
+        assert [times.num_devices for times in layer.times] == [1, 2, 4]
+    rounds = [(times.forward_s // 1, times.backward_s // 1) for times in block.times]
+    assert rounds[0] == (0, 0)
+    assert rounds[1] == (2, 2)  # an attention and a feed-forward: what each gives, and the gradient of what each reads
+    assert rounds[2] == (4, 4)
+    assert all(times.forward_s + times.backward_s < 1 for layer in (embedding, head) for times in layer.times)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -327,7 +327,7 @@ def test_a_job_that_training_would_refuse_here_is_planned_with_a_warning(profile
     assert run(profile).stderr == ""
 
 
-def test_times_of_several_devices_are_for_emulated_ones_alone(profile: Path, tmp_path: Path) -> None:
+def test_times_of_several_devices_are_for_those_that_share_microbatches(profile: Path, tmp_path: Path) -> None:
     """As in training, no stage of a real job shares a microbatch."""
     made = read_profile(profile)
     layers = [
@@ -340,7 +340,7 @@ def test_times_of_several_devices_are_for_emulated_ones_alone(profile: Path, tmp
     wide.write_bytes(msgspec.json.encode(msgspec.structs.replace(made, layers=tuple(layers))))
     devices = ("--set", "cluster.devices_per_node=2")
     shown = run(wide, *devices)
-    assert "its times on several devices are for emulated ones alone" in " ".join(shown.stdout.split())
+    assert "its times on several devices are for those that share microbatches" in " ".join(shown.stdout.split())
     plans = [json.loads(run(path, *devices, "--json").stdout)["plan_hash"] for path in (wide, profile)]
     assert plans[0] == plans[1]
 

@@ -42,10 +42,12 @@ class OptimizerState(enum.StrEnum):
 
 
 class StageParallelism(enum.StrEnum):
-    """Ways to use several devices for a stage: they take microbatches in turn (`sharded`), or share each (`tensor`)."""
+    """Ways to use several devices for a stage: they take microbatches in turn (`sharded`), or share each (`tensor`), or
+    whichever is quicker (`auto`)."""
 
     SHARDED = "sharded"
     TENSOR = "tensor"
+    AUTO = "auto"
 
 
 class NodeRange(Section, frozen=True):
@@ -95,7 +97,8 @@ class ClusterSection(Section, frozen=True):
             no other plan, after losses.
         stage_parallelism: sharded: the devices of a stage take its microbatches in turn. tensor: they share each of
             them, every one computing as many of the layers' model.virtual_shards, and exchange what these give. Losses
-            and weights are the same for both. A stage that has lost a device is sharded.
+            and weights are the same for both. A stage that has lost a device is sharded. auto: tensor, for the plans of
+            which it is clearly quicker.
         optimizer_state: whole: every device of a stage holds the optimizer's state of all of its layers. spread: each
             holds that of some, makes their new parameters, and gives them to the others of the stage.
         device: cpu, cuda, or emulated: processes, messages and recoveries as ever, but nothing is computed; layers

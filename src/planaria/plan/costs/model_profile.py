@@ -22,7 +22,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class LayerTimes(Part, frozen=True, kw_only=True):
-    """Seconds of one layer for one microbatch, on a stage of `num_devices` devices of one node.
+    """Seconds of one layer for one microbatch that `num_devices` devices of one node share, with what they exchange.
 
     Attributes:
         num_devices: that share the stage.
@@ -93,6 +93,12 @@ class LayerCost(Part, frozen=True, kw_only=True):
             if times.num_devices == num_devices:
                 return times
         raise KeyError(num_devices)
+
+    def shared_by(self, num_devices: int) -> LayerTimes:
+        """Returns the layer's times on each of so many devices that share a microbatch; where they are not in the
+        profile, its part of those on one."""
+        known = (times for times in self.times if times.num_devices == num_devices)
+        return next(known, self.on(1).scaled(1 / num_devices))
 
     @property
     def constant_bytes(self) -> int:
@@ -223,7 +229,7 @@ class ModelProfile(Part, frozen=True, kw_only=True, dict=True, cache_hash=True):
 
     @cached_property
     def device_counts(self) -> tuple[int, ...]:
-        """The numbers of devices that a stage may have, ascending."""
+        """The numbers of devices that may share a microbatch, ascending."""
         return tuple(times.num_devices for times in self.layers[0].times)
 
     def recomputed(self) -> ModelProfile:
@@ -246,13 +252,6 @@ class ModelProfile(Part, frozen=True, kw_only=True, dict=True, cache_hash=True):
             sum_s_per_byte=found.update * self.step.sum_s_per_byte,
         )
         return msgspec.structs.replace(self, layers=layers, step=step, contention=())
-
-    def on_one_device(self) -> ModelProfile:
-        """Returns the profile without times of stages whose devices share one microbatch."""
-        if self.device_counts == (1,):
-            return self
-        layers = tuple(msgspec.structs.replace(layer, times=(layer.on(1),)) for layer in self.layers)
-        return msgspec.structs.replace(self, layers=layers)
 
 
 def _recomputed(layer: LayerCost) -> LayerCost:

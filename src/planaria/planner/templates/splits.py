@@ -280,7 +280,8 @@ def make_space(
     usable = [
         d
         for d in profile.device_counts
-        if d <= settings.devices_per_node and not (settings.powers_of_two and d & (d - 1))
+        if d <= (settings.devices_per_node if settings.wide_stages else 1)
+        and not (settings.powers_of_two and d & (d - 1))
     ]
     times = [[layer.on(d) for layer in profile.layers] for d in usable]
     costs = StageCosts(profile)

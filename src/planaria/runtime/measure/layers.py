@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,8 +19,9 @@ from planaria.job.errors import UserError
 from planaria.job.sections.train import TrainSection
 from planaria.model.model import Batch, Model, Tensors
 from planaria.model.training.optimizer import value_bytes
-from planaria.plan.costs.model_profile import LayerCost, LayerTimes
+from planaria.plan.costs.model_profile import LayerCost, LayerTimes, LinkCost
 from planaria.plan.quantities import size
+from planaria.protocol.worker.progress import Work
 from planaria.runtime.machine.limits import memory_bytes
 from planaria.runtime.measure.allocations import follow_allocations
 from planaria.runtime.measure.clock import compute_now
@@ -36,7 +37,7 @@ from planaria.runtime.thresholds import (
 )
 from planaria.runtime.worker.compute.device.opening import device_at
 from planaria.runtime.worker.compute.holdings import Holdings
-from planaria.runtime.worker.compute.layers import LayerFailed
+from planaria.runtime.worker.compute.layers import Compute, LayerFailed
 from planaria.runtime.worker.compute.weight_copies import copies_of
 
 STAGE_LAYERS = 3
@@ -51,7 +52,7 @@ class _Measured:
         layer: the first of the kind.
         inputs: what it was measured on.
         gradients: the gradients of its outputs.
-        times: see `split_backward`.
+        times: on one device, see `split_backward`; and on several that share a microbatch.
         activation_bytes: kept between forward and backward, inputs included.
         allocated_bytes: allocated by a forward and kept, outputs included.
         workspace_bytes: beside what is kept, at the peak.
@@ -61,7 +62,7 @@ class _Measured:
     layer: int
     inputs: Tensors
     gradients: Tensors
-    times: LayerTimes
+    times: tuple[LayerTimes, ...]
     activation_bytes: int
     allocated_bytes: int
     workspace_bytes: int
@@ -84,15 +85,56 @@ class MeasuredLayers:
     make_stage: Callable[[], Callable[[], None]]
 
 
-def measure_layers(model: Model, train: TrainSection, device: torch.device, batch: Batch) -> MeasuredLayers:
+class _Shards:
+    """Stands in for the other devices of a stage: what a layer computes of its shards is measured, and what it would
+    exchange is counted.
+
+    Attributes:
+        number: of devices.
+        place: the first one's.
+        exchange_s: seconds that messages would have taken so far.
+    """
+
+    place = 0
+
+    def __init__(self, number: int, link: LinkCost) -> None:
+        self.number = number
+        self.exchange_s = 0.0
+        self._link = link
+
+    def add_up(self, work: Work, name: int, part: torch.Tensor, among: int) -> torch.Tensor:
+        self.exchange_s += (among.bit_length() - 1) * self._link.time_s(part.nbytes)
+        return part
+
+    def finish(self) -> None:
+        """Has nothing to forget."""
+
+
+def measure_layers(
+    model: Model,
+    train: TrainSection,
+    device: torch.device,
+    batch: Batch,
+    shared_by: Sequence[int] = (),
+    link: LinkCost | None = None,
+) -> MeasuredLayers:
     """Measures each layer on what the one before gave.
+
+    Args:
+        model: whose layers.
+        train: its numbers.
+        device: where they run.
+        batch: a microbatch.
+        shared_by: numbers of devices that may share a microbatch; each is measured on one of them.
+        link: between those.
 
     Raises:
         LayerFailed: a layer of the user's raises.
         MicrobatchTooLarge: a layer needs more for one than the device has.
     """
     plain = msgspec.structs.replace(train, activation_checkpointing=False)
-    return _Meter(model, plain, device, batch).measured()
+    mates = [_Shards(number, link) for number in shared_by if link is not None]
+    return _Meter(model, plain, device, batch, mates).measured()
 
 
 class MicrobatchTooLarge(UserError):
@@ -100,7 +142,10 @@ class MicrobatchTooLarge(UserError):
 
 
 class _Meter:
-    def __init__(self, model: Model, train: TrainSection, device: torch.device, batch: Batch) -> None:
+    def __init__(
+        self, model: Model, train: TrainSection, device: torch.device, batch: Batch, mates: Sequence[_Shards]
+    ) -> None:
+        self._mates = mates
         self._model = model
         self._train = train
         self._device = device
@@ -223,7 +268,7 @@ class _Meter:
         num_parameters = sum(view.numel() for view in self._holdings.views(layer).values())
         cost = LayerCost(
             name=name,
-            times=(measured.times,),
+            times=measured.times,
             parameter_bytes=values.parameter * num_parameters,
             gradient_bytes=values.gradient * num_parameters,
             optimizer_bytes=values.optimizer * num_trained,
@@ -273,12 +318,39 @@ class _Meter:
             layer=layer,
             inputs=inputs,
             gradients=gradients,
-            times=times,
+            times=(times, *(self._shared(mates, layer, forward, backward) for mates in self._mates)),
             activation_bytes=activation_bytes,
             allocated_bytes=allocated_bytes,
             workspace_bytes=workspace_bytes,
             copy_bytes=sum(copy.nbytes for copy in copies_of(module.parameters())),
         )
+
+    def _shared(
+        self, mates: _Shards, layer: int, forward: Callable[[], None], backward: Callable[..., None]
+    ) -> LayerTimes:
+        """Returns a layer's times on one of the devices that share a microbatch. They do not split their backwards."""
+        compute = self._holdings.compute
+        assert isinstance(compute, Compute)
+        compute.mates = mates
+        forwards, backwards = [], []
+        deadline = time.perf_counter() + ENOUGH_S
+        for repeat in range(MEASURE_REPEATS):
+            if repeat >= 2 and time.perf_counter() > deadline:
+                break
+            mates.exchange_s = 0.0
+            forwards.append(self._timed(forward) + mates.exchange_s)
+            mates.exchange_s = 0.0
+            backwards.append(self._timed(partial(backward, counted=True)) + mates.exchange_s)
+        compute.mates = None
+        whole_s = statistics.median(backwards)
+        times = split_backward(
+            statistics.median(forwards),
+            whole_s,
+            whole_s if layer > 0 else 0.0,
+            whole_s,
+            has_parameters=bool(self._holdings.views(layer)),
+        )
+        return msgspec.structs.replace(times, num_devices=mates.number)
 
     def _bytes(
         self,

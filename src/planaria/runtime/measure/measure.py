@@ -20,7 +20,7 @@ from planaria.data.job_data import JobData
 from planaria.data.opening import open_data
 from planaria.job.errors import UserCodeError, UserError
 from planaria.job.registry import OptimizerName
-from planaria.job.sections.cluster import Device
+from planaria.job.sections.cluster import Device, StageParallelism
 from planaria.job.sections.data import DataSection, Packing
 from planaria.job.sections.train import TrainSection
 from planaria.job.settings import Job
@@ -33,7 +33,7 @@ from planaria.model.training.optimizer import optimizer_of, value_bytes
 from planaria.plan.costs.model_profile import DeviceKind, Links, ModelProfile, device_counts
 from planaria.plan.costs.profile_check import check_profile, decode_profile
 from planaria.plan.plan import Group, PlanError
-from planaria.runtime.component_settings import devices_at_work, named_profile
+from planaria.runtime.component_settings import devices_at_work, most_sharing, named_profile
 from planaria.runtime.machine.limits import num_cores
 from planaria.runtime.measure import ERROR_SUFFIX
 from planaria.runtime.measure.contention import measure_contention
@@ -64,9 +64,17 @@ def fingerprint(job: Job) -> str:
         *_of_rules(train),
         *(["compiled"] if train.compile else []),
         *([f"{devices_at_work(job)} at work"] if devices_at_work(job) > 1 else []),
+        *([f"shared by {shared_by(job)}"] if shared_by(job) else []),
         MEASURES,
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def shared_by(job: Job) -> tuple[int, ...]:
+    """Returns by how many devices a microbatch may be shared in the job."""
+    is_asked = job.cluster.stage_parallelism is not StageParallelism.SHARDED
+    most = min(most_sharing(job), job.cluster.devices_per_node) if is_asked else 0
+    return tuple(number for number in (2, 4, 8) if number <= most)
 
 
 def _of_data(data: DataSection) -> list[str]:
@@ -158,13 +166,13 @@ def measure(job: Job, model: Model, data: JobData) -> ModelProfile:
     batch = data.sampler(masked_lm=model.masked_lm, has_encoder="labels" in model.inputs).microbatch(1, 0)
     device = open_device(job, 0).place
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
-    measured = measure_layers(model, job.train, device, batch)
+    link = measure_link()
+    measured = measure_layers(model, job.train, device, batch, shared_by(job), link)
     at_once = min(devices_at_work(job), math.ceil(num_cores())) if device.type == "cpu" else 1
     contention = measure_contention(measured.make_stage, partial(Update, job.train, device), device_counts(at_once)[1:])
     layers, overhead = measured.costs, measured.allocator_overhead
     del measured  # it holds memory
     own_bytes = process_bytes(device)
-    link = measure_link()
     profile = ModelProfile(
         name=job.model.type,
         microbatch_size=job.train.microbatch,

@@ -74,6 +74,7 @@ class EmulatedPace:
         self._clock = clock
         self._plan: Plan | None = None
         self._devices: dict[int, int] = {}
+        self._sharing = 1
         self._launched: dict[Instruction, float] = {}
         self._link_free_at: dict[WorkerId, float] = {}
         self._reader_free_at = 0.0
@@ -94,6 +95,7 @@ class EmulatedPace:
 
     def adopt(self, plan: Plan) -> None:
         self._plan = plan
+        self._sharing = plan.devices_per_stage if plan.shares_microbatches else 1
         self._devices = {}
         for stage in (*plan.stages(), *plan.shadows):
             self._note_devices(stage)
@@ -147,7 +149,8 @@ class EmulatedPace:
         del self._launched[instruction]
 
     def _times(self, layer: int) -> LayerTimes:
-        return self._profile.layers[layer].on(self._devices[layer])
+        cost = self._profile.layers[layer]
+        return cost.shared_by(self._sharing) if self._sharing > 1 else cost.on(self._devices[layer])
 
     def _launch(self, duration_s: float) -> float:
         self.free_at = max(self.free_at, self._clock() - AHEAD_S) + duration_s * self.slowness

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from planaria import api
 from planaria.job.errors import UserError
 from planaria.job.registry import PolicyName
-from planaria.job.sections.cluster import Device
+from planaria.job.sections.cluster import Device, StageParallelism
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import Objective, PlannerSettings
 from planaria.planner.instantiation.microbatch_shares import batches_told_by, microbatches_of
@@ -146,8 +146,9 @@ def from_job(
         )
     job = api.load_job(path, overrides)
     report, costs = _report(job, path.resolve().parent, profile_file, wanted, measure=measure)
-    if report.profile.device_counts != (1,) and job.cluster.device is not Device.EMULATED:
-        costs = f"{costs}; its times on several devices are for emulated ones alone"
+    are_used = job.cluster.device is Device.EMULATED or job.cluster.stage_parallelism is not StageParallelism.SHARDED
+    if report.profile.device_counts != (1,) and not are_used:
+        costs = f"{costs}; its times on several devices are for those that share microbatches"
     try:
         check_machine_limits(job)
     except UserError as error:
