@@ -144,7 +144,8 @@ class Told:
 
     def _take_node_leaving(self, record: Plain) -> None:
         node = record["node"]
-        is_to_come = node not in self._gone  # it may give notice to a new coordinator before it is back there
+        # It may give notice to a new coordinator before it is back there, or after a journal lost that it was let go.
+        is_to_come = node not in self._gone or self._decisions.is_cut
         self._require(is_to_come, Rule.TOLD_NODES, f"node {node} leaves, which is gone")
         self._leaving.add(node)
 

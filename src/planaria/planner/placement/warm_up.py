@@ -33,6 +33,8 @@ class Room:
 def warm_up(plan: Plan, target: Plan, generation: int, room: Room | None = None) -> Plan:
     """Returns `plan` with what the workers of `target` lack as shadows, and `target`'s transfers.
 
+    Shadows of `plan` that send, and have no place in `target`, stay in it until they have.
+
     Args:
         plan: in force, all of its workers live.
         target: for the steps after; its transfers bring what its workers lack.
@@ -42,8 +44,9 @@ def warm_up(plan: Plan, target: Plan, generation: int, room: Room | None = None)
     """
     own = {worker: set(plan.layers_of.get(worker, ())) for worker in {*plan.workers, *target.workers}}
     lacking = {worker: set(layers) - own[worker] for worker, layers in target.layers_of.items()}
-    computing = plan.shadows if plan.redundancy is not None else ()
-    for shadow in (*computing, *target.shadows):
+    senders = {move.source for move in target.transfers}
+    staying = [shadow for shadow in plan.shadows if plan.redundancy is not None or shadow.worker in senders]
+    for shadow in (*staying, *target.shadows):
         lacking.setdefault(shadow.worker, set()).update(set(shadow.layers) - own[shadow.worker])
     transfers = target.transfers
     if room is not None:

@@ -255,7 +255,10 @@ class Run:
         self._recall(past.learnt)
         if past.plan is not None:
             self.step_times.expect(past.plan.step_time_s, past.plan.longest_s)
-            self.is_degraded = bool(lacking(past.plan.message.plan, self.settings.fault_tolerance))
+            # Of a plan that only finishes a step nobody was told.
+            message = past.plan.message
+            is_placing = message.begun in (-1, message.plan.generation)
+            self.is_degraded = is_placing and bool(lacking(message.plan, self.settings.fault_tolerance))
             if past.last_step_s is not None:
                 self.step_times.took_before(past.last_step_s)
             self.step_times.patience_s = float("inf")
