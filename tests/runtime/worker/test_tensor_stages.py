@@ -6,16 +6,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import msgspec
 import pytest
+from _pytest.mark import ParameterSet
 
 from planaria.job.sections.cluster import StageParallelism
 from planaria.job.sections.model import ModelSection
 from planaria.plan.plan import Plan
 from planaria.protocol.messages.records import DeviceLost, NodeLost
 from planaria.runtime.worker.transport.stage_mates import StageMates
-from tests.proof import batches
+from tests.proof import batches, rest_in_proof
 from tests.runtime.worker.cluster import Kill, Weather
 from tests.runtime.worker.schedules import (
     Schedule,
@@ -31,30 +33,30 @@ from tests.runtime.worker.schedules import (
 from tests.runtime.worker.test_cluster import Laboratory
 
 KINDS: tuple[Callable[[int, str], Schedule], ...] = (schedule, comings_and_goings, restarts, any_policy, switching)
-SHARDS = 4
 
 
-def model_of(kind: str, blocks: int) -> ModelSection:
-    """A model in four shards; of Llama's key-value heads each serves two of them."""
+def model_of(kind: str, blocks: int, devices: int) -> ModelSection:
+    """A model in four shards, or as many as devices; of Llama's two key-value heads each serves half of them."""
+    shards = max(4, devices)
     config = {
-        "gpt2": {"n_layer": blocks, "n_embd": 8, "n_head": 4, "n_positions": 8},
+        "gpt2": {"n_layer": blocks, "n_embd": 2 * shards, "n_head": shards, "n_positions": 8},
         "llama": {
-            "num_hidden_layers": blocks, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "intermediate_size": 16, "max_position_embeddings": 8,
+            "num_hidden_layers": blocks, "hidden_size": 4 * shards, "num_attention_heads": shards,
+            "num_key_value_heads": 2, "intermediate_size": 16, "max_position_embeddings": 8,
         },
     }[kind]  # fmt: skip
-    return ModelSection(type=kind, config=config, virtual_shards=SHARDS)
+    return ModelSection(type=kind, config=config, virtual_shards=shards)
 
 
 def tensor(plain: Schedule) -> Schedule:
-    """The schedule on stages of two or four devices that share microbatches; some kills strike in an exchange."""
+    """The schedule on stages of 2, 4 or 8 devices that share microbatches; some kills strike in an exchange."""
     draw = random.Random(f"tensor {plain.seed}")
-    devices = draw.choice([2, 2, 4])
+    devices = draw.choice([2, 2, 4, 4, 8])
     blocks = max(1, int(plain.job.model.config["depth"]))
     on = on_devices(plain, devices)
     job = msgspec.structs.replace(
         on.job,
-        model=model_of(draw.choice(["gpt2", "llama"]), blocks),
+        model=model_of(draw.choice(["gpt2", "llama"]), blocks, devices),
         cluster=msgspec.structs.replace(on.job.cluster, stage_parallelism=StageParallelism.TENSOR),
         resilience=msgspec.structs.replace(on.job.resilience, audit=0.0),
     )
@@ -73,13 +75,15 @@ def test_devices_that_share_microbatches_keep_every_promise(batch: range, labora
 def plain_job(source: str, devices: int, **changes: object) -> Schedule:
     job = job_of(nodes=3, depth=2, devices=devices, microbatches=4, source=source, **changes)  # type: ignore[arg-type]
     cluster = msgspec.structs.replace(job.cluster, devices_per_stage=devices, stage_parallelism=StageParallelism.TENSOR)
-    job = msgspec.structs.replace(job, model=model_of("llama", 2), cluster=cluster)
+    job = msgspec.structs.replace(job, model=model_of("llama", 2, devices), cluster=cluster)
     return Schedule(seed=1, job=job, kills=(), weather=Weather(), stop_at_s=None)
 
 
-@pytest.mark.parametrize("order", ["eager-1f1b", "zb-h1"])
-@pytest.mark.parametrize("recomputes", [False, True])
-@pytest.mark.parametrize("devices", [2, 4])
+def every(*devices: int) -> list[ParameterSet]:
+    return [pytest.param(*case) for case in product(devices, (True, False), ("zb-h1", "eager-1f1b"))]
+
+
+@pytest.mark.parametrize(("devices", "recomputes", "order"), [*every(2, 4), *rest_in_proof(every(8))])
 def test_every_number_of_devices_has_the_same_bits(
     devices: int,
     recomputes: bool,
