@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from planaria.estimate.step_time import simulate
 from planaria.job.registry import PolicyName
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
@@ -200,3 +201,17 @@ def test_microbatches_are_shared_again_once_a_device_is_back() -> None:
         holders = {worker: groups for worker, groups in plan.groups_of.items() if worker not in lost}
         plan = policy.reconfigure(ReplanRequest(plan=plan, lost=[], holders=holders, generation=generation)).plan
         assert plan.shares_microbatches == (not lost)
+
+
+@pytest.mark.parametrize("num_cores", [None, 2.0])
+def test_every_device_that_shares_a_microbatch_computes(num_cores: float | None) -> None:
+    """Beside, on cores that all of them share, the cores must do the work of all."""
+    settings = replace(UNEVEN, num_cores=num_cores, share_microbatches=True)
+    policy = make_policy(PolicyName.TEMPLATES, Planner(on_four(0.4), settings))
+    found = policy.initial([NodeId(0), NodeId(1)], 1)
+    microbatch_s = 0.4 * 8 * 0.030
+    assert set(found.compute_s) == set(range(8))
+    assert all(seconds == pytest.approx(5 * microbatch_s) for seconds in found.compute_s.values())
+    least_s = 8 * 5 * microbatch_s / (num_cores or 8)
+    assert least_s <= found.step_time_s < 1.2 * least_s
+    assert found.step_time_s == pytest.approx(simulate(found.plan, on_four(0.4), policy.planner.conditions).step_time_s)
