@@ -20,7 +20,7 @@ import msgspec
 from planaria.plan.costs.pipeline_time import Template, Times, step_times
 from planaria.plan.costs.stage_costs import PipelineCost, StageCosts
 from planaria.plan.errors import TooFewNodes
-from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, Stage, WorkerId, runs_of
+from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, Stage, WorkerId
 from planaria.plan.quantities import count, size
 from planaria.plan.validate import lacking
 from planaria.planner.finish_step.salvage import LayerHolders
@@ -28,7 +28,7 @@ from planaria.planner.finish_step.shadow_takeover import in_the_ring, taken_over
 from planaria.planner.instantiation.instantiate import place, plan_of
 from planaria.planner.instantiation.microbatch_shares import distribute
 from planaria.planner.placement.placement import Holders
-from planaria.planner.placement.transfers import transfers
+from planaria.planner.placement.transfers import shadows_holding, transfers
 from planaria.planner.rings import Lacks, left_in_place, refilled, ring_shadows, spread
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
 from planaria.policy.planner import Planner
@@ -300,7 +300,8 @@ def _with_transfers(
     shadows = list(new.shadows)
     for worker, groups in sorted(there.items()):
         if worker not in told and not held.issuperset(groups):
-            shadows += runs_of(worker, new.layers_held(groups), before.devices_of.get(worker, 1))
+            only = sorted(set(groups) - held)
+            shadows += shadows_holding(new, worker, groups, only, before.devices_of.get(worker, 1))
             told[worker] = groups
             held.update(groups)
     new = msgspec.structs.replace(new, shadows=tuple(shadows))

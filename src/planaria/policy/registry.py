@@ -19,11 +19,11 @@ from planaria.estimate.evaluation_time import evaluation_time
 from planaria.estimate.step_remainder import PlanInterval
 from planaria.job.registry import PolicyName
 from planaria.plan.errors import NeedsMoreNodes, NoReplica
-from planaria.plan.pipeline import runs_of
-from planaria.plan.plan import NodeId, Plan, PlanError
+from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.thresholds import OTHER_SET_CLEARLY
 from planaria.plan.validate import lacking
+from planaria.planner.placement.transfers import shadows_holding
 from planaria.planner.stage_devices import (
     Devices,
     Held,
@@ -154,8 +154,11 @@ class StageDevicesPolicy(Policy):
         except NoReplica:
             found = self.places.reconfigure(dataclasses.replace(asked, leaving=(*asked.leaving, *idle)))
         plan, on = found.plan, self._on
-        senders = {move.source for move in plan.transfers if on.node_of(move.source) in idle}
-        shadows = (stage for one in sorted(senders) for stage in runs_of(one, plan.layers_held(asked.holders[one])))
+        sent: dict[WorkerId, list[int]] = {}
+        for move in plan.transfers:
+            if on.node_of(move.source) in idle:
+                sent.setdefault(move.source, []).append(move.group)
+        shadows = [s for one in sorted(sent) for s in shadows_holding(plan, one, asked.holders[one], sent[one])]
         plan = msgspec.structs.replace(plan, shadows=(*plan.shadows, *shadows))
         short = lacking(plan, self.planner.settings.fault_tolerance, arrived=plan.redundancy is not None)
         return dataclasses.replace(found, plan=plan, beside=None, is_degraded=bool(short))

@@ -7,7 +7,7 @@ still.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -49,12 +49,25 @@ def moved(
     shadows: list[Stage] = []
     for worker in sorted(holders.keys() - told.keys()):
         groups = holders[worker]
-        if unheld(groups, told.values()):
-            shadows += runs_of(worker, plan.layers_held(groups), devices_of.get(worker, 1))
+        if only := unheld(groups, told.values()):
+            shadows += shadows_holding(plan, worker, groups, only, devices_of.get(worker, 1))
             told[worker] = groups
     if shadows or plan.shadows:
         plan = msgspec.structs.replace(plan, shadows=tuple(shadows))
     return plan.renewed(transfers=transfers(plan, told, sources=sources if len(told) == len(holders) else None))
+
+
+def shadows_holding(
+    plan: Plan, worker: WorkerId, groups: Collection[int], only: Iterable[int], num_devices: int = 1
+) -> list[Stage]:
+    """Returns shadows of what a worker holds whole, and of a layer for each further one of some groups: of one that has
+    other groups, too, it gets those."""
+    layers = set(plan.layers_held(groups))
+    for group in only:
+        own = plan.groups[group].layers
+        if layers.isdisjoint(own):
+            layers.add(own[0])
+    return runs_of(worker, layers, num_devices)
 
 
 _Need = tuple[int, WorkerId]
