@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from planaria.job.registry import PolicyName
+from planaria.job.sections.budget import BudgetSection
 from planaria.job.sections.train import TrainSection, WhenNotFinite
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, PlanError, WorkerId
@@ -418,23 +419,68 @@ def test_a_recovery_tells_how_long_its_last_decision_took(machine: Coordinator) 
     assert told.recovery.decide_ms == 750.0
 
 
-def test_a_recovery_that_goes_back_says_why_and_to_where() -> None:
-    """Two pipelines of two nodes: both nodes with the first layer are lost."""
+def test_nodes_cost_up_to_the_commit_that_tells_it() -> None:
+    machine = make_machine(budget=BudgetSection(price=3600.0))
+    join_all(machine)
+    (told,) = [c.record for c in votes(machine) if isinstance(c, Publish) and isinstance(c.record, StepCommitted)]
+    assert told.cost == pytest.approx(3.0)
+
+
+def test_the_links_of_a_lost_node_are_forgotten(machine: Coordinator) -> None:
+    join_all(machine)
+    links = machine._run.plan_selector.measured.links
+    links.hosts.update({NodeId(0): "a", NodeId(2): "b"})
+    machine.handle(NodeGone(NodeId(2), "killed"), 1.0)
+    assert links.hosts == {0: "a"}
+
+
+def two_by_two(**changes: Any) -> Coordinator:
+    """Two pipelines of two nodes at work, a layer each."""
     planner = PlannerSettings(num_microbatches=4, fault_tolerance=0, num_nodes=4, devices_per_node=1, min_nodes=2)
     profile = uniform_profile(2, tied=False)
-    usual = make_machine().settings
+    usual = make_machine(**changes).settings
     settings = dataclasses.replace(usual, num_nodes=4, num_groups=len(profile.groups), fault_tolerance=0)
     machine = Coordinator(settings, TemplatesPolicy.of(Planner(profile, planner)))
     for worker in range(4):
         machine.handle(WorkerJoined(WorkerId(worker), f"host:{worker}"), 0.0)
+    return machine
+
+
+def lose_the_first_layer(machine: Coordinator) -> list[Command]:
     commands = list[Command]()
-    held = machine.plan.groups_of
+    held, step = machine.plan.groups_of, machine.step
     for lost in [pipeline.workers[0] for pipeline in machine.plan.pipelines]:
         commands += machine.handle(NodeGone(NodeId(lost), "killed"), 1.0)
     for worker in [pipeline.workers[1] for pipeline in machine.plan.pipelines]:
-        report = Report(generation=1, step=1, ledger=Ledger.empty(2), held=held[worker])
+        report = Report(generation=1, step=step, ledger=Ledger.empty(2), held=held[worker])
         commands += machine.handle(Received(worker, report), 1.05)
     assert machine.plan.generation > 1
+    return commands
+
+
+def test_a_whole_checkpoint_is_not_waited_for_where_the_job_goes_back() -> None:
+    """Its manifest may be under way; the job does not go back to it."""
+    machine = two_by_two(checkpoint_every=100)
+    machine.handle(SaveRequested("/elsewhere"), 0.5)
+    commands = list[Command]()
+    for worker in machine.plan.workers:
+        machine.handle(Received(worker, Ready(generation=1)), 0.5)
+        commands += machine.handle(vote(machine, worker), 0.5)
+    saves = [(c.worker, c.message.save) for c in sent(commands, Commit) if isinstance(c.message, Commit)]
+    for worker, save in saves:
+        if save is not None:
+            groups = [SavedGroup(group=group, file=f"{group}", size_bytes=1, sha256="") for group in save.groups]
+            commands += machine.handle(Received(worker, Saved(step=1, serial=save.serial, groups=tuple(groups))), 0.6)
+    assert any(isinstance(command, WriteManifest) for command in commands)
+    lose_the_first_layer(machine)
+    assert machine.checkpoints.under_way is None
+    text = "step 1 could not be saved: the job goes back"
+    assert machine.checkpoints.answered == SaveAnswer(is_done=False, text=text)
+
+
+def test_a_recovery_that_goes_back_says_why_and_to_where() -> None:
+    machine = two_by_two()
+    commands = lose_the_first_layer(machine)
     for worker in machine.plan.workers:
         commands += machine.handle(Received(worker, Ready(generation=machine.plan.generation)), 1.1)
     for worker in machine.plan.workers:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.handlers.salvage import _suspected_twice
-from planaria.protocol.step.agreement import Difference, Held
+from planaria.protocol.handlers.salvage import _suspected_twice, _undo
+from planaria.protocol.messages.from_worker import Digest
+from planaria.protocol.messages.journal import JournalVoid
+from planaria.protocol.step.agreement import Difference, Held, difference
 from tests.protocol.test_devices_alone import Job
 
 
@@ -20,6 +22,15 @@ def test_of_several_nodes_with_wrong_sums_each_is_wrong_the_second_time() -> Non
     assert run.suspects == {0, 1}
     assert _suspected_twice(run, denied(Held.SUM, 2, 4)).keys() == {2}
     assert run.suspects == {0, 1, 2}
+
+
+def test_what_differs_is_void_in_the_journal_before_anything_else() -> None:
+    """So that a successor commits nothing of it either."""
+    run = Job().begin().machine._run
+    told = {0: {WorkerId(worker): Digest(1, 2 + (worker > 2), 1) for worker in range(6)}}
+    found = difference(told)
+    assert found is not None
+    assert isinstance(_undo(run, found, told)[0], JournalVoid)
 
 
 @pytest.mark.parametrize(

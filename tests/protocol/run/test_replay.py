@@ -18,6 +18,7 @@ from planaria.protocol.messages.journal import (
     JournalDisputes,
     JournalDistrust,
     JournalEnd,
+    JournalEvaluation,
     JournalNode,
     JournalPlan,
     JournalRecovery,
@@ -30,7 +31,7 @@ from planaria.protocol.messages.journal import (
     encode_entry,
     is_lasting,
 )
-from planaria.protocol.messages.records import AnyRecord, ComputedWrong, Note
+from planaria.protocol.messages.records import AnyRecord, ComputedWrong, Evaluated, Note
 from planaria.protocol.messages.to_worker import NOT_APPLIED, Commit, PlanMessage, StateSource
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.thresholds import PROBATION_STEPS
@@ -213,6 +214,15 @@ def test_a_dispute_is_open_until_its_step_is_committed_or_others_are() -> None:
 )  # fmt: skip
 def test_what_no_worker_knows_outlasts_a_power_cut(entry: AnyEntry, lasts: bool) -> None:
     assert is_lasting(entry) is lasts
+
+
+def test_all_evaluations_are_known() -> None:
+    told = tuple(
+        Evaluated(step=step, loss=1.0, perplexity=None, accuracy=None, microbatches=1, generation=1, duration_s=1.0)
+        for step in (1, 2)
+    )
+    past = JournalState.of([plan(1, 1), *(JournalEvaluation(evaluated=each) for each in told)])
+    assert past.evaluated == told
 
 
 def test_a_distrusted_checkpoint_gives_way_to_the_one_before_it() -> None:

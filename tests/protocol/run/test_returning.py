@@ -302,7 +302,9 @@ def test_an_end_that_was_written_down_is_the_end(life: Life) -> None:
     )
     life.journal.append(JournalEnd(records=(ended,)))
     after = life.after()
-    assert Finish(RunStatus.STOPPED, "because") in after.does(Restarted())
+    commands = after.does(Restarted())
+    assert Finish(RunStatus.STOPPED, "because") in commands
+    assert Publish(ended, again=True) in commands, "it may not have been told"
     assert [c.worker for c in sent(after.does(*joined(1)), Stop)] == [1]
 
 

@@ -83,6 +83,19 @@ def test_what_a_restore_undoes_was_wasted_and_what_lies_before_the_state_is_ther
     assert TimeAccount(happenings).steps_redone == 2
 
 
+def test_a_block_of_steps_counts_as_each_of_its_steps_would() -> None:
+    """After a loss without a recovery too; and some of it are trained again."""
+    happenings = (*BEGIN, (lost(3), 7.5), (committed(3), 9.0))
+    one, many = TimeAccount(happenings), TimeAccount(happenings)
+    one.note_block(6, 3, 3.0, 12.0)
+    many.note_steps([4, 5, 6], [1.0, 1.0, 1.0], [10.0, 11.0, 12.0])
+    for account in (one, many):
+        account.note(Restored(from_step=6, to_step=4, reason=""), 12.5)
+    assert one.split == many.split
+    assert one.split.useful == pytest.approx(2 + 2 + 1)
+    assert one.steps_redone == 2
+
+
 def test_a_step_that_survivors_finish_costs_what_it_took_longer_than_usual() -> None:
     split = split_of(
         *BEGIN,

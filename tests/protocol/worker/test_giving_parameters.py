@@ -44,6 +44,11 @@ def moves() -> Moves:
     return found
 
 
+def test_who_loads_what_it_keeps_has_written_it(moves: Moves) -> None:
+    begin(moves, spread(2), source=StateSource.CHECKPOINT)
+    assert moves._holdings.written == [MADE_HERE]
+
+
 def is_awaited(moves: Moves, group: int) -> bool:
     return moves.is_needed_by(Instruction(op=Op.FORWARD, first_layer=group, end_layer=group + 1))
 

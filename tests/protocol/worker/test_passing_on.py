@@ -48,6 +48,7 @@ class Replica:
 @dataclass
 class Holdings:
     replicas: dict[int, Replica] = field(default_factory=dict)
+    written: list[int] = field(default_factory=list)
 
     def new_replica(self, group: int, *, is_whole: bool = True) -> Replica:
         return Replica()
@@ -55,7 +56,8 @@ class Holdings:
     def put(self, group: int, replica: Replica) -> None:
         self.replicas[group] = replica
 
-    def note_written(self, groups: tuple[int, ...]) -> None: ...
+    def note_written(self, groups: tuple[int, ...]) -> None:
+        self.written += groups
 
     def forget_all(self) -> None:
         self.replicas.clear()

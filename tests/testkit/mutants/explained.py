@@ -47,6 +47,7 @@ EXPLAINED: tuple[Explanation, ...] = (
         "run.counts.dropped",
         "the journal says the same number, unless it lost its end; there the witness asks for none",
     ),
+    Explanation("protocol/handlers/step.py", "_tell", "run.checkpoints.cadence.committed", _TIMES),
     Explanation("protocol/planning/plan_selection.py", "", "self.straggler_policy.look_again", _OTHER_PLANS),
     Explanation(
         "protocol/planning/transition_times.py",
