@@ -13,8 +13,10 @@ from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import NodeId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
-from planaria.policy.interface import Candidate, ReplanRequest
+from planaria.policy.detour_search import detours_in_pieces
+from planaria.policy.interface import Candidate, ReplanRequest, result_of
 from planaria.policy.planner import Planner
+from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
 from tests.plan.profiles import uniform_profile
 
@@ -96,3 +98,13 @@ def test_what_was_measured_stretches_every_estimate(stretch: float) -> None:
 def test_of_plans_with_as_much_work_the_one_of_most_nodes_is_taken() -> None:
     first = AdaptivePolicy.of(Planner(PROFILE, SHARED)).initial(NODES, 1)
     assert first.plan.nodes == tuple(NODES)
+
+
+@pytest.mark.parametrize("stretch", [1.0, 2.0])
+def test_detours_are_held_against_what_the_cores_can_do(stretch: float) -> None:
+    planner = Planner(PROFILE, SHARED).with_stretch(stretch)
+    pipelines = ReroutePolicy.of(planner).initial(NODES, 1).plan.pipelines
+    broken = [pipelines[0], *pipelines[2:], msgspec.structs.replace(pipelines[1], stages=pipelines[1].stages[1:])]
+    found = result_of(detours_in_pieces(PROFILE, SHARED, broken, 2, conditions=planner.conditions))
+    assert found is not None
+    assert 0 <= found.gap < 0.1

@@ -82,9 +82,7 @@ class _Search:
         self._conditions = conditions
         workers = [stage.worker for pipeline in pipelines for stage in pipeline.stages]
         self._speeds = {w: conditions.speed(NodeId(w // settings.devices_per_node)) for w in workers}
-        self._bound_s = least_rerouted_s(
-            profile, pipelines, settings.num_microbatches, highest_speed=max(self._speeds.values())
-        )
+        self._bound_s = self._least_s(max(self._speeds.values()))
         self._all_whole = all(pipeline.is_whole(profile.num_layers) for pipeline in pipelines)
         nodes = {worker // settings.devices_per_node for worker in workers}
         self._is_full = self._all_whole and len(nodes) >= settings.num_nodes
@@ -92,6 +90,15 @@ class _Search:
         self._left = max(2, budget // (3 * hops * settings.num_microbatches))
         """Simulations that are left."""
         self._best: tuple[float, MicrobatchAssignment, _Order, Plan] | None = None
+
+    def _least_s(self, highest_speed: float) -> float:
+        """Returns a lower bound of a step's seconds: on cores that all share, also that of all microbatches' work."""
+        profile, number = self._profile, self._settings.num_microbatches
+        least_s = least_rerouted_s(profile, self._pipelines, number, highest_speed=highest_speed)
+        if (cores := self._conditions.num_cores) is not None:
+            work_s = number * self._costs.compute_s(0, profile.num_layers) / highest_speed
+            least_s = max(least_s, work_s / cores)
+        return self._conditions.stretch * least_s
 
     def run(self) -> Pieces[Rerouted | None]:
         assignments = self._assignments()

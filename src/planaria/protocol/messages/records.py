@@ -133,7 +133,8 @@ class PlanTaken(Record, frozen=True, kw_only=True, tag="plan_taken"):
     pipelines: tuple[tuple[tuple[int, int, int], ...], ...]
     """For each pipeline, its stages as (worker, first layer, end layer)."""
     microbatches: tuple[int, ...]
-    """For each pipeline, how many microbatches it runs in a step."""
+    """For each pipeline, how many microbatches it runs in a step; where the devices of a stage share each, these are
+    told of the first device's pipeline alone."""
     estimated_step_s: float
     transfer_bytes: int
     plan_hash: str
@@ -141,6 +142,8 @@ class PlanTaken(Record, frozen=True, kw_only=True, tag="plan_taken"):
     """The plans that were weighed, best first; empty where none were. For a warm-up: those for the plan after it."""
     estimated_transition_s: float | None = None
     """Estimated seconds without gain until the best weighed plan runs."""
+    shares_microbatches: bool = False
+    """Whether the devices of a stage share each microbatch."""
 
 
 class PolicySwitched(Record, frozen=True, kw_only=True, tag="policy_switched"):

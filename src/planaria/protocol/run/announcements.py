@@ -32,6 +32,7 @@ def plan_taken(proposal: Candidate, step: int, purpose: str, policy_name: str, p
         microbatches=shares(plan),
         estimated_step_s=proposal.step_time_s,
         estimated_transition_s=proposal.transition_s,
+        shares_microbatches=plan.shares_microbatches,
         transfer_bytes=proposal.transfer_bytes,
         plan_hash=plan_hash,
         candidates=proposal.candidates,

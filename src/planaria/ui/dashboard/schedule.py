@@ -199,7 +199,7 @@ def _picture(plan: Plan | None, spans: Mapping[WorkerId, Sequence[Span]], step_s
     placed = {worker for _, workers in pipelines for worker in workers}
     if others := [worker for worker in spans if worker not in placed]:
         pipelines.append((None, others))
-    counts = () if plan is None else shares(plan)
+    counts = () if plan is None else _run_by_each(plan)
     drawn: list[PipelineRows] = []
     num_cells = 0
     for number, workers in pipelines:
@@ -209,6 +209,15 @@ def _picture(plan: Plan | None, spans: Mapping[WorkerId, Sequence[Span]], step_s
             break
         drawn.append(PipelineRows(number=number, microbatches=0 if number is None else counts[number], rows=found))
     return Picture(step_s=step_s, pipelines=drawn, num_left_out=len(pipelines) - len(drawn))
+
+
+def _run_by_each(plan: Plan) -> list[int]:
+    """Returns how many microbatches each pipeline runs: those of the first device of its stages, where all share."""
+    counts = shares(plan)
+    if not plan.shares_microbatches:
+        return list(counts)
+    of_first = {pipeline.workers[0]: count for pipeline, count in zip(plan.pipelines, counts, strict=True)}
+    return [of_first[plan.first_of(pipeline.workers[0])] for pipeline in plan.pipelines]
 
 
 def _row(plan: Plan | None, worker: WorkerId, spans: Sequence[Span]) -> Row:

@@ -272,7 +272,7 @@ class RunView:
 
 
 def _worms(plan: PlanTaken) -> dict[str, Any]:
-    return {"pipelines": plan.pipelines, "microbatches": plan.microbatches}
+    return {"pipelines": plan.pipelines, "microbatches": plan.microbatches, "shared": plan.shares_microbatches}
 
 
 def _answer(plan: PlanTaken) -> dict[str, Any]:
