@@ -426,6 +426,31 @@ def test_nodes_cost_up_to_the_commit_that_tells_it() -> None:
     assert told.cost == pytest.approx(3.0)
 
 
+def test_a_stop_while_the_state_is_saved_ends_the_run_with_that() -> None:
+    """As all wait for a checkpoint, for another reason than the end."""
+    machine = make_machine()
+    join_all(machine)
+    run = machine._run
+    run.phase = Phase.SAVING
+    machine.handle(StopRequested(), 0.5)
+    assert run.intent.ending == (RunStatus.STOPPED, "stopped by the user")
+
+
+def test_what_a_host_is_called_is_known(machine: Coordinator) -> None:
+    machine.handle(WorkerJoined(WorkerId(1), "host:1", label="rack 7"), 0.0)
+    assert machine._run.members.labels == {1: "rack 7"}
+
+
+def test_another_policy_makes_the_plans_from_the_switch_on() -> None:
+    usual = make_machine()
+    machine = Coordinator(
+        usual.settings, usual.policy, make=lambda name, most_bytes: make_policy(name, usual.policy.planner)
+    )
+    selector = machine._run.plan_selector
+    selector.switch(PolicyName.REROUTE)
+    assert type(selector.policy) is PolicyName.REROUTE.load()
+
+
 def test_the_links_of_a_lost_node_are_forgotten(machine: Coordinator) -> None:
     join_all(machine)
     links = machine._run.plan_selector.measured.links

@@ -31,6 +31,7 @@ def test_exponents_rise_at_once_and_fall_slowly() -> None:
 
 def test_a_norm_above_the_limit_is_clipped() -> None:
     assert gradient_norm({1: 16.0, 0: 9.0}) == 5.0
+    assert gradient_norm({0: 0.0}) == 0.0
     assert clip_factor(5.0, 0.0) == 1.0
     assert clip_factor(0.5, 1.0) == 1.0
     assert clip_factor(5.0, 1.0) == pytest.approx(0.2)

@@ -17,8 +17,8 @@ import pytest
 
 from tests.testkit.mutants.trial import Line, limit, tracer
 
-FOLDERS = ("tests/protocol", "tests/plan/program")
-"""Of tests that judge: without processes, and quick."""
+FOLDERS = ("tests/protocol", "tests/plan/program", "tests/plan/test_ledger.py")
+"""Of tests that judge, and files: without processes, and quick."""
 
 ROOT = Path(__file__).parents[3]
 
