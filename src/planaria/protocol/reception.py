@@ -263,6 +263,7 @@ class Reception(ABC, Generic[Connection]):
             if self._admission.was_released(node):
                 # Its host went without a word, or a stopped process never ends: while it is late, nobody is blocked.
                 self.evict(node)
+                self.handle(NodeGone(node, verdict.cause))  # what it was to write of a checkpoint does not come
                 continue
             if self._admission.is_worker_fenced(worker):
                 self._judge.liveness.forget(worker, now)

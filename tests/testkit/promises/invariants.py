@@ -411,7 +411,8 @@ class InvariantChecker:
         if self.tainted and "differ" in why:
             return
         if self._may_go_back and "no replica" not in why:
-            self.require(any(isinstance(record, NodeLost) for record in self.records), f"{why}: but nobody was lost")
+            is_lost = any(isinstance(record, NodeLost | DeviceLost) for record in self.records)
+            self.require(is_lost, f"{why}: but nobody was lost")
             return
         nodes = machine.state.nodes
         held = {
