@@ -24,12 +24,13 @@ from planaria.plan.quantities import size
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.thresholds import OTHER_SET_CLEARLY, STATE_OF_FREE, STATE_OF_STEP
 from planaria.planner.instantiation.instantiate import initial_plan, plan_of_templates
+from planaria.planner.place_costs import as_places
 from planaria.planner.placement.arrangements import arrangements
 from planaria.planner.placement.warm_up import Room
 from planaria.planner.placement.zones import Zones, replicas_by_zone
 from planaria.planner.reconfigure.reconfigure import searched
 from planaria.planner.reconfigure.surviving_plan import Change, SurvivingPlan
-from planaria.planner.stage_devices import Devices, as_places, carried
+from planaria.planner.stage_devices import Devices, carried
 from planaria.planner.templates.templates import fewest_nodes, make_templates
 
 LEAN = ScheduleKind.ONE_F_ONE_B
