@@ -75,7 +75,7 @@ class Durations:
                 f"The plan has a stage of {count} devices, and the profile has times for stages of "
                 f"{', '.join(map(str, profile.device_counts))}. Profile that number too, or plan without it."
             )
-        self.computed = _computed(profile, plan.devices_per_stage if plan.shares_microbatches else 1)
+        self.computed = _computed(profile, plan.num_sharing)
         self._spread: dict[tuple[int, int, int, float], SumTimes] = {}
         """Times of sums whose owners are on different nodes, by group, devices, others that count, and speed."""
         self._by_hosts: dict[object, SumTimes] = {}

@@ -432,9 +432,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
             mates.setdefault(worker // self.devices_per_stage, []).append(worker)
         return tuple(map(tuple, mates.values()))
 
+    @property
+    def num_sharing(self) -> int:
+        """Number of devices that compute each microbatch at a stage together."""
+        return self.devices_per_stage if self.shares_microbatches else 1
+
     def first_of(self, worker: WorkerId) -> WorkerId:
         """Returns the worker that routes name for what a worker runs: itself, or the first device of its stage."""
-        return WorkerId(worker - worker % self.devices_per_stage) if self.shares_microbatches else worker
+        return WorkerId(worker - worker % self.num_sharing)
 
     def node_of(self, worker: WorkerId) -> NodeId:
         return NodeId(worker // self.devices_per_node)

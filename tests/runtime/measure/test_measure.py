@@ -23,7 +23,7 @@ from planaria.plan.costs.profile_check import check_profile, decode_profile
 from planaria.runtime.measure import ERROR_SUFFIX
 from planaria.runtime.measure.allocations import follow_allocations
 from planaria.runtime.measure.contention import measure_contention
-from planaria.runtime.measure.layers import measure_layers, split_backward
+from planaria.runtime.measure.layers import CountedMates, measure_layers, split_backward
 from planaria.runtime.measure.measure import measure_into
 from planaria.runtime.measure.memory import own_bytes
 from planaria.runtime.thresholds import LEAST_BACKWARD_SHARE
@@ -183,7 +183,8 @@ def test_devices_that_share_a_microbatch_are_measured_with_what_they_exchange(jo
     built = load_model(model, train, vocab_size=300)
     ids = torch.randint(0, 300, (2, 16))
     batch = dict.fromkeys((*built.inputs, "labels"), ids)
-    embedding, block, head = measure_layers(built, train, torch.device("cpu"), batch, (2, 4), link).costs
+    mates = [CountedMates(number, link) for number in (2, 4)]
+    embedding, block, head = measure_layers(built, train, torch.device("cpu"), batch, mates).costs
     for layer in (embedding, block, head):
         assert [times.num_devices for times in layer.times] == [1, 2, 4]
     rounds = [(times.forward_s // 1, times.backward_s // 1) for times in block.times]

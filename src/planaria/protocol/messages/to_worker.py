@@ -47,6 +47,11 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
     audits: tuple[Audit, ...] = ()
     wire_bytes_per_s: float = 0.0
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the plan only goes on with a step that was begun under another."""
+        return self.begun not in (-1, self.plan.generation)
+
 
 class Halt(Message, frozen=True, kw_only=True, tag="halt"):
     """Orders a worker to stop computing, keep the accumulators, and report."""

@@ -255,10 +255,8 @@ class Run:
         self._recall(past.learnt)
         if past.plan is not None:
             self.step_times.expect(past.plan.step_time_s, past.plan.longest_s)
-            # Of a plan that only finishes a step nobody was told.
-            message = past.plan.message
-            is_placing = message.begun in (-1, message.plan.generation)
-            self.is_degraded = is_placing and bool(lacking(message.plan, self.settings.fault_tolerance))
+            message = past.plan.message  # nobody was told of one that goes on with another's step
+            self.is_degraded = not message.goes_on and bool(lacking(message.plan, self.settings.fault_tolerance))
             if past.last_step_s is not None:
                 self.step_times.took_before(past.last_step_s)
             self.step_times.patience_s = float("inf")

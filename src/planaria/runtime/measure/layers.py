@@ -85,13 +85,16 @@ class MeasuredLayers:
     make_stage: Callable[[], Callable[[], None]]
 
 
-class _Shards:
+class CountedMates:
     """Stands in for the other devices of a stage: what a layer computes of its shards is measured, and what it would
     exchange is counted.
 
+    Args:
+        number: of devices that share a microbatch.
+        link: between them.
+
     Attributes:
-        number: of devices.
-        place: the first one's.
+        place: the first device's.
         exchange_s: seconds that messages would have taken so far.
     """
 
@@ -115,8 +118,7 @@ def measure_layers(
     train: TrainSection,
     device: torch.device,
     batch: Batch,
-    shared_by: Sequence[int] = (),
-    link: LinkCost | None = None,
+    shared_with: Sequence[CountedMates] = (),
 ) -> MeasuredLayers:
     """Measures each layer on what the one before gave.
 
@@ -125,16 +127,14 @@ def measure_layers(
         train: its numbers.
         device: where they run.
         batch: a microbatch.
-        shared_by: numbers of devices that may share a microbatch; each is measured on one of them.
-        link: between those.
+        shared_with: the others, for each number of devices that may share a microbatch.
 
     Raises:
         LayerFailed: a layer of the user's raises.
         MicrobatchTooLarge: a layer needs more for one than the device has.
     """
     plain = msgspec.structs.replace(train, activation_checkpointing=False)
-    mates = [_Shards(number, link) for number in shared_by if link is not None]
-    return _Meter(model, plain, device, batch, mates).measured()
+    return _Meter(model, plain, device, batch, shared_with).measured()
 
 
 class MicrobatchTooLarge(UserError):
@@ -143,7 +143,7 @@ class MicrobatchTooLarge(UserError):
 
 class _Meter:
     def __init__(
-        self, model: Model, train: TrainSection, device: torch.device, batch: Batch, mates: Sequence[_Shards]
+        self, model: Model, train: TrainSection, device: torch.device, batch: Batch, mates: Sequence[CountedMates]
     ) -> None:
         self._mates = mates
         self._model = model
@@ -326,7 +326,7 @@ class _Meter:
         )
 
     def _shared(
-        self, mates: _Shards, layer: int, forward: Callable[[], None], backward: Callable[..., None]
+        self, mates: CountedMates, layer: int, forward: Callable[[], None], backward: Callable[..., None]
     ) -> LayerTimes:
         """Returns a layer's times on one of the devices that share a microbatch. They do not split their backwards."""
         compute = self._holdings.compute

@@ -37,7 +37,7 @@ from planaria.runtime.component_settings import devices_at_work, most_sharing, n
 from planaria.runtime.machine.limits import num_cores
 from planaria.runtime.measure import ERROR_SUFFIX
 from planaria.runtime.measure.contention import measure_contention
-from planaria.runtime.measure.layers import measure_layers
+from planaria.runtime.measure.layers import CountedMates, measure_layers
 from planaria.runtime.measure.machine import Update, measure_link, measure_step
 from planaria.runtime.measure.memory import device_bytes, process_bytes
 from planaria.runtime.worker.compute.compilation import check_compiler
@@ -167,7 +167,8 @@ def measure(job: Job, model: Model, data: JobData) -> ModelProfile:
     device = open_device(job, 0).place
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     link = measure_link()
-    measured = measure_layers(model, job.train, device, batch, shared_by(job), link)
+    mates = [CountedMates(number, link) for number in shared_by(job)]
+    measured = measure_layers(model, job.train, device, batch, mates)
     at_once = min(devices_at_work(job), math.ceil(num_cores())) if device.type == "cpu" else 1
     contention = measure_contention(measured.make_stage, partial(Update, job.train, device), device_counts(at_once)[1:])
     layers, overhead = measured.costs, measured.allocator_overhead

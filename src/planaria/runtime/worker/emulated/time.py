@@ -74,7 +74,6 @@ class EmulatedPace:
         self._clock = clock
         self._plan: Plan | None = None
         self._devices: dict[int, int] = {}
-        self._sharing = 1
         self._launched: dict[Instruction, float] = {}
         self._link_free_at: dict[WorkerId, float] = {}
         self._reader_free_at = 0.0
@@ -95,7 +94,6 @@ class EmulatedPace:
 
     def adopt(self, plan: Plan) -> None:
         self._plan = plan
-        self._sharing = plan.devices_per_stage if plan.shares_microbatches else 1
         self._devices = {}
         for stage in (*plan.stages(), *plan.shadows):
             self._note_devices(stage)
@@ -149,8 +147,8 @@ class EmulatedPace:
         del self._launched[instruction]
 
     def _times(self, layer: int) -> LayerTimes:
-        cost = self._profile.layers[layer]
-        return cost.shared_by(self._sharing) if self._sharing > 1 else cost.on(self._devices[layer])
+        cost, sharing = self._profile.layers[layer], 1 if self._plan is None else self._plan.num_sharing
+        return cost.shared_by(sharing) if sharing > 1 else cost.on(self._devices[layer])
 
     def _launch(self, duration_s: float) -> float:
         self.free_at = max(self.free_at, self._clock() - AHEAD_S) + duration_s * self.slowness
