@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.testkit.cluster.cluster import Cluster
@@ -28,6 +29,7 @@ from tests.testkit.witness.witness import judge
 FORGERIES = [*decisions.FORGERIES, *telling.FORGERIES]
 
 RUN = Path(__file__).parents[1] / "compat" / "first" / "run"
+CORPUS = Path(__file__).parents[1] / "simulate" / "corpus"
 GUARANTEES = Path(__file__).parents[2] / "docs" / "explanation" / "guarantees.md"
 
 MOST_SEEDS = 400
@@ -74,6 +76,16 @@ def test_every_rule_has_a_forgery_and_a_line_in_the_docs() -> None:
     assert {forgery.rule for forgery in FORGERIES} | set(OF_FILES) == set(Rule)
     text = " ".join(GUARANTEES.read_text().split())
     assert not [rule for rule in Rule if rule.value not in text]
+
+
+def test_who_goes_on_from_a_commit_that_was_lost_is_found() -> None:
+    which = msgspec.json.decode((CORPUS / "a-lost-commit-whose-workers-all-died.json").read_bytes(), type=Schedule)
+    history = recorded(which)
+    cut = next(at for at, entry in enumerate(history) if entry[0] == "cut")
+    lost = next(entry for entry in history[cut:] if entry[0] == "applied" and entry[2]["generation"] == 1)
+    last = history[-1 - next(at for at, entry in enumerate(reversed(history)) if entry[0] == "applied")]
+    assert not list(judge(history))
+    assert Rule.APPLIED in {finding.rule for finding in judge([*history, [last[0], lost[1], *last[2:]]])}
 
 
 def test_a_history_is_the_same_after_json() -> None:

@@ -11,19 +11,23 @@ from tests.testkit.witness.rules import Find, Rule
 class AppliedSteps:
     """Judges what workers applied by what the journal has.
 
+    Where the journal lost its end, a step may be committed anew with other samples once all that applied it are gone.
+    So nobody may go on from a commit that was lost and is not there again.
+
     Attributes:
-        states: (step, group) -> lineage -> what workers held of it after the step; lineages begin where the job loads a
-            state.
+        states: (step, group) -> (lineage, generation of the commit) -> what workers held of it after the step; lineages
+            begin where the job loads a state.
         is_corrupt: some node computed wrong, so not all of that need be right.
     """
 
     def __init__(self, decisions: Decisions, find: Find) -> None:
-        self.states: dict[tuple[int, int], dict[int, set[int]]] = {}
+        self.states: dict[tuple[int, int], dict[tuple[int, int], set[int]]] = {}
         self.is_corrupt = False
         self._decisions = decisions
         self._find = find
         self._generation: dict[int, int] = {}
         self._step: dict[int, int | None] = {}
+        self._under: dict[int, tuple[int, int]] = {}
 
     def befell(self, kind: str, nodes: list[int], is_clear: bool) -> None:
         self.is_corrupt |= kind == "corrupt"
@@ -44,13 +48,16 @@ class AppliedSteps:
         last = self._step.get(worker)
         if last is not None and step != last + 1:
             self._find(Rule.APPLIED, f"worker {worker} applies step {step} after step {last}")
-        self._step[worker] = step
+        under, kept = (commit["generation"], step), decisions.known.commits
+        if last is not None and under in kept and self._under[worker] not in kept:
+            self._find(Rule.APPLIED, f"worker {worker} applies step {step} after one whose commit was lost")
+        self._step[worker], self._under[worker] = step, under
         plan = decisions.plans.get(commit["generation"])
         if plan is None:
             return
         for group, state in states.items():
             lineages = self.states.setdefault((step, int(group)), {})
-            held = lineages.setdefault(plan["message"]["lineage"], set())
+            held = lineages.setdefault((plan["message"]["lineage"], commit["generation"]), set())
             held.add(state)
             if len(held) > 1 and not self.is_corrupt:
                 self._find(Rule.APPLIED, f"after step {step}, workers hold different states of group {group}")

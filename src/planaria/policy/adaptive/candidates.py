@@ -85,7 +85,7 @@ def found_in_pieces(planner: Planner, request: ReplanRequest) -> Pieces[list[Can
                 yield
             elif not any(_same(candidate, other) for other in offered):
                 offered.append(candidate)
-    if all(candidate.restores or candidate.dropped for candidate in offered):
+    if all(candidate.restores or candidate.dropped or _is_late(planner, candidate.plan) for candidate in offered):
         offered += _last_resorts(planner, request, offered)
         if not offered:
             assert error is not None, "a source that has no candidate says why"
@@ -131,6 +131,14 @@ def _same(one: Candidate, other: Candidate) -> bool:
     )
 
 
+def _is_late(planner: Planner, plan: Plan) -> bool:
+    """Returns whether a plan has f + 1 replicas of all layers only when its shadows have their state."""
+    most_lost = planner.settings.fault_tolerance
+    if plan.redundancy is None or lacking(plan, most_lost, arrived=True):
+        return False
+    return bool(lacking(plan, most_lost))
+
+
 def completed(planner: Planner, candidate: Candidate) -> Candidate:
     """Returns the candidate with all that is weighed of it."""
     plan, most_lost = candidate.plan, planner.settings.fault_tolerance
@@ -141,7 +149,7 @@ def completed(planner: Planner, candidate: Candidate) -> Candidate:
         transfer_s=moved.time_s,
         wait_s=planner.wait_s(plan, moved.come_s),
         is_degraded=is_degraded,
-        is_late=not is_degraded and bool(lacking(plan, most_lost)),
+        is_late=_is_late(planner, plan),
         memory_bytes=fullest_device_bytes(plan, planner.profile, planner.settings.audit),
         restored=restore_time(plan, Storage()) if candidate.restores else None,
         loss_s=next_loss_s(plan, planner.profile, candidate.step_time_s),
