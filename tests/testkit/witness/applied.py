@@ -12,7 +12,7 @@ class AppliedSteps:
     """Judges what workers applied by what the journal has.
 
     Where the journal lost its end, a step may be committed anew with other samples once all that applied it are gone.
-    So nobody may go on from a commit that was lost and is not there again.
+    So nobody may go on from a commit in whose place there is another.
 
     Attributes:
         states: (step, group) -> (lineage, generation of the commit) -> what workers held of it after the step; lineages
@@ -27,7 +27,7 @@ class AppliedSteps:
         self._find = find
         self._generation: dict[int, int] = {}
         self._step: dict[int, int | None] = {}
-        self._under: dict[int, tuple[int, int]] = {}
+        self._under: dict[int, int] = {}
 
     def befell(self, kind: str, nodes: list[int], is_clear: bool) -> None:
         self.is_corrupt |= kind == "corrupt"
@@ -48,10 +48,9 @@ class AppliedSteps:
         last = self._step.get(worker)
         if last is not None and step != last + 1:
             self._find(Rule.APPLIED, f"worker {worker} applies step {step} after step {last}")
-        under, kept = (commit["generation"], step), decisions.known.commits
-        if last is not None and under in kept and self._under[worker] not in kept:
-            self._find(Rule.APPLIED, f"worker {worker} applies step {step} after one whose commit was lost")
-        self._step[worker], self._under[worker] = step, under
+        if last is not None and self._is_done_anew(last, self._under[worker]):
+            self._find(Rule.APPLIED, f"worker {worker} goes on from step {last} as it was before it was done again")
+        self._step[worker], self._under[worker] = step, commit["generation"]
         plan = decisions.plans.get(commit["generation"])
         if plan is None:
             return
@@ -61,3 +60,12 @@ class AppliedSteps:
             held.add(state)
             if len(held) > 1 and not self.is_corrupt:
                 self._find(Rule.APPLIED, f"after step {step}, workers hold different states of group {group}")
+
+    def _is_done_anew(self, step: int, generation: int) -> bool:
+        """Returns whether the journal has the step, in the lineage of this commit, as of another generation alone."""
+        plans, commits = self._decisions.plans, self._decisions.known.commits
+        if (generation, step) in commits or generation not in plans:
+            return False
+        lineage = plans[generation]["message"]["lineage"]
+        others = (other for other, done in commits if done == step and other in plans)
+        return any(plans[other]["message"]["lineage"] == lineage for other in others)
