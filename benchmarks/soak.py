@@ -1,8 +1,8 @@
 """Soak: hours of virtual time on many nodes of a spot trace; what coordinator and workers hold must not grow.
 
 The protocol's machines, the planner and symbolic workers of `tests.testkit`, every promise checked after every event.
-Each hour it counts the bytes that the coordinator and the largest worker reach, entries of the journal that are of use
-still, processes, open connections and what waits for its time. Exit status 1 where one of these is at the end more than
+Each hour it counts the bytes that the coordinator and the largest worker reach and those of the journal, processes,
+open connections and what waits for its time. Exit status 1 where one of these is at the end more than
 `GROWTH` times what it was after the first quarter, or a process is left over. Eight hours on 64 nodes: some minutes.
 """
 
@@ -28,8 +28,9 @@ from tests.testkit.worker.worker import Worker
 
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import ScheduleKind
-from planaria.protocol.messages.journal import decode_entry
-from planaria.runtime.journal.journal import kept
+from planaria.protocol.messages.journal import decode_entry, encode_entry
+from planaria.protocol.run.replay import JournalTail
+from planaria.runtime.thresholds import ENTRIES_KEPT
 from planaria.simulate.traces.formats import read_trace
 from planaria.simulate.traces.trace import HOUR_S, Change, Trace
 
@@ -57,7 +58,7 @@ class Sample:
         processes: that live, on whatever node.
         coordinator_bytes: that the coordinator's machine reaches.
         worker_bytes: that the largest worker's machine, mail and holdings reach.
-        entries: of the journal that are of use still.
+        journal_bytes: of what is left of the journal once one entry stands for all but the newest.
         connections: to the coordinator that are open.
         waiting: events that wait for their time.
     """
@@ -68,7 +69,7 @@ class Sample:
     processes: int
     coordinator_bytes: int
     worker_bytes: int
-    entries: int
+    journal_bytes: int
     connections: int
     waiting: int
 
@@ -100,7 +101,9 @@ def sample(cluster: Cluster) -> Sample:
               cluster.disk, cluster.injector, cluster.schedule, cluster.workers]  # fmt: skip
     machine = cluster.server.machine
     live = [worker for worker in cluster.workers.values() if worker.is_started and not worker.is_over]
-    entries = [decode_entry(entry) for entry in cluster.journal]
+    tail = JournalTail(ENTRIES_KEPT)
+    for entry in cluster.journal:
+        tail.add(decode_entry(entry))
     return Sample(
         hour=round(cluster.clock.now / HOUR_S, 2),
         step=machine.step - 1,
@@ -108,7 +111,7 @@ def sample(cluster: Cluster) -> Sample:
         processes=len(live),
         coordinator_bytes=reached_bytes([machine], [*shared, cluster.server]),
         worker_bytes=max((reached_bytes(_held(worker), [*shared, *live]) for worker in live), default=0),
-        entries=len(kept(entries)),
+        journal_bytes=len(encode_entry(tail.past())) + sum(map(len, cluster.journal[-ENTRIES_KEPT:])),
         connections=sum(not c.is_closed and not c.is_left for c in cluster.server.accepted),
         waiting=cluster.clock.num_waiting,
     )
@@ -153,7 +156,7 @@ def grown(samples: list[Sample]) -> list[str]:
     """Returns what grew, or is left over."""
     first, last = samples[len(samples) // 4], samples[-1]
     found = [f"{last.processes} processes of {last.nodes} nodes"] if last.processes > last.nodes + 2 else []
-    for name in ("coordinator_bytes", "worker_bytes", "entries", "connections", "waiting"):
+    for name in ("coordinator_bytes", "worker_bytes", "journal_bytes", "connections", "waiting"):
         before, now = getattr(first, name) / max(1, first.nodes), getattr(last, name) / max(1, last.nodes)
         if now > GROWTH * before:
             found.append(f"{name} a node: {before:.0f}, and {now:.0f} at the end")

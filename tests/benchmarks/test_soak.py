@@ -15,7 +15,7 @@ def test_some_minutes_leave_nothing_behind_and_what_grows_is_told() -> None:
     (sample,) = soak(trace, 0.05, 0.2, PolicyName.TEMPLATES, seed=1)
     assert sample.step > 2
     assert sample.nodes <= sample.processes <= sample.nodes + 2
-    assert min(sample.coordinator_bytes, sample.worker_bytes, sample.entries, sample.connections) > 0
+    assert min(sample.coordinator_bytes, sample.worker_bytes, sample.journal_bytes, sample.connections) > 0
     assert grown([sample] * 8) == []
-    assert "entries a node" in grown([*[sample] * 7, replace(sample, entries=2 * sample.entries)])[0]
+    assert "journal_bytes a node" in grown([*[sample] * 7, replace(sample, journal_bytes=2 * sample.journal_bytes)])[0]
     assert "processes" in grown([*[sample] * 7, replace(sample, processes=sample.nodes + 9)])[0]

@@ -87,7 +87,7 @@ def install() -> None:
         tap.read(entries)
         return entries
 
-    def tapped_write(journal: SqliteJournal, entry: JournalEntry) -> None:
+    def tapped_write(journal: SqliteJournal, entry: AnyEntry) -> None:
         write(journal, entry)
         tap.wrote(entry)
 

@@ -22,6 +22,7 @@ from planaria.job.sections.run import RunSection
 from planaria.job.settings import Job
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.journal import Fate, JournalNode, JournalStop
+from planaria.protocol.run.replay import JournalState
 from planaria.runtime.journal.etcd import NEVER, Etcd, OutOfReach
 from planaria.runtime.journal.etcd_journal import EtcdJournal, NotLeader
 from planaria.runtime.journal.lead import Lead, LeadTaken, leader_of
@@ -252,9 +253,9 @@ def test_an_entry_whose_answer_is_lost_is_written_once(etcd: EtcdCluster, monkey
         assert journal.read() == [lost(0), lost(1), lost(2)]
 
 
-def test_old_commits_go_and_the_others_stay(etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_entry_takes_the_place_of_the_old_ones(etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planaria.runtime.journal.etcd_journal.THINNED_EVERY", 8)
-    monkeypatch.setattr("planaria.runtime.journal.etcd_journal.kept", lambda entries: range(4, len(entries)))
+    monkeypatch.setattr("planaria.runtime.journal.etcd_journal.ENTRIES_KEPT", 3)
     with closing(Lead(etcd.url, "thin")) as lead:
         assert lead.take()
         journal = EtcdJournal(etcd.url, "thin", "mark", lead.revision, 10.0)
@@ -262,12 +263,13 @@ def test_old_commits_go_and_the_others_stay(etcd: EtcdCluster, monkeypatch: pyte
         for node in range(9):
             journal.write(lost(node))
         journal.write(JournalStop())
-        expected = [*map(lost, range(4, 9)), JournalStop()]
-        assert journal.read() == expected
+        past, *newest = journal.read()
+        assert newest == [*map(lost, range(5, 9)), JournalStop()]
+        assert JournalState.of([past]) == JournalState.of(map(lost, range(5)))
         again = EtcdJournal(etcd.url, "thin", "mark", lead.revision, 10.0)
         again.start()
         again.write(lost(9))
-        assert again.read() == [*expected, lost(9)]
+        assert again.read() == [past, *newest, lost(9)]
 
 
 # Runs

@@ -150,11 +150,11 @@ RECENT_KILL_S = 5.0
 """Seconds after a rise of the count within which a dead process is taken for one that was counted. Not measured."""
 
 THINNED_EVERY = 4096
-"""Entries after which commits that later ones made old are removed, so that a long run's journal is read in no time.
-Not measured."""
+"""Entries after which one takes the place of all but the newest, so that a long run's journal is read in no time. Not
+measured."""
 
-COMMITS_KEPT = 64
-"""How many of the newest commits are never removed, for people who look into the journal. Not measured."""
+ENTRIES_KEPT = 64
+"""How many of the newest entries stay as they are, for people who look into the journal. Not measured."""
 
 LEASE_S = 3
 """Seconds for which a coordinator leads without a word from etcd, where the journal is there; etcd may grant more.
@@ -182,9 +182,6 @@ ETCD_PAUSE_S = 0.05
 
 ETCD_PAGE = 1024
 """Keys that are read from etcd at a time. Not measured."""
-
-ETCD_DELETES = 100
-"""Removals in one transaction; etcd takes 128 by default. Not measured."""
 
 SILENT_COORDINATOR_S = 1.0
 """Seconds without a word after which a worker looks whether another coordinator leads, where one may. Not measured."""

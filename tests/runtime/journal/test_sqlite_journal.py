@@ -20,7 +20,7 @@ from planaria.protocol.messages.run_measurements import HostLink, KnownLinks, Ru
 from planaria.protocol.messages.to_worker import NOT_APPLIED, Commit
 from planaria.protocol.run.replay import JournalState
 from planaria.runtime.journal.sqlite_journal import SqliteJournal
-from planaria.runtime.thresholds import COMMITS_KEPT, THINNED_EVERY
+from planaria.runtime.thresholds import ENTRIES_KEPT, THINNED_EVERY
 
 RUN, JOB = "a run", "a job"
 
@@ -105,8 +105,8 @@ def test_what_was_written_before_a_death_is_read(count: int, path: Path) -> None
 
 
 def test_a_long_runs_journal_stays_short_and_says_the_same(path: Path) -> None:
-    """Commits that later ones made old go; other entries stay, commits that were not applied, and what was learnt, with
-    links that an entry before it has."""
+    """One entry says what the old ones said: losses, commits that were not applied, and what was learnt, with links
+    that an entry before it has."""
     links = KnownLinks(probed=(HostLink(one="a", other="b", latency_s=1e-4, bytes_per_s=1e9),))
     entries: list[AnyEntry] = []
     for number in range(10_000):
@@ -132,7 +132,7 @@ def test_a_long_runs_journal_stays_short_and_says_the_same(path: Path) -> None:
     with opened(path) as journal:
         left = journal.read()
     assert len(left) < THINNED_EVERY
-    assert left[-COMMITS_KEPT:] == entries[-COMMITS_KEPT:]
+    assert left[-ENTRIES_KEPT:] == entries[-ENTRIES_KEPT:]
     assert JournalState.of(left) == JournalState.of(entries)
 
 

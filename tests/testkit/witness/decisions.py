@@ -91,9 +91,12 @@ class Decisions:
                     Rule.TOLD_END,
                     f"{record['steps']} steps when {self.known.committed} are committed",
                 )
+            case "past" if entry["plan"] is not None:
+                self.plans[entry["plan"]["message"]["plan"]["generation"]] = entry["plan"]
             case _:
                 pass
         self.known.take(entry)
+        self._highest = max(self._highest, self.known.committed)
         self._entries.append(entry)
         if self.known.probation and self.job.is_whole and not self.is_cut:
             self._check_probation(entry)

@@ -120,8 +120,28 @@ class Known:
                 self.disputes = {dispute["step"] for dispute in entry["disputes"]}
             case "end":
                 self.is_ended = True
+            case "past":
+                self._take_past(entry["plan"], entry["rest"])
             case _:
                 pass
+
+    def _take_past(self, plan: Plain | None, past: Plain) -> None:
+        """Takes all that entries said that are removed."""
+        self.plan = plan
+        if past["commit"] is not None:
+            self.committed = past["commit"]["commit"]["step"]
+        elif plan is not None:
+            self.committed = plan["message"]["step"] - 1
+        self.dropped = {self.committed: past["num_dropped"] - self.job.dropped}
+        self.lost, self.gone = set(past["lost"]), {*past["lost"], *past["released"]}
+        self.joined = {*past["joined"], *self.gone}
+        self.gone_alone = {node * self.job.devices_per_node + device for node, device in past["lost_devices"]}
+        self.struck = [loss["node"] for loss in past["losses"] if loss.get("device") is None]
+        self.saved = sorted(past["saved"])
+        self.wrong_hosts, self.probation = Counter(past["wrong_hosts"]), dict(past["probation"])
+        self.disputes = {dispute["step"] for dispute in past["disputes"]}
+        self.is_distrusted = True  # which checkpoints counted is not known any more
+        self.is_ended = past["end"] is not None
 
     def _worked(self) -> None:
         """Counts a step for each node on probation that has work under the plan in force."""

@@ -26,6 +26,8 @@ def whole(entries: Iterable[Plain]) -> list[Plain]:
             entry = {**rest, "type": "plan", "message": _message(last, update)}
         if entry["type"] == "plan":
             last = entry["message"]
+        elif entry["type"] == "past":
+            last = None if entry["plan"] is None else entry["plan"]["message"]
         found.append(entry)
     return found
 

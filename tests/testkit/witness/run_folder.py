@@ -7,6 +7,7 @@ import json
 import shutil
 import sqlite3
 import statistics
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -19,9 +20,6 @@ from tests.testkit.witness.history import History, Job, Plain
 from tests.testkit.witness.plan_updates import whole
 from tests.testkit.witness.rules import Finding, Rule
 from tests.testkit.witness.witness import Witness
-
-THINNED_FROM = 4000
-"""Entries of a journal from which on some may have been removed, as later ones made them old."""
 
 TAP = ".tap"
 """File in a run folder with what its coordinators wrote and heard, in order, where a test had that written down."""
@@ -57,16 +55,27 @@ def history_of(folder: Path) -> History:
         steps=train["steps"],
         microbatches=train["global_batch"] // train["microbatch"],
         tokens=train["microbatch"] * max(1, train["sequence_length"]),
-        done=plans[0]["message"]["step"] - 1 if plans else 0,
+        done=_first_step(entries, plans, starts) - 1,
         devices_per_node=settings["cluster"]["devices_per_node"],
         fault_tolerance=settings["resilience"]["fault_tolerance"],
         may_resume=len(starts) > 1 or sum(record["event"] == "run_ended" for record in records) > 1,
-        is_whole=bool(heard) or len(entries) < THINNED_FROM,
+        is_whole=not _is_thinned(entries),
         has_votes=bool(heard),
     )
     told: History = [("told", record) for record in records]
     last = _last_part(records)
     return [("job", asdict(job)), *told[:last], *entries, *told[last:]]
+
+
+def _is_thinned(entries: History) -> bool:
+    """Returns whether one entry of the journal stands for others before it."""
+    return any(entry[0] == "journal" and entry[1]["type"] == "past" for entry in entries)
+
+
+def _first_step(entries: History, plans: list[Plain], starts: list[Plain]) -> int:
+    if _is_thinned(entries):
+        return int(starts[-1]["step"])
+    return int(plans[0]["message"]["step"]) if plans else 1
 
 
 def _last_part(records: list[Plain]) -> int:
@@ -92,9 +101,7 @@ def tapped(path: Path) -> list[list[Any]]:
 
 def _heard(path: Path) -> History:
     """Returns what a tap wrote, as entries of a history."""
-    return [
-        ("journal", msgspec.msgpack.decode(entry[1])) if entry[0] == "journal" else entry for entry in tapped(path)[1:]
-    ]
+    return [("journal", plain_entry(entry[1])) if entry[0] == "journal" else entry for entry in tapped(path)[1:]]
 
 
 def journal_of(path: Path) -> list[Plain]:
@@ -109,7 +116,15 @@ def journal_of(path: Path) -> list[Plain]:
             rows = list(database.execute("SELECT entry FROM entries ORDER BY number"))
         finally:
             database.close()
-    return whole(msgspec.msgpack.decode(body) for (body,) in rows)
+    return whole(plain_entry(body) for (body,) in rows)
+
+
+def plain_entry(body: bytes) -> Plain:
+    """Returns an entry of a journal; of one that stands for others, with what it says of them."""
+    entry: Plain = msgspec.msgpack.decode(body)
+    if entry["type"] == "past":
+        entry["rest"] = msgspec.msgpack.decode(zlib.decompress(entry["rest"]))
+    return entry
 
 
 def _lines(path: Path) -> list[Plain]:

@@ -10,7 +10,7 @@ import msgspec
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.from_worker import FromWorker, SavedGroup
-from planaria.protocol.messages.journal import JournalEntry
+from planaria.protocol.messages.journal import AnyEntry
 from planaria.protocol.messages.records import AnyRecord, RunStatus
 from planaria.protocol.messages.run_measurements import HostLink
 from planaria.protocol.messages.to_worker import ToWorker
@@ -260,4 +260,4 @@ class Finish:
     message: str
 
 
-Command = Send | JournalEntry | Evict | EvictDevice | Release | WriteManifest | Discard | SetTimer | Publish | Finish
+Command = Send | AnyEntry | Evict | EvictDevice | Release | WriteManifest | Discard | SetTimer | Publish | Finish

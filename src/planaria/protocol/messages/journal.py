@@ -192,6 +192,18 @@ class JournalEnd(JournalEntry, frozen=True, kw_only=True, tag="end"):
     """The run is over; its only record is the `RunEnded`."""
 
 
+class JournalPast(JournalEntry, frozen=True, kw_only=True, tag="past"):
+    """What all entries before it say: they are removed, so that the journal of a long run is short.
+
+    Attributes:
+        plan: the last one.
+        rest: all else but `learnt`, compressed; see `planaria.protocol.run.replay`.
+    """
+
+    plan: JournalPlan | None
+    rest: bytes
+
+
 _LASTING = (JournalVoid, JournalDisputes, JournalPolicy, JournalStop, JournalEnd)
 
 
@@ -217,6 +229,7 @@ AnyEntry = (
     | JournalStop
     | JournalRestart
     | JournalEnd
+    | JournalPast
 )
 
 _entry = msgspec.msgpack.Decoder(AnyEntry)

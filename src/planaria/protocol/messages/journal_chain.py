@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import msgspec
 
-from planaria.protocol.messages.journal import AnyEntry, JournalEntry, JournalPlan, PlanValidityState, encode_entry
+from planaria.protocol.messages.journal import (
+    AnyEntry,
+    JournalEntry,
+    JournalPast,
+    JournalPlan,
+    PlanValidityState,
+    encode_entry,
+)
 from planaria.protocol.messages.message import decoded
 from planaria.protocol.messages.plan_delta import PlanUpdate, UpdateError, difference, updated
 from planaria.protocol.messages.run_measurements import KnownLinks
@@ -35,11 +42,6 @@ def decode_written(body: bytes) -> WrittenEntry:
     """Decodes an entry as it is written, by itself. Raises msgspec.DecodeError (a ValueError) for anything else."""
     entry: WrittenEntry = decoded(_written, body)
     return entry
-
-
-def has_links(entry: WrittenEntry) -> bool:
-    """Returns whether later entries may leave links out because they are in this one."""
-    return entry.learnt is not None and not entry.has_links_before
 
 
 class JournalChain:
@@ -92,6 +94,8 @@ class JournalChain:
             )
         if isinstance(entry, JournalPlan):
             self._plan = entry.message
+        elif isinstance(entry, JournalPast):
+            self._plan = None if entry.plan is None else entry.plan.message
         if entry.learnt is not None and entry.has_links_before:
             entry = _replace(entry, learnt=_replace(entry.learnt, links=self._links), has_links_before=False)
         elif entry.learnt is not None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import zlib
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import Final, assert_never
+
+import msgspec
 
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, Plan
@@ -20,6 +23,7 @@ from planaria.protocol.messages.journal import (
     JournalEnd,
     JournalEvaluation,
     JournalNode,
+    JournalPast,
     JournalPlan,
     JournalPolicy,
     JournalRecovery,
@@ -190,6 +194,8 @@ class JournalState:
                 past = replace(self, restarts=self.restarts + 1)
             case JournalEnd():
                 past = replace(self, end=entry)
+            case JournalPast():
+                return _read(entry)
             case _:
                 assert_never(entry)
         if entry.learnt is not None:
@@ -218,7 +224,8 @@ class JournalState:
 
     def _with_carried(self, entry: JournalCommit) -> tuple[Plan, ...]:
         plan = None if self.plan is None else self.plan.message.plan
-        if plan is None or plan.generation != entry.commit.generation or (self.carried and self.carried[-1] is plan):
+        last = self.carried[-1].generation if self.carried else None
+        if plan is None or plan.generation != entry.commit.generation or plan.generation == last:
             return self.carried
         return (*self.carried, plan)[-PLANS_CARRIED:]
 
@@ -287,3 +294,43 @@ class JournalState:
             zones=zones,
             labels=labels,
         )
+
+    def written(self) -> JournalPast:
+        """Returns the entry that says all this."""
+        rest = replace(self, plan=None, learnt=RunMeasurements())
+        return JournalPast(plan=self.plan, learnt=self.learnt, rest=zlib.compress(msgspec.msgpack.encode(rest)))
+
+
+_rest: Final = msgspec.msgpack.Decoder(JournalState)
+
+
+def _read(entry: JournalPast) -> JournalState:
+    past = _rest.decode(zlib.decompress(entry.rest))
+    return replace(past, plan=entry.plan, learnt=entry.learnt or RunMeasurements())
+
+
+class JournalTail:
+    """The newest entries of a journal that grows, and what those before them say.
+
+    Args:
+        most: how many entries are newest.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._past = JournalState()
+        self._newest: deque[AnyEntry] = deque()
+
+    @property
+    def num_newest(self) -> int:
+        return len(self._newest)
+
+    def add(self, entry: AnyEntry) -> None:
+        """Adds an entry behind all others."""
+        self._newest.append(entry)
+        if len(self._newest) > self._most:
+            self._past = self._past.after(self._newest.popleft())
+
+    def past(self) -> JournalPast:
+        """Returns the entry that stands for all before the newest ones."""
+        return self._past.written()

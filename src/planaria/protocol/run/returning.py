@@ -17,7 +17,7 @@ from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.protocol.messages.events import Received
 from planaria.protocol.messages.from_worker import Ready, Returned, Vote, WorkerPhase
-from planaria.protocol.messages.journal import JournalCommit, JournalEntry, JournalPlan
+from planaria.protocol.messages.journal import AnyEntry, JournalCommit, JournalPlan
 from planaria.protocol.messages.to_worker import Commit, PlanMessage, StateSource
 from planaria.protocol.planning.plan_validity import PlanValidity
 from planaria.protocol.run.announcements import step_committed
@@ -282,7 +282,7 @@ class ReturningWorkers:
         known = self._past.step if is_known else None
         return max(0, position.step - (position.message.step if known is None else known))
 
-    def unwritten(self, position: Position, train: TrainSection, num_nodes: int, now: float) -> list[JournalEntry]:
+    def unwritten(self, position: Position, train: TrainSection, num_nodes: int, now: float) -> list[AnyEntry]:
         """Returns journal entries for what only workers knew of.
 
         Args:
@@ -291,7 +291,7 @@ class ReturningWorkers:
             num_nodes: how many nodes live.
             now: monotonic seconds.
         """
-        entries: list[JournalEntry] = []
+        entries: list[AnyEntry] = []
         commit = position.commit
         if commit is not None and not self._is_written(commit):
             record = step_committed(

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
 from planaria.job.errors import UserError
-from planaria.protocol.messages.journal import AnyEntry, JournalEntry
-from planaria.protocol.messages.journal_chain import JournalChain, decode_written
+from planaria.protocol.messages.journal import AnyEntry, encode_entry
+from planaria.protocol.messages.journal_chain import JournalChain
+from planaria.protocol.run.replay import JournalTail
 from planaria.runtime.journal.etcd import NEVER, Created, Delete, Etcd, Found, OutOfReach, Put, after, persistently
-from planaria.runtime.journal.journal import LATER, kept
+from planaria.runtime.journal.journal import LATER
 from planaria.runtime.journal.lead import entries_prefix, lead_key
-from planaria.runtime.thresholds import ETCD_DELETES, THINNED_EVERY
+from planaria.runtime.thresholds import ENTRIES_KEPT, THINNED_EVERY
 
 log = logging.getLogger(__name__)
 
 _DIGITS: Final = 16
-Entry = TypeVar("Entry")
 
 
 class NotLeader(UserError):
@@ -44,6 +43,7 @@ class EtcdJournal:
         self._is_led = Created(lead_key(run), lead)
         self._patience_s = patience_s
         self._chain = JournalChain()
+        self._tail = JournalTail(ENTRIES_KEPT)
         self._next = 0
         self._since_thinned = 0
 
@@ -66,12 +66,14 @@ class EtcdJournal:
         Raises:
             UserError: a later version of Planaria wrote one.
         """
-        self._chain = JournalChain()
-        entries = [self._decoded(one, self._chain.decode) for one in self._found()]
+        self._chain, self._tail = JournalChain(), JournalTail(ENTRIES_KEPT)
+        entries = [self._decoded(one) for one in self._found()]
+        for entry in entries:
+            self._tail.add(entry)
         self._since_thinned = len(entries)
         return entries
 
-    def write(self, entry: JournalEntry) -> None:
+    def write(self, entry: AnyEntry) -> None:
         """Returns when the entry is durable.
 
         Raises:
@@ -83,6 +85,7 @@ class EtcdJournal:
         except OutOfReach as error:
             raise NotLeader(f"the journal cannot be written for {self._patience_s:.0f} s: {error}") from None
         self._next += 1
+        self._tail.add(entry)
         self._since_thinned += 1
         if self._since_thinned >= THINNED_EVERY:
             self._thin()
@@ -100,13 +103,12 @@ class EtcdJournal:
             raise self._not_leader()
 
     def _thin(self) -> None:
-        """Removes what is of no use any more; entries keep their numbers. Out of reach, that waits for another time."""
+        """Puts one entry in the place of all but the newest; those keep their numbers. Out of reach, that waits for
+        another time."""
+        last = self._key(self._next - self._tail.num_newest - 1)
+        actions: list[Put | Delete] = [Put(last, encode_entry(self._tail.past())), Delete(self._prefix, last)]
         try:
-            found = self._found()
-            is_kept = set(kept([self._decoded(one, decode_written) for one in found]))
-            gone = [Delete(one.key, f"{one.key}\0") for at, one in enumerate(found) if at not in is_kept]
-            for first in range(0, len(gone), ETCD_DELETES):
-                self._etcd.transact([self._is_led], gone[first : first + ETCD_DELETES])
+            self._etcd.transact([self._is_led], actions)
         except OutOfReach as error:
             log.warning("old entries stay in the journal for now: %s", error)
         self._since_thinned = 0
@@ -114,9 +116,9 @@ class EtcdJournal:
     def _found(self) -> list[Found]:
         return persistently(lambda: self._etcd.find_all(self._prefix), self._patience_s)
 
-    def _decoded(self, found: Found, decode: Callable[[bytes], Entry]) -> Entry:
+    def _decoded(self, found: Found) -> AnyEntry:
         try:
-            return decode(found.value)
+            return self._chain.decode(found.value)
         except ValueError as error:
             raise UserError(f"{self._etcd.url}: key {found.key} is not known here: {error}. {LATER}") from None
 

@@ -8,17 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planaria.job.errors import UserError
-from planaria.protocol.messages.journal import JournalPlan
+from planaria.protocol.messages.journal import JournalPast, JournalPlan
 from planaria.protocol.messages.journal_chain import JournalChain
 from planaria.runtime.journal.etcd import Etcd, OutOfReach
 from planaria.runtime.journal.lead import entries_prefix
 
-_PLANS = "SELECT entry FROM entries WHERE instr(substr(entry, 1, 16), x'706c616e') ORDER BY number"
-"""Entries whose first bytes have the tag "plan" or "plan_update"."""
+_PLANS = (
+    "SELECT entry FROM entries "
+    "WHERE instr(substr(entry, 1, 16), x'706c616e') OR instr(substr(entry, 1, 16), x'70617374') ORDER BY number"
+)
+"""Entries whose first bytes have the tag "plan", "plan_update" or "past"."""
 
 
 def recorded_plans(path: Path, url: str = "", run: str = "", tls: str = "") -> list[JournalPlan]:
-    """Returns the plans of a run in order, those left out that another version wrote; none, where it cannot be read.
+    """Returns the plans of a run in order, from the oldest that its journal has whole; those left out that another
+    version wrote; none, where it cannot be read.
 
     Args:
         path: of the journal, where it is a file.
@@ -26,11 +30,14 @@ def recorded_plans(path: Path, url: str = "", run: str = "", tls: str = "") -> l
         run: its name there.
         tls: folder with the certificates for "etcds://...".
     """
-    plans, chain = [], JournalChain()
+    plans: list[JournalPlan] = []
+    chain = JournalChain()
     for body in _of_etcd(url, run, tls) if url else _of_file(path):
         with contextlib.suppress(ValueError):
             entry = chain.decode(body)
-            if isinstance(entry, JournalPlan):
+            if isinstance(entry, JournalPast):
+                plans = [] if entry.plan is None else [entry.plan]
+            elif isinstance(entry, JournalPlan):
                 plans.append(entry)
     return plans
 

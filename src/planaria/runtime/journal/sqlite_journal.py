@@ -12,17 +12,17 @@ import contextlib
 import logging
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import xxhash
 
 from planaria.job.errors import UserError
-from planaria.protocol.messages.journal import AnyEntry, JournalEntry, is_lasting
-from planaria.protocol.messages.journal_chain import JournalChain, decode_written
-from planaria.runtime.journal.journal import LATER, kept
-from planaria.runtime.thresholds import THINNED_EVERY
+from planaria.protocol.messages.journal import AnyEntry, encode_entry, is_lasting
+from planaria.protocol.messages.journal_chain import JournalChain
+from planaria.protocol.run.replay import JournalTail
+from planaria.runtime.journal.journal import LATER
+from planaria.runtime.thresholds import ENTRIES_KEPT, THINNED_EVERY
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
@@ -35,8 +35,6 @@ _FORMAT = 2
 """Format of the file, as SQLite's user_version. 0: the first one, in which the job's fingerprint was made otherwise."""
 
 _Row = tuple[int, str, bytes, int]
-Entry = TypeVar("Entry")
-
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +59,7 @@ class SqliteJournal:
         self._kept: deque[tuple[bytes, bool]] = deque()
         self._database: sqlite3.Connection | None = None
         self._chain = JournalChain()
+        self._tail = JournalTail(ENTRIES_KEPT)
         self._since_thinned = 0
         self.complaints: list[str] = []
 
@@ -84,10 +83,11 @@ class SqliteJournal:
         """
         rows: list[_Row] = []
         entries: list[AnyEntry] = []
-        self._chain = JournalChain()
+        self._chain, self._tail = JournalChain(), JournalTail(ENTRIES_KEPT)
         try:
             for row in self._whole_rows():
-                entries.append(self._decoded(row[2], self._chain.decode))
+                entries.append(self._decoded(row[2]))
+                self._tail.add(entries[-1])
                 rows.append(row)
             (answer,) = self._need().execute("PRAGMA quick_check(1)").fetchone()
             damage = None if answer == "ok" else str(answer)
@@ -98,19 +98,20 @@ class SqliteJournal:
         self._since_thinned = len(entries)
         return entries
 
-    def _decoded(self, body: bytes, decode: Callable[[bytes], Entry]) -> Entry:
-        """Decodes an entry whose checksum is right."""
+    def _decoded(self, body: bytes) -> AnyEntry:
+        """Decodes the next entry, whose checksum is right."""
         try:
-            return decode(body)
+            return self._chain.decode(body)
         except ValueError as error:
             raise UserError(f"journal {self._path} has an entry that is not known here: {error}. {LATER}") from None
 
-    def write(self, entry: JournalEntry) -> None:
+    def write(self, entry: AnyEntry) -> None:
         """Returns when the entry is durable (against power cuts too, if `is_lasting`), or kept in memory
         while the disk has no room: then training goes on, and a coordinator that dies meanwhile leaves its workers
         ahead of the journal."""
         was_full = bool(self._kept)
         self._kept.append((self._chain.encode(entry), is_lasting(entry)))
+        self._tail.add(entry)
         try:
             while self._kept:
                 self._insert(*self._kept[0])
@@ -189,13 +190,14 @@ class SqliteJournal:
             yield row
 
     def _thin(self) -> None:
-        """Removes what is of no use any more."""
-        database = self._need()
+        """Puts one entry in the place of all but the newest."""
+        database, past = self._need(), encode_entry(self._tail.past())
         database.execute("BEGIN IMMEDIATE")
-        rows = list(database.execute("SELECT run, entry, checksum FROM entries ORDER BY number"))
-        rows = [rows[at] for at in kept([self._decoded(body, decode_written) for _, body, _ in rows])]
+        newest = "SELECT run, entry, checksum FROM entries ORDER BY number DESC LIMIT ?"
+        rows = list(database.execute(newest, (self._tail.num_newest,)))
+        rows.append((self._run, past, _checksum(self._run, past)))
         database.execute("DELETE FROM entries")
-        database.executemany("INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)", rows)
+        database.executemany("INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)", rows[::-1])
         database.execute("COMMIT")
         self._since_thinned = 0
 
