@@ -120,6 +120,9 @@ class StageDevicesPolicy(Policy):
             places = self.places.initial(nodes, generation)
         found = self._by_device(places)
         if not self._is_sound(found, places):
+            places = self._initial_without(places, nodes, generation)
+            found = self._by_device(places)
+        if not self._is_sound(found, places):
             raise PlanError(f"The other devices of a node cannot run the stages of {self._lost}.")
         if self._on.spreads_optimizer and not self.planner.fits(found.plan):
             raise PlanError(
@@ -127,6 +130,16 @@ class StageDevicesPolicy(Policy):
                 "Set fewer cluster.devices_per_stage, or use devices with more memory."
             )
         return found
+
+    def _initial_without(self, places: Candidate, nodes: Sequence[NodeId], generation: int) -> Candidate:
+        """Returns a first candidate on nodes that have all of their devices, or else this one without shadows, where
+        they are not needed; the same where neither is possible."""
+        carrying = set(map(self._on.node_of, self._on.carried()))
+        try:
+            return self.places.initial([node for node in nodes if node not in carrying], generation)
+        except PlanError:
+            bare = _without_shadows(places)
+            return places if lacking(bare.plan, self.planner.settings.fault_tolerance) else bare
 
     def reconfigure(self, request: ReplanRequest) -> Candidate:
         asked, on = self._by_place(request), self._on
@@ -303,9 +316,14 @@ class StageDevicesPolicy(Policy):
 def _shadowing_nobody(found: Candidate, asked: ReplanRequest) -> Candidate:
     """Returns a candidate without shadows, which devices that carry others' places cannot have; the same where some
     shadow sends what nobody else has."""
-    bare = msgspec.structs.replace(found.plan, shadows=(), redundancy=None)
-    hearing = {*bare.groups_of, *(worker for worker in asked.holders if bare.node_of(worker) in asked.leaving)}
-    if not found.plan.shadows or not hearing.issuperset(move.source for move in bare.transfers):
+    bare = _without_shadows(found)
+    hearing = {*bare.plan.groups_of, *(w for w in asked.holders if bare.plan.node_of(w) in asked.leaving)}
+    if not found.plan.shadows or not hearing.issuperset(move.source for move in bare.plan.transfers):
         return found
+    return bare
+
+
+def _without_shadows(found: Candidate) -> Candidate:
+    plan = msgspec.structs.replace(found.plan, shadows=(), redundancy=None)
     reason = f"{found.reason} Workers shadow nobody until their devices are back."
-    return dataclasses.replace(found, plan=bare, beside=None, reason=reason)
+    return dataclasses.replace(found, plan=plan, beside=None, reason=reason)

@@ -84,6 +84,7 @@ def anything(expected: Any, draw: random.Random) -> Any:
         float: draw.choice([0.0, -0.0, 1.5, math.inf, -math.inf, math.nan, 5e-324, draw.gauss(0, 1e6)]),
         str: draw.choice(["", "a", "0" * 300, "\u20ac\U0001f600", "\0", "ff"]),
         bool: draw.random() < 0.5,
+        bytes: draw.randbytes(draw.choice([0, 1, 300])),
         type(None): None,
     }[expected]
 

@@ -14,7 +14,16 @@ import pytest
 
 from planaria.job.errors import UserError
 from planaria.plan.plan import NodeId
-from planaria.protocol.messages.journal import AnyEntry, Fate, JournalCommit, JournalNode, JournalRestart, JournalStop
+from planaria.protocol.messages.journal import (
+    AnyEntry,
+    Fate,
+    JournalCommit,
+    JournalNode,
+    JournalPast,
+    JournalRestart,
+    JournalStop,
+    encode_entry,
+)
 from planaria.protocol.messages.records import NodeJoined, Note
 from planaria.protocol.messages.run_measurements import HostLink, KnownLinks, RunMeasurements
 from planaria.protocol.messages.to_worker import NOT_APPLIED, Commit
@@ -134,6 +143,14 @@ def test_a_long_runs_journal_stays_short_and_says_the_same(path: Path) -> None:
     assert len(left) < THINNED_EVERY
     assert left[-ENTRIES_KEPT:] == entries[-ENTRIES_KEPT:]
     assert JournalState.of(left) == JournalState.of(entries)
+
+
+def test_what_another_version_says_of_removed_entries_is_refused_in_one_line(path: Path) -> None:
+    with opened(path) as journal:
+        journal.write(entry(2))
+        journal._insert(encode_entry(JournalPast(plan=None, rest=b"other")), False)
+        with pytest.raises(UserError, match=r"has an entry that is not known here.*A later version"):
+            journal.read()
 
 
 def test_another_jobs_journal_is_refused(path: Path) -> None:

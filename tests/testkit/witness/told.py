@@ -123,6 +123,7 @@ class Told:
             is_here, Rule.TOLD_NODES, f"the loss of device {device} of node {node} is told, which is not here"
         )
         without.add(device)
+        self._lost.pop(f"{node}:{device}", None)  # it may have been lost before
         self._lost[f"{node}:{device}"] = self._passes, record
         self._at[f"{node}:{device}"] = self._number
         self._recovered.discard(f"{node}:{device}")

@@ -305,7 +305,11 @@ _rest: Final = msgspec.msgpack.Decoder(JournalState)
 
 
 def _read(entry: JournalPast) -> JournalState:
-    past = _rest.decode(zlib.decompress(entry.rest))
+    """Returns what an entry stands for. Raises ValueError: another version wrote it otherwise."""
+    try:
+        past = _rest.decode(zlib.decompress(entry.rest))
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
     return replace(past, plan=entry.plan, learnt=entry.learnt or RunMeasurements())
 
 
@@ -326,7 +330,11 @@ class JournalTail:
         return len(self._newest)
 
     def add(self, entry: AnyEntry) -> None:
-        """Adds an entry behind all others."""
+        """Adds an entry behind all others. Raises ValueError: one that stands for others is not known here."""
+        if isinstance(entry, JournalPast):
+            self._past = JournalState.of([entry])
+            self._newest.clear()
+            return
         self._newest.append(entry)
         if len(self._newest) > self._most:
             self._past = self._past.after(self._newest.popleft())

@@ -68,8 +68,6 @@ class EtcdJournal:
         """
         self._chain, self._tail = JournalChain(), JournalTail(ENTRIES_KEPT)
         entries = [self._decoded(one) for one in self._found()]
-        for entry in entries:
-            self._tail.add(entry)
         self._since_thinned = len(entries)
         return entries
 
@@ -118,9 +116,11 @@ class EtcdJournal:
 
     def _decoded(self, found: Found) -> AnyEntry:
         try:
-            return self._chain.decode(found.value)
+            entry = self._chain.decode(found.value)
+            self._tail.add(entry)
         except ValueError as error:
             raise UserError(f"{self._etcd.url}: key {found.key} is not known here: {error}. {LATER}") from None
+        return entry
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}{number:0{_DIGITS}}"

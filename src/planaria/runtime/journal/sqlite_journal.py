@@ -87,7 +87,6 @@ class SqliteJournal:
         try:
             for row in self._whole_rows():
                 entries.append(self._decoded(row[2]))
-                self._tail.add(entries[-1])
                 rows.append(row)
             (answer,) = self._need().execute("PRAGMA quick_check(1)").fetchone()
             damage = None if answer == "ok" else str(answer)
@@ -101,9 +100,11 @@ class SqliteJournal:
     def _decoded(self, body: bytes) -> AnyEntry:
         """Decodes the next entry, whose checksum is right."""
         try:
-            return self._chain.decode(body)
+            entry = self._chain.decode(body)
+            self._tail.add(entry)
         except ValueError as error:
             raise UserError(f"journal {self._path} has an entry that is not known here: {error}. {LATER}") from None
+        return entry
 
     def write(self, entry: AnyEntry) -> None:
         """Returns when the entry is durable (against power cuts too, if `is_lasting`), or kept in memory
