@@ -38,7 +38,7 @@ from planaria.protocol.messages.events import (
     WorkerJoined,
     WriteManifest,
 )
-from planaria.protocol.messages.from_worker import AwaitsSamples, Notice, Ready, Report, Saved, SavedGroup, Vote
+from planaria.protocol.messages.from_worker import AwaitsSamples, Failed, Notice, Ready, Report, Saved, SavedGroup, Vote
 from planaria.protocol.messages.journal import JournalCommit, JournalNode, JournalStop
 from planaria.protocol.messages.records import (
     Note,
@@ -50,7 +50,7 @@ from planaria.protocol.messages.records import (
     Waiting,
 )
 from planaria.protocol.messages.to_worker import NOT_APPLIED, Commit, Halt, PlanMessage, Save, Stop
-from planaria.protocol.phases import Phase, ProtocolError
+from planaria.protocol.phases import Phase, ProtocolError, Purpose
 from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
 from planaria.protocol.step.checkpoint import SaveAnswer
@@ -550,3 +550,36 @@ def test_a_node_that_joins_while_a_stopped_run_is_saved_changes_nothing(machine:
     (manifest,) = [command for command in commands if isinstance(command, WriteManifest)]
     commands = list(machine.handle(ManifestWritten(manifest.step, manifest.folder, 0.1), 1.2))
     assert [command.status for command in commands if isinstance(command, Finish)] == [RunStatus.STOPPED]
+
+
+def test_the_last_decision_is_the_last_placement_that_was_told(machine: Coordinator) -> None:
+    assert machine.state.decision is None
+    join_all(machine)
+    decision = machine.state.decision
+    assert decision is not None
+    assert (decision.generation, decision.purpose) == (1, Purpose.START)
+
+
+def test_code_that_fails_while_the_last_state_is_saved_ends_the_run_so(machine: Coordinator) -> None:
+    join_all(machine)
+    machine.handle(StopRequested(), 0.5)
+    votes(machine)
+    assert machine.phase is Phase.SAVING
+    ending = machine._run.intent.ending
+    failed = Failed(where="in the user's callback.", text="no room", holds=True)
+    assert not sent(machine.handle(Received(WorkerId(1), failed), 2.0), Stop)
+    assert machine._run.intent.ending == ending == (RunStatus.STOPPED, "stopped by the user")
+    machine._run.intent.ending = None
+    machine.handle(Received(WorkerId(1), failed), 2.0)
+    assert machine._run.intent.ending == (RunStatus.FAILED, "in the user's callback: no room")
+
+
+def test_what_becomes_of_the_plan_in_force_under_another_policy_is_told() -> None:
+    usual = make_machine()
+    machine = Coordinator(
+        usual.settings, usual.policy, make=lambda name, most_bytes: make_policy(name, usual.policy.planner)
+    )
+    join_all(machine)
+    machine.handle(PolicyRequested(PolicyName.REROUTE), 0.5)
+    notes = [c.record.text for c in votes(machine) if isinstance(c, Publish) and isinstance(c.record, Note)]
+    assert "policy reroute: the plan in force goes on, nothing that it has for now is better" in notes

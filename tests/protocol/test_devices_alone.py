@@ -107,6 +107,18 @@ def test_the_others_of_its_stage_stop_and_its_node_stays() -> None:
     assert 3 not in job.machine.plan.workers
 
 
+def test_there_is_something_to_recover_from_where_the_plan_needed_it() -> None:
+    job = Job().begin()
+    job.handle(DeviceGone(WorkerId(3), "connection closed"))
+    job.report(2)
+    (loss,) = job.journal.losses
+    assert (loss.node, loss.device, loss.strikes) == (1, 1, True)
+    job.handle(WorkerJoined(WorkerId(3), "host:3"))
+    assert 3 not in job.machine.plan.workers
+    job.handle(DeviceGone(WorkerId(3), "connection closed"))
+    assert [one.strikes for one in job.journal.losses] == [True, False]
+
+
 def test_the_last_device_of_a_node_is_the_node() -> None:
     job = Job().begin()
     job.handle(DeviceGone(WorkerId(3), "connection closed"))

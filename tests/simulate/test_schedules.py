@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from planaria.protocol.messages.records import NodeJoined, NodeLost, RunStatus
+from planaria.protocol.messages.records import NodeJoined, NodeLost, Note, RunStatus
 from tests.proof import batches
 from tests.testkit import dst
 from tests.testkit.cluster.cluster import Cluster
@@ -42,6 +42,14 @@ print(hashlib.sha256("\\n".join(lines).encode()).hexdigest(), len(lines))
 def test_every_promise_is_kept(seeds: range) -> None:
     found = [failure for seed in seeds if (failure := try_seed(seed)) is not None]
     assert not [f"python -m tests.testkit.dst --replay {failure.seed}: {failure.error}" for failure in found]
+
+
+def test_a_step_that_is_begun_anew_since_that_is_quicker_is_told_so() -> None:
+    path = Path(__file__).with_name("corpus") / "the-last-replica-beside-a-joiner-without-any.json"
+    cluster = Cluster(msgspec.json.decode(path.read_bytes(), type=Schedule))
+    cluster.run()
+    told = [record.text for record in cluster.invariants.records if isinstance(record, Note)]
+    assert [text.partition(" (")[0] for text in told if "quicker" in text] == ["step 3 is begun anew"]
 
 
 @pytest.mark.parametrize("seeds", batches(range(65), size=30, kept=5), ids=str)

@@ -29,7 +29,7 @@ from planaria.protocol.messages.events import (
     StopRequested,
     WorkerJoined,
 )
-from planaria.protocol.messages.from_worker import Report, Returned, WorkerPhase
+from planaria.protocol.messages.from_worker import Damaged, Report, Returned, WorkerPhase
 from planaria.protocol.messages.journal import (
     AnyEntry,
     Fate,
@@ -43,6 +43,7 @@ from planaria.protocol.messages.records import (
     CoordinatorRestarted,
     NodeJoined,
     NodeLost,
+    Note,
     Recovered,
     RunEnded,
     RunStatus,
@@ -483,3 +484,30 @@ def test_whether_anybody_is_awaited_is_asked_of_few(
         assert returning.awaits_anybody(joined, gone, lost) == bool(awaited(joined, gone) - lost)
     assert not returning.awaits_anybody(joined, gone, lost)
     assert looks < 40, "of 512 times"
+
+
+def test_complaints_told_meanwhile_are_heard_in_their_order_once_all_are_back(life: Life) -> None:
+    plan = life.machine.plan
+    complaints = [
+        Received(
+            WorkerId(worker),
+            Damaged(generation=plan.generation, step=1, source=WorkerId(2), kind="sum", item=0),
+        )
+        for worker in (1, 0)
+    ]
+    after = life.after()
+    commands = after.does(Restarted(), *joined(0, 1, 2), returned(life, 0), returned(life, 1), *complaints)
+    assert not records(commands, Note)
+    told = [note.text for note in records(after.does(returned(life, 2)), Note)]
+    assert [text for text in told if "arrived damaged at worker 1" in text] == told[:1]
+
+
+def test_no_plan_has_the_generation_of_one_that_a_worker_alone_knows() -> None:
+    returning = ReturningWorkers(JournalState(), 3, 1)
+    life = Life(make_machine())
+    life.does(*(WorkerJoined(WorkerId(worker), f"host:{worker}") for worker in range(3)))
+    for generation in (7, 5):
+        message = returned(life, 0, generation=generation).message
+        assert isinstance(message, Returned)
+        returning.report(WorkerId(0), message)
+    assert returning.generation == 7

@@ -37,6 +37,17 @@ EXPLAINED: tuple[Explanation, ...] = (
     Explanation("protocol/run/run.py", "Run.forecast", "", _OTHER_PLANS),
     Explanation("protocol/run/run.py", "Run._recall", "", _OTHER_PLANS),
     Explanation("protocol/run/returning.py", "ReturningWorkers.plan_validity", "came =", _OTHER_PLANS),
+    Explanation("protocol/handlers/adopt_plan.py", "put_in_force", "if purpose in (Purpose.RECONFIGURE", _TIMES),
+    Explanation("protocol/handlers/boundary.py", "_hand_over", "stands =", _OTHER_PLANS),
+    Explanation("protocol/handlers/joins.py", "node_notice", "run.plan_validity.newcomers", _OTHER_PLANS),
+    Explanation("protocol/planning/measured_links.py", "_is_off", "", _OTHER_PLANS),
+    Explanation("protocol/planning/plan_selection.py", "PlanSelector.beside", "if was_switched", _OTHER_PLANS),
+    Explanation(
+        "protocol/membership/liveness.py",
+        "Liveness.hung",
+        "idle =",
+        "what takes exactly so long is judged a beat later",
+    ),
     Explanation("protocol/handlers/adopt_plan.py", "_begin_attempt", "run.plan_validity.warm", _OTHER_PLANS),
     Explanation(
         "protocol/handlers/salvage.py", "_anew_s", "if rest_s <", "two times that were computed are never the same"
