@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from planaria.job.registry import PolicyName
-from planaria.planner.reroute.plans import shares
-from planaria.policy.planner import Planner
-from planaria.policy.registry import make_policy
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.worker.instruction_trace import Entry
 from planaria.ui.dashboard import recorded_steps, schedule
 from planaria.ui.dashboard.recorded_steps import RecordedSteps
 from planaria.ui.dashboard.runs import RunReader
-from planaria.ui.dashboard.schedule import _run_by_each
-from tests.plan.profiles import uniform_profile
-from tests.planner.test_tensor_stages import UNEVEN, first
 from tests.ui.dashboard.made_up import happenings, made_up_run
 
 
@@ -93,10 +85,3 @@ def test_no_more_boxes_are_drawn_than_a_page_bears(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(schedule, "MOST_CELLS", 10)
     part = schedule._picture(PLAN, TIMELINE.spans, TIMELINE.step_time_s)
     assert (list(part.pipelines), part.num_left_out) == (list(whole.pipelines[:1]), 1)
-
-
-def test_devices_that_share_microbatches_run_those_of_the_first() -> None:
-    settings = replace(UNEVEN, share_microbatches=True)
-    plan = first(make_policy(PolicyName.TEMPLATES, Planner(uniform_profile(8), settings)), settings)
-    assert shares(plan) == (5, 0, 0, 0, 5, 0, 0, 0)
-    assert _run_by_each(plan) == [5] * 8

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import msgspec
+import pytest
 
 from planaria.estimate.step_time import simulate
+from planaria.job.registry import PolicyName
 from planaria.plan.plan import NodeId, ScheduleKind, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.instantiation.instantiate import initial_plan
 from planaria.planner.templates.templates import make_templates
-from planaria.ui.plots.cells import CellKind, cells, tick_s
+from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
+from planaria.ui.plots.cells import CellKind, cells, microbatches, rows, tick_s
 from planaria.ui.plots.schedule_picture import svg, terminal
 from tests.plan.profiles import uniform_profile
+from tests.planner.test_tensor_stages import UNEVEN, first
 
 PROFILE = uniform_profile(6)
 SETTINGS = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=5, devices_per_node=1, min_nodes=2)
@@ -45,6 +51,16 @@ def test_text_has_a_row_a_worker_and_keeps_its_width() -> None:
         ]
     assert "pipeline 1: 3 microbatches" in text
     assert rows[4].split("│")[1].lstrip().startswith("5░")
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_the_devices_of_a_stage_are_rows_of_one_pipeline(is_shared: bool) -> None:
+    settings = replace(UNEVEN, share_microbatches=is_shared)
+    plan = first(make_policy(PolicyName.TEMPLATES, Planner(uniform_profile(8), settings)), settings)
+    found = rows(plan)
+    assert [(at, number) for at, (number, _) in enumerate(found) if number is not None] == [(0, 0), (4, 1)]
+    assert [worker for _, worker in found] == list(range(8))
+    assert microbatches(plan) == [5, 5]
 
 
 def test_painted_text_is_as_wide_and_has_the_same_numbers() -> None:

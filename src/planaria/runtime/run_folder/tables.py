@@ -47,7 +47,7 @@ def plan_table(
         devices_per_node: each has a worker.
         width: characters in a line.
     """
-    lanes = _lanes(pipelines, devices_per_node)
+    lanes = num_lanes(pipelines, devices_per_node)
     pipelines = pipelines[::lanes]
     microbatches = [sum(microbatches[at : at + lanes]) for at in range(0, len(microbatches), lanes)]
     cuts = [_cuts(stages, devices_per_node) for stages in pipelines]
@@ -122,9 +122,14 @@ def text_table(
     return lines
 
 
-def _lanes(pipelines: Sequence[Sequence[tuple[int, int, int]]], devices_per_node: int) -> int:
+def num_lanes(pipelines: Sequence[Sequence[tuple[int, int, int]]], devices_per_node: int) -> int:
     """Returns on how many devices of a node each stage is: so many pipelines that follow each other differ in their
-    workers' places on these nodes alone."""
+    workers' places on these nodes alone, and are told as one.
+
+    Args:
+        pipelines: for each, its stages as (worker, first layer, end layer).
+        devices_per_node: each has a worker.
+    """
 
     def placed(stages: Sequence[tuple[int, int, int]], lane: int) -> list[tuple[int, int, int, int]]:
         return [

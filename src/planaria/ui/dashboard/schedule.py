@@ -14,7 +14,6 @@ from planaria.job.settings import Job
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
-from planaria.planner.reroute.plans import shares
 from planaria.protocol.messages.journal import JournalPlan
 from planaria.protocol.messages.records import PlanTaken
 from planaria.runtime.component_settings import job_profile
@@ -23,7 +22,7 @@ from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.worker.instruction_trace import Entry
 from planaria.ui.dashboard.recorded_steps import RecordedSteps
 from planaria.ui.dashboard.thresholds import MOST_CELLS, MOST_PLANNED
-from planaria.ui.plots.cells import Cell, CellKind, cells, label, rows
+from planaria.ui.plots.cells import Cell, CellKind, cells, label, microbatches, rows
 
 _PLACED = ("start", "reconfigure", "restore")
 """Purposes of plans that say who does what in whole steps."""
@@ -199,7 +198,7 @@ def _picture(plan: Plan | None, spans: Mapping[WorkerId, Sequence[Span]], step_s
     placed = {worker for _, workers in pipelines for worker in workers}
     if others := [worker for worker in spans if worker not in placed]:
         pipelines.append((None, others))
-    counts = () if plan is None else _run_by_each(plan)
+    counts = [] if plan is None else microbatches(plan)
     drawn: list[PipelineRows] = []
     num_cells = 0
     for number, workers in pipelines:
@@ -209,15 +208,6 @@ def _picture(plan: Plan | None, spans: Mapping[WorkerId, Sequence[Span]], step_s
             break
         drawn.append(PipelineRows(number=number, microbatches=0 if number is None else counts[number], rows=found))
     return Picture(step_s=step_s, pipelines=drawn, num_left_out=len(pipelines) - len(drawn))
-
-
-def _run_by_each(plan: Plan) -> list[int]:
-    """Returns how many microbatches each pipeline runs: those of the first device of its stages, where all share."""
-    counts = shares(plan)
-    if not plan.shares_microbatches:
-        return list(counts)
-    of_first = {pipeline.workers[0]: count for pipeline, count in zip(plan.pipelines, counts, strict=True)}
-    return [of_first[plan.first_of(pipeline.workers[0])] for pipeline in plan.pipelines]
 
 
 def _row(plan: Plan | None, worker: WorkerId, spans: Sequence[Span]) -> Row:

@@ -10,6 +10,8 @@ from typing import Protocol
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
 from planaria.plan.quantities import ranges
+from planaria.planner.reroute.plans import shares
+from planaria.runtime.run_folder.tables import num_lanes
 
 
 class CellTimeline(Protocol):
@@ -94,17 +96,30 @@ def label(plan: Plan, worker: WorkerId) -> str:
 
 
 def rows(plan: Plan) -> list[tuple[int | None, WorkerId]]:
-    """Returns workers in the order of pictures: by pipeline, with its number before its first worker."""
+    """Returns workers in the order of pictures: by pipeline, with its number before its first worker. Those on several
+    devices of the same nodes are one, as in tables of plans."""
     result: list[tuple[int | None, WorkerId]] = []
     seen: set[WorkerId] = set()
-    for number, pipeline in enumerate(plan.pipelines):
+    lanes = _lanes(plan)
+    for number, at in enumerate(range(0, len(plan.pipelines), lanes)):
         heading: int | None = number
-        for worker in pipeline.workers:
-            if worker not in seen:
-                seen.add(worker)
-                result.append((heading, worker))
-                heading = None
+        for mates in zip(*(pipeline.workers for pipeline in plan.pipelines[at : at + lanes]), strict=True):
+            for worker in mates:
+                if worker not in seen:
+                    seen.add(worker)
+                    result.append((heading, worker))
+                    heading = None
     return result
+
+
+def microbatches(plan: Plan) -> list[int]:
+    """Returns how many microbatches each pipeline of a picture runs."""
+    counts, lanes = shares(plan), _lanes(plan)
+    return [sum(counts[at : at + lanes]) for at in range(0, len(counts), lanes)]
+
+
+def _lanes(plan: Plan) -> int:
+    return num_lanes([pipeline.key for pipeline in plan.pipelines], plan.devices_per_node)
 
 
 def tick_s(step_time_s: float, at_most: int) -> float:

@@ -8,8 +8,7 @@ from xml.sax.saxutils import escape
 
 from planaria.plan.plan import Plan
 from planaria.plan.program.instructions import Op
-from planaria.planner.reroute.plans import shares
-from planaria.ui.plots.cells import Cell, CellKind, CellTimeline, cells, label, milliseconds, rows, tick_s
+from planaria.ui.plots.cells import Cell, CellKind, CellTimeline, cells, label, microbatches, milliseconds, rows, tick_s
 
 _FILL = {CellKind.FORWARD: "░", CellKind.BACKWARD: "▓", CellKind.WEIGHT: "▒", CellKind.SHADOW: "·", CellKind.SYNC: "≈"}
 
@@ -66,7 +65,7 @@ def _shown(timeline: CellTimeline) -> set[CellKind]:
 
 
 def _share(plan: Plan, number: int) -> str:
-    count = shares(plan)[number]
+    count = microbatches(plan)[number]
     return f": {count} microbatch{'es' if count != 1 else ''}" if count else ""
 
 
