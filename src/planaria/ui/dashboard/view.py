@@ -32,6 +32,7 @@ from planaria.runtime.run_folder.recorder import finite
 from planaria.runtime.run_folder.sentences import recovery_sentence, sentence
 from planaria.runtime.run_folder.step_blocks import StepBlock
 from planaria.runtime.run_folder.step_lines import StepLine
+from planaria.runtime.run_folder.tables import num_lanes
 from planaria.ui.dashboard.accounts.costs import Costs
 from planaria.ui.dashboard.accounts.decisions import MOST_CANDIDATES, PLACED, Decisions
 from planaria.ui.dashboard.accounts.evaluations import Evaluations
@@ -204,7 +205,7 @@ class RunView:
         self._finishes = None
         self._plan, self._plan_step_s = plan, plan.estimated_step_s
         if self._recoveries and self._recoveries[-1]["after"] is None:
-            self._recoveries[-1] |= _answer(plan)
+            self._recoveries[-1] |= self._answer(plan)
 
     def _recover(self, record: Recovered, time_s: float) -> None:
         self._num_recoveries += 1
@@ -215,8 +216,8 @@ class RunView:
                 **msgspec.to_builtins(record.recovery),
                 "time_s": time_s - self._began_s,
                 "text": recovery_sentence(record.recovery),
-                "before": None if before is None else _worms(before),
-                **(_NO_ANSWER | {"why": record.recovery.reason} if after is None else _answer(after)),
+                "before": None if before is None else self._worms(before),
+                **(_NO_ANSWER | {"why": record.recovery.reason} if after is None else self._answer(after)),
             }
         )
 
@@ -254,8 +255,12 @@ class RunView:
             "policy": self._policy,
             "layers": 0 if plan is None else max((end for p in plan.pipelines for _, _, end in p), default=0),
             "devices_per_node": self._job.cluster.devices_per_node,
-            "plan": None if plan is None else {**_worms(plan), "generation": plan.generation, "reason": plan.reason},
-            "finishes": None if self._finishes is None else {**_worms(self._finishes), "step": self._finishes.step},
+            "plan": None
+            if plan is None
+            else {**self._worms(plan), "generation": plan.generation, "reason": plan.reason},
+            "finishes": None
+            if self._finishes is None
+            else {**self._worms(self._finishes), "step": self._finishes.step},
             "moved": self._nodes.moved,
             "nodes": self._nodes.rows(),
             "num_nodes_at_start": self._nodes.num_at_start,
@@ -270,12 +275,18 @@ class RunView:
             "sentences": list(self._sentences),
         }
 
+    def _worms(self, plan: PlanTaken) -> dict[str, Any]:
+        """Returns a plan's pipelines as they are drawn: those on several devices of the same nodes are one."""
+        counts = plan.microbatches
+        lanes = num_lanes(plan.pipelines, self._job.cluster.devices_per_node)
+        return {
+            "pipelines": plan.pipelines[::lanes],
+            "microbatches": [sum(counts[at : at + lanes]) for at in range(0, len(counts), lanes)],
+            "devices": lanes,
+            "shared": plan.shares_microbatches,
+        }
 
-def _worms(plan: PlanTaken) -> dict[str, Any]:
-    return {"pipelines": plan.pipelines, "microbatches": plan.microbatches, "shared": plan.shares_microbatches}
-
-
-def _answer(plan: PlanTaken) -> dict[str, Any]:
-    """Returns the plan that answers a loss, and what was weighed for it."""
-    candidates = msgspec.to_builtins(plan.candidates[:MOST_CANDIDATES])
-    return {"after": _worms(plan), "generation": plan.generation, "candidates": candidates, "why": plan.reason}
+    def _answer(self, plan: PlanTaken) -> dict[str, Any]:
+        """Returns the plan that answers a loss, and what was weighed for it."""
+        candidates = msgspec.to_builtins(plan.candidates[:MOST_CANDIDATES])
+        return {"after": self._worms(plan), "generation": plan.generation, "candidates": candidates, "why": plan.reason}

@@ -4,11 +4,11 @@
 P.WORM = { width: 300, height: 26, top: 4, foot: 20 };
 P.numWorms = 0;
 
-// plan: {pipelines, microbatches, shared}; options: {layers, perNode, gone: Set of nodes, moved: {worker: layers}, narrow}
+// plan: {pipelines, microbatches, devices, shared}; options: {layers, perNode, gone: Set of nodes, moved: {worker: layers}, narrow}
 P.worms = (plan, options) => {
   const many = plan.pipelines.length;
   const place = P.el("div", { class: `worms${options.narrow ? " narrow" : ""}${many > 12 ? " many" : ""}` });
-  plan.pipelines.forEach((stages, number) => place.append(P.worm(number, stages, plan.microbatches[number], { ...options, shared: plan.shared })));
+  plan.pipelines.forEach((stages, number) => place.append(P.worm(number, stages, plan.microbatches[number], { ...options, devices: plan.devices, shared: plan.shared })));
   return place;
 };
 
@@ -17,10 +17,9 @@ P.worm = (number, stages, share, options) => {
   const { layers, perNode, gone } = options;
   const id = `worm${(P.numWorms += 1)}`;
   const each = width / Math.max(1, layers);
-  const shares = options.shared && !share ? "shares those of a neighbour" : P.count(share || 0, "microbatch");
   const picture = P.svg("svg", {
     viewBox: `0 0 ${width} ${height + top + foot}`, class: "worm", role: "img",
-    "aria-label": `pipeline ${number}: ${shares}, ${P.count(stages.length, "stage")}`,
+    "aria-label": `pipeline ${number}: ${P.count(share || 0, "microbatch")}, ${P.count(stages.length, "stage")}`,
   });
   picture.append(
     P.svg("defs", {},
@@ -41,8 +40,9 @@ P.worm = (number, stages, share, options) => {
       over.append(P.svg("circle", { cx: eye, cy: y, r: 1.9, class: "eye" }));
   }
   picture.append(body, over);
-  const told = options.shared && !share ? [P.el("span", {}, "shares these")]
-    : [P.el("b", {}, P.whole(share || 0)), P.el("span", {}, share === 1 ? "microbatch" : "microbatches")];
+  const told = [P.el("b", {}, P.whole(share || 0)), P.el("span", {}, share === 1 ? "microbatch" : "microbatches")];
+  if (options.devices > 1)
+    told.push(P.el("span", { class: "devices" }, `${options.shared ? "shared by" : "in turn on"} ${options.devices} devices`));
   return P.el("figure", { class: "pipeline" }, picture, P.el("figcaption", {}, ...told));
 };
 
