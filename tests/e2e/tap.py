@@ -15,9 +15,14 @@ import msgspec
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import Command, Event, Received
 from planaria.protocol.messages.from_worker import Returned, Vote
-from planaria.protocol.messages.journal import AnyEntry, JournalEntry, encode_entry
+from planaria.protocol.messages.journal import AnyEntry, JournalEntry, JournalPast, encode_entry
+from planaria.protocol.run.replay import JournalTail
+from planaria.runtime.journal import sqlite_journal
 from planaria.runtime.journal.sqlite_journal import SqliteJournal
 from tests.testkit.witness.run_folder import TAP, tapped
+
+THIN = ".thin"
+"""File beside a run folder by which one entry takes the place of the journal's old ones after a dozen already."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -28,7 +33,7 @@ class Tap:
     def __init__(self) -> None:
         self._file = -1
         self._path = Path()
-        self._num_entries = 0
+        self._entries: list[bytes] = []
 
     def open(self, folder: Path, run: str) -> None:
         """Goes on with the run's file, or begins one in place of an earlier run's."""
@@ -38,9 +43,12 @@ class Tap:
             path.unlink(missing_ok=True)
             known = []
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._num_entries = 0
+        self._entries = []
         for kind, *what in known:
-            self._num_entries = what[0] if kind == "cut" else self._num_entries + (kind == "journal")
+            if kind == "cut":
+                del self._entries[what[0] :]
+            elif kind == "journal":
+                self._entries.append(what[0])
         if not known:
             self.write("run", run)
 
@@ -57,16 +65,24 @@ class Tap:
             self._path.unlink()
 
     def wrote(self, entry: JournalEntry) -> None:
-        self._num_entries += 1
-        self.write("journal", encode_entry(entry))
+        self._entries.append(encode_entry(entry))
+        self.write("journal", self._entries[-1])
 
     def read(self, entries: Sequence[JournalEntry]) -> None:
-        """Notes what a coordinator that begins again finds: some may be lost; the last may be the journal's alone."""
-        if len(entries) < self._num_entries:
-            self._num_entries = len(entries)
-            self.write("cut", len(entries))
-        for entry in entries[self._num_entries :]:
-            self.wrote(entry)
+        """Notes what a coordinator that begins again finds: some may be lost; the last may be the journal's alone.
+        Those that one entry stands for are there."""
+        bodies = [encode_entry(entry) for entry in entries]
+        num_removed = 0
+        if entries and isinstance(entries[0], JournalPast):
+            num_removed = self._entries.index(bodies[1])
+            del bodies[0]
+        num_known = num_removed + len(bodies)
+        if num_known < len(self._entries):
+            del self._entries[num_known:]
+            self.write("cut", num_known)
+        for body in bodies[len(self._entries) - num_removed :]:
+            self._entries.append(body)
+            self.write("journal", body)
 
     def heard(self, event: Event) -> None:
         if isinstance(event, Received) and isinstance(event.message, Vote | Returned):
@@ -79,6 +95,10 @@ def install() -> None:
     start, read, write, handle = SqliteJournal.start, SqliteJournal.read, SqliteJournal.write, Coordinator.handle
 
     def tapped_start(journal: SqliteJournal) -> None:
+        if (journal._path.parents[1] / THIN).exists():
+            for name, number in (("THINNED_EVERY", 12), ("ENTRIES_KEPT", 4)):
+                setattr(sqlite_journal, name, number)
+            journal._tail = JournalTail(4)
         start(journal)
         tap.open(journal._path.parent, journal._run)
 

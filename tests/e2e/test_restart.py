@@ -27,7 +27,9 @@ from planaria.runtime.thresholds import MAX_RESTARTS
 from planaria.ui.cli import live
 from tests.e2e.conftest import Reference, Run
 from tests.e2e.jobs import Outcome, make_emulated_job, make_job
+from tests.e2e.tap import THIN
 from tests.proof import rest_in_proof
+from tests.testkit.witness.run_folder import journal_of
 
 ON_ITS_OWN = [
     point for point in COORDINATOR_POINTS if point not in ("join", "plan", "send", "loss", "report", "evaluated")
@@ -159,6 +161,19 @@ def test_deaths_at_random_moments_change_no_bit(
         outcome = run(job, *kills, observers=[assassin])
     assert_complete(outcome, reference(job))
     assert assassin.killed
+
+
+def test_deaths_change_no_bit_where_one_entry_stands_for_the_journals_old_ones(
+    tmp_path: Path, text: Path, run: Run, reference: Reference
+) -> None:
+    (tmp_path / THIN).touch()
+    job = make_job(text, train__steps=24, run__checkpoint_every=5)
+    deaths = [f"coordinator:step={step},at={at}" for step, at in ((9, "vote"), (14, "commit"), (20, "save"))]
+    outcome = run(job, "kill:node=2,step=6,at=backward", "kill:node=5,step=16,at=sync", *deaths)
+    assert_complete(outcome, reference(job))
+    (past, *newest) = journal_of(tmp_path / "run-0" / "journal.sqlite")
+    assert past["type"] == "past"
+    assert len(newest) < 24
 
 
 def test_requests_go_on_over_a_restart(tmp_path: Path, slow_layers: Path, run: Run, reference: Reference) -> None:
