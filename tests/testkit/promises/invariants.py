@@ -393,7 +393,8 @@ class InvariantChecker:
                 is_skipped = isinstance(record, StepSkipped)
                 self.require(is_skipped != self.reference.after(record.step).is_finite, f"step {record.step}")
             case RunEnded(status=RunStatus.FAILED, message=message) if "there is no checkpoint" in message:
-                self._must_be_lost(machine, message)
+                if machine.state.generation:  # else a new coordinator tells what the one before decided
+                    self._must_be_lost(machine, message)
             case _:
                 pass
 

@@ -40,6 +40,7 @@ class Told:
         self._live: set[int] = set()
         self._gone: set[int] = set()
         self._lost: dict[int | str, tuple[int, Plain]] = {}  # by node, or "NODE:DEVICE", in order
+        self._untold: list[tuple[int | str, int, Plain]] = []  # losses of which no recovery is told
         self._without: dict[int, set[int]] = {}
         self._leaving: set[int] = set()
         self._recovered: set[int | str] = set()
@@ -112,6 +113,7 @@ class Told:
         self._live.discard(node)
         self._gone.add(node)
         self._lost[node] = self._passes, record
+        self._untold.append((node, self._passes, record))
         self._at[node] = self._number
         self._check_live(record)
 
@@ -123,8 +125,8 @@ class Told:
             is_here, Rule.TOLD_NODES, f"the loss of device {device} of node {node} is told, which is not here"
         )
         without.add(device)
-        self._lost.pop(f"{node}:{device}", None)  # it may have been lost before
         self._lost[f"{node}:{device}"] = self._passes, record
+        self._untold.append((f"{node}:{device}", self._passes, record))
         self._at[f"{node}:{device}"] = self._number
         self._recovered.discard(f"{node}:{device}")
         self._check_devices(record)
@@ -275,9 +277,10 @@ class Told:
         if not cut:
             untold = [node for node in nodes if node not in self._lost or node in self._recovered]
             self._require(nodes and not untold, Rule.TOLD_RECOVERY, f"a recovery from the loss of {nodes}: {untold}")
-            losses = [loss for node, loss in self._lost.items() if node in nodes]
-            first = min((passes for passes, _ in losses), default=self._passes)
-            self._check_causes(recovery, [record for _, record in losses])
+            losses = [loss for loss in self._untold if loss[0] in nodes]
+            self._untold = [loss for loss in self._untold if loss[0] not in nodes]
+            first = min((passes for _, passes, _ in losses), default=self._passes)
+            self._check_causes(recovery, [record for _, _, record in losses])
             self._require(
                 self._passes > first, Rule.TOLD_RECOVERY, f"a recovery of {nodes}, and no step was committed since"
             )

@@ -260,7 +260,7 @@ def lost_in_words(nodes: Sequence[int], devices: Sequence[str]) -> str:
     """Names lost nodes, and devices lost alone ("NODE:DEVICE"), for people."""
     many = "s" if len(nodes) > 1 else ""
     named = [f"node{many} {', '.join(map(str, nodes))}"] if nodes else []
-    for each in devices:
+    for each in dict.fromkeys(devices):
         node, _, device = each.partition(":")
         named.append(f"device {device} of node {node}")
     return " and ".join(named)
