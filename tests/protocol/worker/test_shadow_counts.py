@@ -51,6 +51,16 @@ def test_shadows_are_dropped_where_the_lost_layers_work_is_begun_anew() -> None:
     assert shadows_of(PLAN).fate(msgspec.structs.replace(plan, routes=anew), SHADOW) is Fate.DROPPED
 
 
+def test_shadows_are_dropped_where_all_that_they_are_of_is_begun_anew_by_its_owner() -> None:
+    """Their owner may be lost later: then what it counted since is a copy here, and no more than that."""
+    anew = tuple(msgspec.structs.replace(route, born=2) for route in PLAN.routes)
+    assert shadows_of(PLAN).fate(msgspec.structs.replace(PLAN, routes=anew), SHADOW) is Fate.DROPPED
+    one = tuple(
+        msgspec.structs.replace(route, microbatches=tuple(m for m in route.microbatches if m)) for route in PLAN.routes
+    )
+    assert shadows_of(PLAN).fate(msgspec.structs.replace(PLAN, routes=one), SHADOW) is Fate.KEPT
+
+
 def test_shadows_are_dropped_where_only_some_would_count() -> None:
     """They are one sum: nobody can take a part of it."""
     plan = after_loss(1)

@@ -21,7 +21,7 @@ class Fate(enum.Enum):
     PROMOTED = enum.auto()
     """The copies count: this worker goes on in the other's place, with all of them."""
     DROPPED = enum.auto()
-    """The copies are dropped: this worker has the other's layers, but what it counted runs anew, here or elsewhere."""
+    """The copies are dropped: what was counted runs anew, here or elsewhere."""
 
 
 class Shadows:
@@ -56,6 +56,7 @@ class Shadows:
         if self.counted <= given:
             return Fate.PROMOTED
         lives = {(m, route.born) for route in plan.routes for m in route.microbatches}
-        if owned and not {work for _, work in self.counted} <= lives:
+        works = {work for _, work in self.counted}
+        if works.isdisjoint(lives) or (owned and not works <= lives):
             return Fate.DROPPED
         return Fate.DROPPED if owned and given & self.counted else Fate.KEPT
