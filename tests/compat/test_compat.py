@@ -68,7 +68,13 @@ def test_journals_of_before_are_read(made: Path) -> None:
     read = journal.read()
     journal.close()
     assert journal.complaints == []
-    newer = {entries.JournalEvaluation, entries.JournalDistrust, entries.JournalVoid, entries.JournalDisputes}
+    newer = {
+        entries.JournalEvaluation,
+        entries.JournalDistrust,
+        entries.JournalVoid,
+        entries.JournalDisputes,
+        entries.JournalPast,
+    }
     assert {type(entry) for entry in read} == set(get_args(entries.AnyEntry)) - newer
     assert JournalState.of(read) is not None
 
