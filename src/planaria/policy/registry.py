@@ -209,7 +209,10 @@ class StageDevicesPolicy(Policy):
         # Nobody goes on in the place of a device alone: what its stage's devices hold would differ.
         plan = msgspec.structs.replace(request.plan, redundancy=None)
         found = super().finish_step(dataclasses.replace(request, plan=plan))
-        return dataclasses.replace(found, plan=msgspec.structs.replace(found.plan, redundancy=request.plan.redundancy))
+        if request.plan.redundancy is None:
+            return found
+        plan = msgspec.structs.replace(found.plan, redundancy=request.plan.redundancy)
+        return self._timed(dataclasses.replace(found, plan=plan))
 
     def finish_evaluation(self, request: FinishRequest) -> Candidate:
         if self._is_whole(request):
@@ -301,12 +304,17 @@ class StageDevicesPolicy(Policy):
             left_bytes=found.left_bytes * on.per_stage,
             transfer_s=planner.transfer_time(plan).time_s if plan.transfers else found.transfer_s,
         )
+        return self._timed(changed)
+
+    def _timed(self, found: Candidate) -> Candidate:
+        """Returns a candidate with what its plan is thought to take."""
+        planner, plan = self.planner, found.plan
         if plan.evaluation is not None:
             took = evaluation_time(plan, planner.profile, planner.conditions)
-            return dataclasses.replace(changed, step_time_s=took.total_s, longest_s=took.longest_s)
+            return dataclasses.replace(found, step_time_s=took.total_s, longest_s=took.longest_s)
         step = planner.estimate(plan)
         return dataclasses.replace(
-            changed,
+            found,
             step_time_s=step.step_time_s,
             longest_s=step.longest_instruction_s,
             compute_s=planner.as_profiled(plan, step.compute_s),
