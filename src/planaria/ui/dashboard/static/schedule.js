@@ -1,7 +1,7 @@
 "use strict";
 // A step as planned beside as it ran: a row a stage, a box an instruction, coloured by its layers as worms are.
 
-P.STEP = { row: 24, head: 22, top: 6, letter: 5.6, right: 6, foot: 20, tall: 17, low: 11, sum: 4 };
+P.STEP = { row: 24, head: 22, top: 6, left: 128, letter: 6.4, right: 6, foot: 20, tall: 17, low: 11, sum: 4 };
 P.numSteps = 0;
 
 // found: of /api/schedule; options: {details, width, choose: (step or null) => ..., isNewest}
@@ -32,7 +32,8 @@ P.STEP_WORDS = { forward: "forward", backward: "backward", weight: "gradients of
 
 P.stepPicture = (title, kind, picture, { seconds, width, layers, perNode, gone }) => {
   const { row, head, top, letter, right, foot } = P.STEP;
-  const left = 16 + letter * Math.max(0, ...picture.pipelines.flatMap((one) => one.rows.map((worker) => worker.name.length + 2)));
+  const names = picture.pipelines.flatMap((one) => one.rows.map((worker) => worker.name.length + 2));
+  const left = Math.max(P.STEP.left, 8 + letter * Math.max(...names, 0));
   const height = top + foot + picture.pipelines.reduce((sum, one) => sum + head + row * one.rows.length, 0);
   const each = (width - left - right) / (seconds || 1);
   const drawn = P.svg("svg", { viewBox: `0 0 ${width} ${height}`, class: `steps ${kind}`, role: "img", "aria-label": title });
