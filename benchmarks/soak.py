@@ -29,7 +29,7 @@ from tests.testkit.worker.worker import Worker
 from planaria.job.registry import PolicyName
 from planaria.plan.plan import ScheduleKind
 from planaria.protocol.messages.journal import decode_entry, encode_entry
-from planaria.protocol.run.replay import JournalTail
+from planaria.protocol.run.replay import JournalState
 from planaria.runtime.thresholds import ENTRIES_KEPT
 from planaria.simulate.traces.formats import read_trace
 from planaria.simulate.traces.trace import HOUR_S, Change, Trace
@@ -101,9 +101,7 @@ def sample(cluster: Cluster) -> Sample:
               cluster.disk, cluster.injector, cluster.schedule, cluster.workers]  # fmt: skip
     machine = cluster.server.machine
     live = [worker for worker in cluster.workers.values() if worker.is_started and not worker.is_over]
-    tail = JournalTail(ENTRIES_KEPT)
-    for entry in cluster.journal:
-        tail.add(decode_entry(entry))
+    past = JournalState.of(map(decode_entry, cluster.journal[:-ENTRIES_KEPT])).written()
     return Sample(
         hour=round(cluster.clock.now / HOUR_S, 2),
         step=machine.step - 1,
@@ -111,7 +109,7 @@ def sample(cluster: Cluster) -> Sample:
         processes=len(live),
         coordinator_bytes=reached_bytes([machine], [*shared, cluster.server]),
         worker_bytes=max((reached_bytes(_held(worker), [*shared, *live]) for worker in live), default=0),
-        journal_bytes=len(encode_entry(tail.past())) + sum(map(len, cluster.journal[-ENTRIES_KEPT:])),
+        journal_bytes=len(encode_entry(past)) + sum(map(len, cluster.journal[-ENTRIES_KEPT:])),
         connections=sum(not c.is_closed and not c.is_left for c in cluster.server.accepted),
         waiting=cluster.clock.num_waiting,
     )

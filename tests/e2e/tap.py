@@ -16,7 +16,6 @@ from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import Command, Event, Received
 from planaria.protocol.messages.from_worker import Returned, Vote
 from planaria.protocol.messages.journal import AnyEntry, JournalEntry, JournalPast, encode_entry
-from planaria.protocol.run.replay import JournalTail
 from planaria.runtime.journal import sqlite_journal
 from planaria.runtime.journal.sqlite_journal import SqliteJournal
 from tests.testkit.witness.run_folder import TAP, tapped
@@ -98,7 +97,6 @@ def install() -> None:
         if (journal._path.parents[1] / THIN).exists():
             for name, number in (("THINNED_EVERY", 12), ("ENTRIES_KEPT", 4)):
                 setattr(sqlite_journal, name, number)
-            journal._tail = JournalTail(4)
         start(journal)
         tap.open(journal._path.parent, journal._run)
 

@@ -28,6 +28,7 @@ from planaria.protocol.messages.records import NodeJoined, Note
 from planaria.protocol.messages.run_measurements import HostLink, KnownLinks, RunMeasurements
 from planaria.protocol.messages.to_worker import NOT_APPLIED, Commit
 from planaria.protocol.run.replay import JournalState
+from planaria.runtime.journal import sqlite_journal
 from planaria.runtime.journal.sqlite_journal import SqliteJournal
 from planaria.runtime.thresholds import ENTRIES_KEPT, THINNED_EVERY
 
@@ -143,6 +144,20 @@ def test_a_long_runs_journal_stays_short_and_says_the_same(path: Path) -> None:
     assert len(left) < THINNED_EVERY
     assert left[-ENTRIES_KEPT:] == entries[-ENTRIES_KEPT:]
     assert JournalState.of(left) == JournalState.of(entries)
+
+
+def test_damage_is_not_covered_up_by_an_entry_that_stands_for_others(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sqlite_journal, "THINNED_EVERY", 8)
+    monkeypatch.setattr(sqlite_journal, "ENTRIES_KEPT", 3)
+    with opened(path) as journal:
+        for number in range(7):
+            journal.write(entry(number))
+        journal._need().execute("UPDATE entries SET checksum = checksum + 1 WHERE number = 3")
+        journal.write(entry(7))
+        assert "the checksum of entry 3 is wrong. Old entries stay there." in caplog.text
+        assert journal.read() == [entry(0), entry(1)]
 
 
 def test_what_another_version_says_of_removed_entries_is_refused_in_one_line(path: Path) -> None:

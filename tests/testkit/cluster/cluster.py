@@ -35,7 +35,7 @@ from planaria.protocol.messages.message import PROTOCOL_VERSION
 from planaria.protocol.messages.records import AnyRecord
 from planaria.protocol.phases import Phase
 from planaria.protocol.planning.memory_limits import Shortages
-from planaria.protocol.run.replay import JournalState, JournalTail
+from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
 from planaria.protocol.run.told_records import ToldRecords, untold
 from tests.testkit.cluster.clock import Clock, HostClock
@@ -75,10 +75,8 @@ ROOT = "checkpoints"
 
 def thinned(entries: Sequence[AnyEntry]) -> list[AnyEntry]:
     """Returns a journal's entries, one of them in the place of all but the newest, as in a long run's."""
-    tail = JournalTail(NEWEST)
-    for entry in entries:
-        tail.add(entry)
-    return [decode_entry(encode_entry(tail.past())), *entries[len(entries) - tail.num_newest :]]
+    past = JournalState.of(entries[:-NEWEST]).written()
+    return [decode_entry(encode_entry(past)), *entries[-NEWEST:]]
 
 
 class Cluster:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
@@ -311,34 +311,3 @@ def _read(entry: JournalPast) -> JournalState:
     except zlib.error as error:
         raise ValueError(str(error)) from None
     return replace(past, plan=entry.plan, learnt=entry.learnt or RunMeasurements())
-
-
-class JournalTail:
-    """The newest entries of a journal that grows, and what those before them say.
-
-    Args:
-        most: how many entries are newest.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._past = JournalState()
-        self._newest: deque[AnyEntry] = deque()
-
-    @property
-    def num_newest(self) -> int:
-        return len(self._newest)
-
-    def add(self, entry: AnyEntry) -> None:
-        """Adds an entry behind all others. Raises ValueError: one that stands for others is not known here."""
-        if isinstance(entry, JournalPast):
-            self._past = JournalState.of([entry])
-            self._newest.clear()
-            return
-        self._newest.append(entry)
-        if len(self._newest) > self._most:
-            self._past = self._past.after(self._newest.popleft())
-
-    def past(self) -> JournalPast:
-        """Returns the entry that stands for all before the newest ones."""
-        return self._past.written()

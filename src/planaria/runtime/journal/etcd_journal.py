@@ -6,11 +6,10 @@ import logging
 from typing import Final
 
 from planaria.job.errors import UserError
-from planaria.protocol.messages.journal import AnyEntry, encode_entry
+from planaria.protocol.messages.journal import AnyEntry
 from planaria.protocol.messages.journal_chain import JournalChain
-from planaria.protocol.run.replay import JournalTail
 from planaria.runtime.journal.etcd import NEVER, Created, Delete, Etcd, Found, OutOfReach, Put, after, persistently
-from planaria.runtime.journal.journal import LATER
+from planaria.runtime.journal.journal import next_entry, past_of
 from planaria.runtime.journal.lead import entries_prefix, lead_key
 from planaria.runtime.thresholds import ENTRIES_KEPT, THINNED_EVERY
 
@@ -43,7 +42,6 @@ class EtcdJournal:
         self._is_led = Created(lead_key(run), lead)
         self._patience_s = patience_s
         self._chain = JournalChain()
-        self._tail = JournalTail(ENTRIES_KEPT)
         self._next = 0
         self._since_thinned = 0
 
@@ -66,8 +64,9 @@ class EtcdJournal:
         Raises:
             UserError: a later version of Planaria wrote one.
         """
-        self._chain, self._tail = JournalChain(), JournalTail(ENTRIES_KEPT)
-        entries = [self._decoded(one) for one in self._found()]
+        self._chain = JournalChain()
+        url = self._etcd.url
+        entries = [next_entry(self._chain, one.value, f"{url}: key {one.key}") for one in self._found()]
         self._since_thinned = len(entries)
         return entries
 
@@ -83,7 +82,6 @@ class EtcdJournal:
         except OutOfReach as error:
             raise NotLeader(f"the journal cannot be written for {self._patience_s:.0f} s: {error}") from None
         self._next += 1
-        self._tail.add(entry)
         self._since_thinned += 1
         if self._since_thinned >= THINNED_EVERY:
             self._thin()
@@ -103,24 +101,16 @@ class EtcdJournal:
     def _thin(self) -> None:
         """Puts one entry in the place of all but the newest; those keep their numbers. Out of reach, that waits for
         another time."""
-        last = self._key(self._next - self._tail.num_newest - 1)
-        actions: list[Put | Delete] = [Put(last, encode_entry(self._tail.past())), Delete(self._prefix, last)]
         try:
-            self._etcd.transact([self._is_led], actions)
+            old = self._found()[:-ENTRIES_KEPT]
+            past = Put(old[-1].key, past_of(one.value for one in old))
+            self._etcd.transact([self._is_led], [past, Delete(self._prefix, past.key)])
         except OutOfReach as error:
             log.warning("old entries stay in the journal for now: %s", error)
         self._since_thinned = 0
 
     def _found(self) -> list[Found]:
         return persistently(lambda: self._etcd.find_all(self._prefix), self._patience_s)
-
-    def _decoded(self, found: Found) -> AnyEntry:
-        try:
-            entry = self._chain.decode(found.value)
-            self._tail.add(entry)
-        except ValueError as error:
-            raise UserError(f"{self._etcd.url}: key {found.key} is not known here: {error}. {LATER}") from None
-        return entry
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}{number:0{_DIGITS}}"

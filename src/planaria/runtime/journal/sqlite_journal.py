@@ -18,10 +18,9 @@ from pathlib import Path
 import xxhash
 
 from planaria.job.errors import UserError
-from planaria.protocol.messages.journal import AnyEntry, encode_entry, is_lasting
+from planaria.protocol.messages.journal import AnyEntry, is_lasting
 from planaria.protocol.messages.journal_chain import JournalChain
-from planaria.protocol.run.replay import JournalTail
-from planaria.runtime.journal.journal import LATER
+from planaria.runtime.journal.journal import LATER, next_entry, past_of
 from planaria.runtime.thresholds import ENTRIES_KEPT, THINNED_EVERY
 
 _SCHEMA = """
@@ -59,7 +58,6 @@ class SqliteJournal:
         self._kept: deque[tuple[bytes, bool]] = deque()
         self._database: sqlite3.Connection | None = None
         self._chain = JournalChain()
-        self._tail = JournalTail(ENTRIES_KEPT)
         self._since_thinned = 0
         self.complaints: list[str] = []
 
@@ -83,10 +81,10 @@ class SqliteJournal:
         """
         rows: list[_Row] = []
         entries: list[AnyEntry] = []
-        self._chain, self._tail = JournalChain(), JournalTail(ENTRIES_KEPT)
+        self._chain = JournalChain()
         try:
             for row in self._whole_rows():
-                entries.append(self._decoded(row[2]))
+                entries.append(next_entry(self._chain, row[2], f"journal {self._path} has an entry that"))
                 rows.append(row)
             (answer,) = self._need().execute("PRAGMA quick_check(1)").fetchone()
             damage = None if answer == "ok" else str(answer)
@@ -97,22 +95,12 @@ class SqliteJournal:
         self._since_thinned = len(entries)
         return entries
 
-    def _decoded(self, body: bytes) -> AnyEntry:
-        """Decodes the next entry, whose checksum is right."""
-        try:
-            entry = self._chain.decode(body)
-            self._tail.add(entry)
-        except ValueError as error:
-            raise UserError(f"journal {self._path} has an entry that is not known here: {error}. {LATER}") from None
-        return entry
-
     def write(self, entry: AnyEntry) -> None:
         """Returns when the entry is durable (against power cuts too, if `is_lasting`), or kept in memory
         while the disk has no room: then training goes on, and a coordinator that dies meanwhile leaves its workers
         ahead of the journal."""
         was_full = bool(self._kept)
         self._kept.append((self._chain.encode(entry), is_lasting(entry)))
-        self._tail.add(entry)
         try:
             while self._kept:
                 self._insert(*self._kept[0])
@@ -191,16 +179,20 @@ class SqliteJournal:
             yield row
 
     def _thin(self) -> None:
-        """Puts one entry in the place of all but the newest."""
-        database, past = self._need(), encode_entry(self._tail.past())
-        database.execute("BEGIN IMMEDIATE")
-        newest = "SELECT run, entry, checksum FROM entries ORDER BY number DESC LIMIT ?"
-        rows = list(database.execute(newest, (self._tail.num_newest,)))
-        rows.append((self._run, past, _checksum(self._run, past)))
-        database.execute("DELETE FROM entries")
-        database.executemany("INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)", rows[::-1])
-        database.execute("COMMIT")
+        """Puts one entry in the place of all but the newest. A damaged file stays as it is: who reads it finds that."""
         self._since_thinned = 0
+        try:
+            rows = list(self._whole_rows())
+        except _Damaged as damage:
+            log.warning("%s: %s. Old entries stay there.", self._path, damage)
+            return
+        past = past_of(body for _, _, body, _ in rows[:-ENTRIES_KEPT])
+        left = [(self._run, past, _checksum(self._run, past)), *(row[1:] for row in rows[-ENTRIES_KEPT:])]
+        database = self._need()
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("DELETE FROM entries")
+        database.executemany("INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)", left)
+        database.execute("COMMIT")
 
     def _keep(self, rows: tuple[_Row, ...] | list[_Row], damage: str) -> None:
         """Moves the damaged file aside, and goes on with a new one that has these rows."""

@@ -6,7 +6,8 @@ import pytest
 
 from planaria.protocol.messages.journal import AnyEntry, JournalDisputes, JournalPast, OpenDispute, encode_entry
 from planaria.protocol.messages.journal_chain import JournalChain
-from planaria.protocol.run.replay import JournalState, JournalTail
+from planaria.protocol.run.replay import JournalState
+from planaria.runtime.journal.journal import past_of
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.schedules.schedule import schedule
 from tests.testkit.witness.history import History
@@ -19,12 +20,11 @@ SEEDS = (1, 5, 8, 13, 21, 22, 34, 55)
 
 def thinned(cluster: Cluster, most: int) -> tuple[list[AnyEntry], list[bytes]]:
     """Returns the entries of a cluster's journal, and the bytes of one that has the newest whole."""
-    writer, reader, tail = JournalChain(), JournalChain(), JournalTail(most)
+    writer, reader = JournalChain(), JournalChain()
     entries = [reader.decode(entry) for entry in cluster.journal]
     written = [writer.encode(entry) for entry in entries]
-    for entry in entries:
-        tail.add(entry)
-    return entries, [encode_entry(tail.past()), *written[len(written) - tail.num_newest :]]
+    cut = len(entries) - most
+    return entries, [past_of(written[:cut]), *written[cut:]]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
