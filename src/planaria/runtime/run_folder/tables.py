@@ -48,8 +48,7 @@ def plan_table(
         width: characters in a line.
     """
     lanes = num_lanes(pipelines, devices_per_node)
-    pipelines = pipelines[::lanes]
-    microbatches = [sum(microbatches[at : at + lanes]) for at in range(0, len(microbatches), lanes)]
+    pipelines, microbatches = pipelines[::lanes], by_lanes(microbatches, lanes)
     cuts = [_cuts(stages, devices_per_node) for stages in pipelines]
     alike: dict[object, list[int]] = {}
     for number, (cut, share) in enumerate(zip(cuts, microbatches, strict=True)):
@@ -145,6 +144,11 @@ def num_lanes(pipelines: Sequence[Sequence[tuple[int, int, int]]], devices_per_n
         ):
             return devices
     return 1
+
+
+def by_lanes(microbatches: Sequence[int], lanes: int) -> list[int]:
+    """Returns how many microbatches pipelines run that are told as one, so many each."""
+    return [sum(microbatches[at : at + lanes]) for at in range(0, len(microbatches), lanes)]
 
 
 def _cuts(stages: Sequence[tuple[int, int, int]], devices_per_node: int) -> str:

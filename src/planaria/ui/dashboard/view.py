@@ -32,7 +32,7 @@ from planaria.runtime.run_folder.recorder import finite
 from planaria.runtime.run_folder.sentences import recovery_sentence, sentence
 from planaria.runtime.run_folder.step_blocks import StepBlock
 from planaria.runtime.run_folder.step_lines import StepLine
-from planaria.runtime.run_folder.tables import num_lanes
+from planaria.runtime.run_folder.tables import by_lanes, num_lanes
 from planaria.ui.dashboard.accounts.costs import Costs
 from planaria.ui.dashboard.accounts.decisions import MOST_CANDIDATES, PLACED, Decisions
 from planaria.ui.dashboard.accounts.evaluations import Evaluations
@@ -277,11 +277,10 @@ class RunView:
 
     def _worms(self, plan: PlanTaken) -> dict[str, Any]:
         """Returns a plan's pipelines as they are drawn: those on several devices of the same nodes are one."""
-        counts = plan.microbatches
         lanes = num_lanes(plan.pipelines, self._job.cluster.devices_per_node)
         return {
             "pipelines": plan.pipelines[::lanes],
-            "microbatches": [sum(counts[at : at + lanes]) for at in range(0, len(counts), lanes)],
+            "microbatches": by_lanes(plan.microbatches, lanes),
             "devices": lanes,
             "shared": plan.shares_microbatches,
         }

@@ -11,7 +11,7 @@ from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
 from planaria.plan.quantities import ranges
 from planaria.planner.reroute.plans import shares
-from planaria.runtime.run_folder.tables import num_lanes
+from planaria.runtime.run_folder.tables import by_lanes, num_lanes
 
 
 class CellTimeline(Protocol):
@@ -114,8 +114,7 @@ def rows(plan: Plan) -> list[tuple[int | None, WorkerId]]:
 
 def microbatches(plan: Plan) -> list[int]:
     """Returns how many microbatches each pipeline of a picture runs."""
-    counts, lanes = shares(plan), _lanes(plan)
-    return [sum(counts[at : at + lanes]) for at in range(0, len(counts), lanes)]
+    return by_lanes(shares(plan), _lanes(plan))
 
 
 def _lanes(plan: Plan) -> int:
