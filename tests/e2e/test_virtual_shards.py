@@ -60,3 +60,18 @@ def test_devices_that_share_microbatches_may_be_lost(
     assert first == (1, 1)
     assert {node for node, _ in others} <= {1}, "the processes of a node that is killed do not end all at once"
     assert [event["node"] for event in outcome.events("node_lost")] == [1]
+
+
+@pytest.mark.parametrize("at", ["exchange", *rest_in_proof(["backward", "sync"])])
+def test_a_step_of_devices_that_share_microbatches_is_finished_by_others(
+    at: str, text: Path, run: Run, reference: Reference
+) -> None:
+    per_node = {"cluster__devices_per_node": 2, "cluster__devices_per_stage": 2}
+    job = make_job(text, "llama", **TENSOR, **WIDE["llama"], **per_node)
+    outcome = run(job, f"kill:node=2,step=3,at={at}")
+    outcome.assert_same_bits(reference(job))
+    purposes = [
+        (event["step"], event["purpose"], event["shares_microbatches"]) for event in outcome.events("plan_taken")
+    ]
+    ends_at_once = not outcome.events("device_lost")
+    assert ((3, "finish step", True) in purposes) == ends_at_once, purposes

@@ -262,10 +262,11 @@ class StageDevicesPolicy(Policy):
         *,
         finishes: bool = False,
     ) -> Candidate:
-        """Returns a candidate with its plan by device, and what that is thought to take. One that `finishes` what a
-        plan began goes on with microbatches taken in turn: those that devices share begin anew."""
+        """Returns a candidate with its plan by device, and what that is thought to take. In one that `finishes` what a
+        plan began, devices go on as in that: they share each microbatch, or take turns."""
         if finishes:
-            return self._dealt(found, dataclasses.replace(self._on, share_microbatches=False), before)
+            shares = before is not None and before.shares_microbatches
+            return self._dealt(found, dataclasses.replace(self._on, share_microbatches=shares), before)
         dealt = self._dealt(found, self._on, before, holders, computing)
         if not self.planner.settings.may_share:
             return dealt

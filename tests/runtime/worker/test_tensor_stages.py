@@ -4,18 +4,23 @@ instruction, or within an exchange, the bits are those of one process that compu
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
 import msgspec
 import pytest
+import torch
 from _pytest.mark import ParameterSet
 
 from planaria.job.sections.cluster import StageParallelism
 from planaria.job.sections.model import ModelSection
-from planaria.plan.plan import Plan
-from planaria.protocol.messages.records import DeviceLost, NodeLost
+from planaria.plan.plan import Plan, WorkerId
+from planaria.protocol.messages.records import DeviceLost, NodeLost, PlanTaken
+from planaria.protocol.phases import Purpose
+from planaria.protocol.worker.mail import Key
+from planaria.runtime.worker.interpreter import Interpreter
 from planaria.runtime.worker.transport.stage_mates import StageMates
 from tests.proof import batches, rest_in_proof
 from tests.runtime.worker.cluster import Kill, Weather
@@ -107,7 +112,7 @@ def test_every_number_of_devices_has_the_same_bits(
 
 
 @pytest.mark.parametrize("lost", ["node", "device"])
-def test_a_death_within_an_exchange_has_the_step_begun_anew(
+def test_after_a_death_within_an_exchange_the_others_go_on_unless_it_was_of_a_device_alone(
     lost: str,
     laboratory: Laboratory,
 ) -> None:
@@ -119,3 +124,27 @@ def test_a_death_within_an_exchange_has_the_step_begun_anew(
     assert len(outcome.of(DeviceLost if lost == "device" else NodeLost)) == 1
     plan: Plan = cluster.machine.plan
     assert plan.shares_microbatches == (lost == "node")
+    finishing = [plan.shares_microbatches for plan in outcome.of(PlanTaken) if plan.purpose == Purpose.FINISH_STEP]
+    assert finishing == ([True] if lost == "node" else [])
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("order", ["zb-h1", "1f1b"])
+def test_devices_that_go_on_exchange_nothing_twice(
+    devices: int, order: str, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever each of them was doing when it was told of another plan, and whichever microbatches came with that."""
+    sent: Counter[tuple[object, int, Key]] = Counter()
+
+    def exchange(self: Interpreter, peer: WorkerId, key: Key, part: torch.Tensor | None) -> torch.Tensor:
+        sent[self, self.step, key] += part is not None
+        return usual(self, peer, key, part)
+
+    usual = Interpreter._exchange
+    monkeypatch.setattr(Interpreter, "_exchange", exchange)
+    plain = plain_job(str(laboratory.source), devices, order=order)
+    for at, late in product(("forward", "backward", "exchange"), range(3)):
+        kill = Kill(node=late, at=at, step=2, delay_s=late * 0.004)
+        outcome = laboratory.cluster(replace(plain, kills=(kill,))).run()
+        assert outcome.weights == laboratory.reference(plain.job).weights
+    assert set(sent.values()) == {1}

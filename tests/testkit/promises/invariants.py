@@ -164,10 +164,12 @@ class InvariantChecker:
         self.num_refused += 1
 
     def sent_by_deposed(self, message: ToWorker) -> None:
-        """Checks that a coordinator that leads no more says nothing that the journal does not have."""
+        """Checks that a coordinator that leads no more says nothing that the journal does not have. A commit that it
+        tells begins the next step as anybody's does."""
         match message:
             case Commit():
                 self.require((message.step, message.generation) in self._commits, f"{message} is not in the journal")
+                self._begun += not message.hold and message.step == self._begun
             case PlanMessage():
                 self.require(message.plan.generation in self.before, f"{message} is not in the journal")
             case _:

@@ -31,8 +31,6 @@ def begin(run: Run) -> list[Command]:
     run.phase = Phase.SALVAGING
     if run.plan.evaluation is None:
         run.attempt.is_void |= not run.plan_selector.finishes(run.situation(run.holders()))
-    # What a device has counted of a microbatch that several share is a part, and the ledger knows of no parts.
-    run.attempt.is_void |= run.plan.shares_microbatches
     # Nobody tells whether the parameters came that a device does not keep.
     run.attempt.is_void |= run.plan.spreads_optimizer and bool(run.attempt.unready)
     broken = to_halt(run.plan.of_pass, run.members.addresses, run.attempt.unready)

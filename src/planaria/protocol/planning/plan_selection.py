@@ -194,8 +194,10 @@ class PlanSelector:
 
         Some device has no room for it; or, because state was on its way, of a layer with two groups each is with
         another worker, or a stage's devices do not all hold the same; or a device was lost that kept the optimizer's
-        state for the others of its stage.
+        state for the others of its stage, or with which these shared each microbatch.
         """
+        if plan.shares_microbatches and self.measured.lost_devices:
+            return None
         whole = holders
         if plan.spreads_optimizer:
             holders = _of_stages(plan, whole)

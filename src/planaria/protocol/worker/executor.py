@@ -79,6 +79,7 @@ class WorkerExecutor(ABC):
             case Adopt(message, continues, forgets):
                 self._adopt(message, continues=continues, forgets=forgets)
             case SendReport(generation, step):
+                self._interpreter.halt()
                 held = self._holdings.held_at(step - 1)
                 self._control.send(Report(generation=generation, step=step, ledger=self._holdings.ledger, held=held))
             case SendReturned():

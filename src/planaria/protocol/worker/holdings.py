@@ -186,6 +186,10 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
             accumulator.reset(self.exponents[group])
         self.drop_shadows()
 
+    def void(self) -> None:
+        """Voids all that is counted of the step."""
+        self.begin_step(self.exponents)
+
     def accumulator(self, group: int) -> Accumulator:
         return self._found(group, self.accumulators)
 
@@ -261,4 +265,4 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
         if not any(mask & left_out for mask in self._counted):
             return
         assert not any(mask & ~left_out for mask in self._counted), "a sum cannot be left out in part"
-        self.begin_step(self.exponents)
+        self.void()

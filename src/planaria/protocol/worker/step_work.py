@@ -214,6 +214,12 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._audits.begin(audits)
         self.progress.begin(with_audits(self._program, audits, self._worker, self._num_layers))
 
+    def halt(self) -> None:
+        """Stops within the step. What a device has counted of microbatches that several share is a part, of which the
+        ledger of the first one tells nothing: it counts no more."""
+        if self.plan.shares_microbatches:
+            self._holdings.void()
+
     def give_up(self) -> None:
         """Drops what is kept for the step in progress: it will not be finished here."""
         self._batches.clear()

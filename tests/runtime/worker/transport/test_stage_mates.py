@@ -106,7 +106,25 @@ def test_what_was_exchanged_before_an_order_is_not_exchanged_again() -> None:
     assert len(post.sent) == 2 * DEVICES
 
 
-def test_a_new_plan_forgets_what_was_exchanged_and_may_share_nothing() -> None:
+def test_what_was_exchanged_stays_while_others_are_finished_and_under_another_plan() -> None:
+    """As the layer that was put down may run again after all of that."""
+    post = Post()
+    devices = [post.of(DEVICES + place) for place in range(DEVICES)]
+    given = parts()
+    post.interrupts = 1
+    with pytest.raises(Interrupted):
+        devices[0].add_up(WORK, 5, given[0], DEVICES)
+    devices[0].forget(lambda other: other != (4, 7))
+    devices[0].adopt(plan_of())
+    assert all(torch.equal(found, tree_sum(given)) for found in summed(devices, given, DEVICES))
+    assert len(post.sent) == 2 * DEVICES
+    for mates in devices:
+        mates.forget(lambda other: other != WORK)
+    assert all(torch.equal(found, tree_sum(given)) for found in summed(devices, given, DEVICES))
+    assert len(post.sent) == 4 * DEVICES
+
+
+def test_a_new_plan_may_share_nothing() -> None:
     mates = Post().of(DEVICES)
     mates.adopt(msgspec.structs.replace(plan_of(), shares_microbatches=False))
     assert (mates.number, mates.place) == (1, 0)

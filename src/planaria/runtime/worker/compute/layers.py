@@ -66,8 +66,8 @@ class Mates(Protocol):
         down and asked for again exchanges nothing twice."""
         ...
 
-    def finish(self) -> None:
-        """Forgets what was exchanged: what it was for is done."""
+    def forget(self, keep: Callable[[Work], bool]) -> None:
+        """Forgets what was exchanged for microbatches that nobody will go on with."""
         ...
 
 
@@ -218,6 +218,8 @@ class Compute:
         if not self._kept:
             for module in self._modules.values():
                 drop_copies(module.parameters())
+        if self.mates is not None:
+            self.mates.forget(keep)
 
     def forward(
         self,
@@ -309,7 +311,7 @@ class Compute:
 
         with shared_out(Sharing(number=mates.number, place=mates.place, add_up=add_up)):
             yield
-        mates.finish()
+        mates.forget(lambda other: other != work)  # what it was for is done
 
     @contextmanager
     def _naming(self, layer: int) -> Iterator[None]:
@@ -344,7 +346,7 @@ class Compute:
         found: Gradients = [None] * len(wanted)
         if roots and wanted:
             with self._naming(layer):
-                found = self._gradients(roots, wanted, given)
+                found = self._gradients(work, roots, wanted, given)
         del self._kept[work, layer]
         if counted:
             self._count_all(layer, found[len(inputs) :], told)
@@ -360,7 +362,7 @@ class Compute:
         found: Gradients = [None] * len(inputs)
         if roots and self._is_shared:
             with self._naming(layer):
-                whole = self._gradients(roots, [*inputs, *parameters], given)
+                whole = self._gradients(work, roots, [*inputs, *parameters], given)
             found, self._weight_passes[work, layer] = whole[: len(inputs)], WeightPass(lambda: whole[len(inputs) :])
         elif roots:
             with self._naming(layer):
@@ -370,12 +372,12 @@ class Compute:
         return _filled(inputs, found)
 
     def _gradients(
-        self, roots: list[torch.Tensor], wanted: list[torch.Tensor], given: list[torch.Tensor | None]
+        self, work: Work, roots: list[torch.Tensor], wanted: list[torch.Tensor], given: list[torch.Tensor | None]
     ) -> Gradients:
         """Runs a whole backward. One that is shared may be put down where it waits for others, and run again."""
         found = torch.autograd.grad(roots, wanted, given, allow_unused=True, retain_graph=self._is_shared)
         if self.mates is not None:
-            self.mates.finish()
+            self.mates.forget(lambda other: other != work)
         return found
 
     def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:

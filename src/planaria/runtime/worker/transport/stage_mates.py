@@ -2,8 +2,10 @@
 
 In each round a device exchanges its sum so far with one that has the sum of the neighbouring devices, and adds the two
 in the devices' order: so all come to the same bits, those of the tree over all shards, whatever their number. A wait
-ends when there is an order. Then the layer is put down and perhaps run again, so what was exchanged for it is kept
-until it is done: nothing is sent twice, or waited for that has come.
+ends when there is an order. Then the layer is put down and perhaps run again, also after others and under another plan,
+so what was exchanged for it is kept until it is done: nothing is sent twice, or waited for that has come. Who is done
+with it has sent all that the others need. So devices that do the rest of a step in the same order, each without what it
+has done, never wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -39,10 +41,9 @@ class StageMates:
         self._came: dict[Key, torch.Tensor] = {}
 
     def adopt(self, plan: Plan) -> None:
-        """Adopts a plan: what devices share begins anew under each."""
+        """Adopts a plan. What was exchanged for microbatches that go on stays: they have the same devices."""
         own = (mates for mates in plan.stage_mates if self._worker in mates) if plan.shares_microbatches else iter(())
         self._mates = next(own, (self._worker,))
-        self.finish()
 
     @property
     def number(self) -> int:
@@ -79,7 +80,8 @@ class StageMates:
             distance, rounds = 2 * distance, rounds + 1
         return part
 
-    def finish(self) -> None:
-        """Forgets what was exchanged: what it was for is done."""
-        self._sent.clear()
-        self._came.clear()
+    def forget(self, keep: Callable[[Work], bool]) -> None:
+        """Forgets what was exchanged for microbatches that nobody will go on with."""
+        for key in [key for key in self._sent if not keep((key.item, key.epoch))]:
+            self._sent.remove(key)
+            self._came.pop(key, None)
