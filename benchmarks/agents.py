@@ -494,6 +494,7 @@ def main() -> None:
     parser.add_argument("--agents", type=int, nargs="*", default=[256, 1024, 4096], help="(default: %(default)s)")
     parser.add_argument("--losses", type=int, default=5, help="of each run, one at a time (default: %(default)s)")
     parser.add_argument("--rolling", type=float, default=0.1, help="share of the agents (default: %(default)s)")
+    parser.add_argument("--step-s", type=float, default=1.0, help="seconds of a step (default: %(default)s)")
     parser.add_argument("--no-tls", action="store_true", help="plain connections")
     parser.add_argument("--no-probes", action="store_true", help="hosts do not measure their links")
     parser.add_argument("--no-simulation", action="store_true", help="leave the simulator out")
@@ -510,6 +511,7 @@ def main() -> None:
         tls=not given.no_tls,
         probes=not given.no_probes,
         seed=given.seed,
+        step_s=given.step_s,
         profile_to=given.profile,
     )
     figures = Figures("a coordinator and its agents")

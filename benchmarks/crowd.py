@@ -61,6 +61,8 @@ STEPS_A_LOSS = 4
 """The step that is lost in, the one after it, and two between losses."""
 ROLLING_STEPS = 10
 """For as long as so many steps take agents go, one after the other, in a rolling loss."""
+REST = 0.1
+"""Of a step, which whoever goes on with it under another plan has to do at least."""
 PLANS_KEPT, BODIES_KEPT = 8, 12
 """Plans that some worker may still have, and messages that others may still get."""
 SLOTS = 20
@@ -265,7 +267,7 @@ class Crowd:
         known = next((one for one in self._plans_heard if one and one.plan.generation == generation), None)
         if known is not None:
             return known
-        telling = PlanTelling(message, self._plans_heard[-1], self._halted)
+        telling = PlanTelling(message, self._plans_heard[-1], self._halted, self._workers.keys())
         self._tellings[generation] = telling
         if "acting" in self._awaits:
             self._seen.num_acting.append(telling.num_acting)
@@ -296,6 +298,7 @@ class Crowd:
     def _adopt(self, worker: WorkerMember, message: PlanMessage, size: int, now: float) -> None:
         assert worker.link is not None
         plan = message.plan
+        goes_on = (message.begun, message.step, message.afresh) == (worker.begun, worker.step, False)
         worker.message, worker.step = message, message.step
         worker.shares = self._shares[plan.generation]
         if message.afresh or message.begun != worker.begun:
@@ -303,7 +306,7 @@ class Crowd:
         worker.begun = message.begun
         if plan.transfers or message.source is not StateSource.LIVE:
             worker.link.say(encode(Ready(generation=plan.generation)))
-        self._vote_later(worker, now)
+        self._vote_later(worker, now, goes_on=goes_on)
         telling = self._tellings.get(plan.generation)
         if telling is not None:
             if telling.is_first:
@@ -329,11 +332,14 @@ class Crowd:
             self._is_placing = False
             self._seen.placed.append(now - self._last_vote)
 
-    def _vote_later(self, worker: WorkerMember, now: float) -> None:
-        message = worker.message
+    def _vote_later(self, worker: WorkerMember, now: float, *, goes_on: bool = False) -> None:
+        """Has a worker vote once its step is done: under a plan with which it goes on, soon after it would have."""
+        message, step_s = worker.message, self._script.step_s
         assert message is not None
+        begun_now = now + self._draw.uniform(0.9, 0.95) * step_s
+        worker.due = max(worker.due, now + REST * step_s) if goes_on else begun_now
         what = message.plan.generation, worker.step
-        self._at(now + self._draw.uniform(0.9, 0.95) * self._script.step_s, lambda: self._vote(worker, what))
+        self._at(worker.due, lambda: self._vote(worker, what))
 
     def _vote(self, worker: WorkerMember, what: tuple[int, int]) -> None:
         message, shares = worker.message, worker.shares

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -153,7 +153,7 @@ class AgentMember:
 
 
 class WorkerMember:
-    __slots__ = ("agent", "begun", "carried", "link", "message", "name", "shares", "step")
+    __slots__ = ("agent", "begun", "carried", "due", "link", "message", "name", "shares", "step")
 
     def __init__(self, agent: AgentMember, name: WorkerId) -> None:
         self.agent = agent
@@ -164,6 +164,8 @@ class WorkerMember:
         """None: it was halted."""
         self.step = 0
         self.begun = -1
+        self.due = 0.0
+        """When it is done with the step in progress."""
         self.carried: Ledger | None = None
         """What its accumulators hold beside the routes of the plan, after a halt."""
 
@@ -195,9 +197,11 @@ class Shares:
 
 
 class PlanTelling:
-    """A plan on its way: who is still to get it, of all workers and of those that have to act on it."""
+    """A plan on its way: who is still to get it, of all workers that are there and of those that have to act on it."""
 
-    def __init__(self, message: PlanMessage, before: PlanMessage | None, halted: set[WorkerId]) -> None:
+    def __init__(
+        self, message: PlanMessage, before: PlanMessage | None, halted: set[WorkerId], there: Collection[WorkerId]
+    ) -> None:
         plan = message.plan
         workers = acting = set(plan.workers)
         if before is not None and before.begun == message.begun:
@@ -205,7 +209,7 @@ class PlanTelling:
         self.workers = frozenset(workers)
         self.num_acting = len(acting)
         self.is_first = True
-        self._left = {"acting": set(acting), "decided": set(workers)}
+        self._left = {"acting": acting.intersection(there), "decided": workers.intersection(there)}
 
     def arrived(self, worker: WorkerId) -> list[str]:
         """Notes that a worker has it; returns of whom it was the last."""

@@ -133,11 +133,11 @@ def check_shared_microbatches(job: Job) -> None:
             'does not go with cluster.stage_parallelism = "tensor", which has run on processors alone',
             'Set it to "cpu", or stage_parallelism = "sharded".',
         )  # fmt: skip
-    if job.resilience.policy is PolicyName.REDUNDANCY:
+    if job.resilience.policy is PolicyName.REDUNDANCY and job.resilience.redundancy.runs_forwards:
         refuse(
-            "resilience.policy", job.resilience.policy.value,
+            "resilience.redundancy", job.resilience.redundancy.value,
             'does not go with cluster.stage_parallelism = "tensor": shadows compute no part of a microbatch',
-            'Set another policy, or stage_parallelism = "sharded".',
+            'Set it to "lazy-lazy", another policy, or stage_parallelism = "sharded".',
         )  # fmt: skip
     if job.resilience.audit:
         refuse(

@@ -207,6 +207,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         """Microbatches of a step that count: all but those that the plan leaves out."""
         return self.num_microbatches - len(self.dropped)
 
+    @property
+    def shadows_compute(self) -> bool:
+        """Whether shadows compute something in every step, and not only once its owner is lost."""
+        return self.redundancy is not None and self.redundancy.runs_forwards
+
     @cached_property
     def workers(self) -> tuple[WorkerId, ...]:
         """Every worker that owns or shadows layers, ascending."""

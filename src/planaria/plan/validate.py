@@ -124,7 +124,7 @@ def _check_sharing(plan: Plan) -> None:
     """Checks that each stage has all of its devices, and that routes name the first of them."""
     devices = plan.devices_per_stage
     _require(devices & (devices - 1) == 0 and devices > 1, f"{devices} devices cannot share a microbatch")
-    _require(plan.redundancy is None, "shadows compute nothing of microbatches that devices share")
+    _require(not plan.shadows_compute, "shadows compute nothing of microbatches that devices share")
     for mates in plan.stage_mates:
         _require(len(mates) == devices, f"workers {mates} share microbatches, and their stage has {devices} devices")
     named = {hop.worker for route in plan.routes for hop in route.hops}

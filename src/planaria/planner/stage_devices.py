@@ -143,7 +143,7 @@ def by_device(
 def carried(plan: Plan, on: Devices, before: Plan | None = None) -> Plan:
     """Returns the plan as `by_device` does, without what moves."""
     evaluation = plan.evaluation
-    shares = on.share_microbatches and not on.lost and plan.redundancy is None
+    shares = on.share_microbatches and not on.lost and not plan.shadows_compute
     if before is not None and (shares or before.shares_microbatches):
         before = None
     last = None if before is None else before.evaluation

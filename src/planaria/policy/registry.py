@@ -204,14 +204,18 @@ class StageDevicesPolicy(Policy):
         )
 
     def finish_step(self, request: FinishRequest) -> Candidate:
-        if self._is_whole(request):
-            return self._by_device(self.places.finish_step(self._struck(request)), request.plan, finishes=True)
-        # Nobody goes on in the place of a device alone: what its stage's devices hold would differ.
-        plan = msgspec.structs.replace(request.plan, redundancy=None)
-        found = super().finish_step(dataclasses.replace(request, plan=plan))
-        if request.plan.redundancy is None:
+        is_whole, redundancy = self._is_whole(request), request.plan.redundancy
+        if redundancy is not None and (not is_whole or request.plan.shares_microbatches):
+            # Nobody goes on in the place of a device alone: what its stage's devices hold would differ. Nor of several
+            # that share microbatches: what those have counted is void.
+            request = dataclasses.replace(request, plan=msgspec.structs.replace(request.plan, redundancy=None))
+        if is_whole:
+            found = self._by_device(self.places.finish_step(self._struck(request)), request.plan, finishes=True)
+        else:
+            found = super().finish_step(request)
+        if found.plan.redundancy is redundancy:
             return found
-        plan = msgspec.structs.replace(found.plan, redundancy=request.plan.redundancy)
+        plan = msgspec.structs.replace(found.plan, redundancy=redundancy)
         return self._timed(dataclasses.replace(found, plan=plan))
 
     def finish_evaluation(self, request: FinishRequest) -> Candidate:

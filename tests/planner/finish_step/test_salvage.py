@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.errors import NoReplica
 from planaria.plan.ledger import Ledger, combine
-from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
+from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId, runs_of
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
 from planaria.planner.finish_step.rerun_routes import along_owners
@@ -166,6 +166,24 @@ def test_to_halt_follows_shared_pipelines_and_routes() -> None:
     crossing = msgspec.structs.replace(plan.routes[0], hops=hops)
     tangled = msgspec.structs.replace(plan, routes=(crossing, plan.routes[1]))
     assert to_halt(tangled, [WorkerId(w) for w in (1, 2, 3, 4)]) == {1, 2, 3, 4}
+
+
+def test_survivors_without_work_are_halted_once() -> None:
+    """A later loss of the step asks only those that it touches, and survivors through which something passes."""
+    planner = PlannerSettings(num_microbatches=9, fault_tolerance=1, num_nodes=9, devices_per_node=1, min_nodes=3)
+    templates = make_templates(PROFILE, planner)[:1]
+    plan = initial_plan(PROFILE, templates, planner, [NodeId(n) for n in range(9)], 1)
+    step = Step(PROFILE, plan, 0)
+    step.lose({NodeId(0)})
+    assert step.reports.keys() == {1, 2}
+    struck = step.machine.plan
+    live = [worker for worker in struck.workers if worker != 3]
+    assert to_halt(struck, live) == {4, 5}
+    hops = (*struck.pipelines[-1].stages[:-1], *runs_of(WorkerId(2), plan.layers_of[WorkerId(2)]))
+    passing = msgspec.structs.replace(struck.routes[-1], hops=hops)
+    assert to_halt(struck.renewed(routes=(*struck.routes[:-1], passing)), live) == {1, 2, 4, 5, 6, 7, 8}
+    step.lose({NodeId(3)})
+    step.finish()
 
 
 def test_missing_work_is_spread_over_the_pipelines_that_are_left() -> None:

@@ -21,11 +21,14 @@ SWARM_SHARE = 0.5
 LEAD_SHARE = 0.2
 """Of schedules in which the lead passes to another coordinator."""
 
-STAGES_SHARE = 0.05
+STAGES_SHARE = 0.08
 """Of schedules whose stages are on two devices each."""
 
 SPREAD_SHARE = 0.5
 """Of those, in which the two spread the optimizer's state."""
+
+SHARING_SHARE = 0.4
+"""Of those, in which the two share each microbatch, and nothing is audited."""
 
 ALONE_SHARE = 0.6
 """Of schedules with several devices a node, in which some are lost alone."""
@@ -89,6 +92,8 @@ def schedule(seed: int) -> Schedule:
     alone = Random(f"devices {seed}")
     if alone.random() < STAGES_SHARE:
         setup = on_devices(setup, 2, spreads_optimizer=Random(f"optimizer {seed}").random() < SPREAD_SHARE)
+        if Random(f"sharing {seed}").random() < SHARING_SHARE:
+            setup = msgspec.structs.replace(setup, share_microbatches=True, audit=0.0)
     if setup.devices_per_node > 1 and alone.random() < ALONE_SHARE:
         faults = with_devices_alone(alone, setup, faults)
     return Schedule(seed=seed, setup=setup, weather=weather, faults=tuple(faults), calm=calm)

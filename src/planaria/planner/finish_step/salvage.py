@@ -27,9 +27,10 @@ LayerHolders = Mapping[WorkerId, Collection[int]]
 def to_halt(plan: Plan, live: Collection[WorkerId], unready: Collection[WorkerId] = ()) -> frozenset[WorkerId]:
     """Returns the live workers that must stop and report their ledgers; all others go on undisturbed.
 
-    They are the survivors of pipelines that are not whole, and all that share a pipeline, a route or a stage, at any
-    remove, with a worker that is lost or `unready` (has no state yet). A worker never has one route kept and another
-    dropped, so what it accumulates is either reported or known from its routes.
+    They are the survivors of pipelines that are not whole, where a route passes through them or a mate of their stages,
+    and all that share a pipeline, a route or a stage, at any remove, with a worker that is lost or `unready` (has no
+    state yet). A worker never has one route kept and another dropped, so what it accumulates is either reported or known
+    from its routes. Survivors that no route passes through have been halted before, and have done nothing since.
     """
     circles: list[Sequence[WorkerId]] = [pipeline.workers for pipeline in plan.pipelines]
     circles += plan.stage_mates
@@ -38,7 +39,14 @@ def to_halt(plan: Plan, live: Collection[WorkerId], unready: Collection[WorkerId
         for route, at in zip(plan.routes, plan.pipeline_of_route, strict=True)
         if at < 0
     ]
-    stopped = {worker for p in plan.pipelines if not p.is_whole(plan.num_layers) for worker in p.workers}
+    at_work = {hop.worker for route in plan.routes for hop in route.hops}
+    at_work.update(*(mates for mates in plan.stage_mates if not at_work.isdisjoint(mates)))
+    stopped = {
+        worker
+        for pipeline in plan.pipelines
+        if not pipeline.is_whole(plan.num_layers) and not at_work.isdisjoint(pipeline.workers)
+        for worker in pipeline.workers
+    }
     workers = set(plan.workers)
     stopped |= workers.difference(live) | workers.intersection(unready)
     while True:

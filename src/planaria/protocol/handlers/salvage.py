@@ -6,6 +6,7 @@ And owners of a group that do not hold the same bits: the step is not committed 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import chain
 
 from planaria.plan.plan import PlanError, WorkerId
 from planaria.plan.thresholds import ANEW_CLEARLY, LONG_REST
@@ -85,9 +86,11 @@ def _decide_when_reported(run: Run) -> list[Command]:
         return boundary.stop_early(run)
     if run.attempt.is_void:
         return boundary.reconfigure(run, holders)
-    computing = (w for w in run.plan.workers if w in run.members.addresses and w not in salvage.halted)
+    whole = (pipeline.workers for pipeline in run.plan.pipelines if pipeline.is_whole(run.plan.num_layers))
+    computing = (w for w in chain(*whole) if w in run.members.addresses and w not in salvage.halted)
     if next(computing, None) is None and salvage.is_untouched:
-        return boundary.reconfigure(run, holders)
+        run.attempt.is_void = True
+        return begin(run)
     return _finish_step(run, holders)
 
 
