@@ -5,7 +5,8 @@ begins on. range: a run of two nodes that grows to as many, with prices.
 
 joins.cpu: processor time of all of them; last-tenth: of one of the last tenth, beside one of the first.
 losses: nodes that go one after the other in one step of pipelines of 16, each once the plan without the one before is
-told, with half of what was theirs done: processor time from a loss to its plan, of the first and of the last.
+told, with half of what was theirs done: processor time from a loss to its plan, of the first and of the last, and how
+many workers are told that plan at once.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ from planaria.protocol.messages.to_worker import Halt, PlanMessage
 from planaria.protocol.run.settings import RunSettings
 
 LEAST = 2
-LOSSES = 30
 LAYERS, DEPTH, MICROBATCHES = 24, 16, 16
 """Of the model that nodes are lost of; of a pipeline, and of each."""
 
@@ -76,8 +76,9 @@ def measure(nodes: int, *, has_range: bool) -> list[float]:
     return took_s
 
 
-def lose(nodes: int) -> list[float]:
-    """Returns the processor seconds from each loss to the plan that finishes the step, in order."""
+def lose(nodes: int, losses: int) -> tuple[list[float], list[int]]:
+    """Returns of each of so many losses the processor seconds to the plan that finishes the step, and how many workers
+    are told that at once, in order."""
     pipelines = nodes // DEPTH
     profile = uniform_profile(LAYERS, 1e-3, parameter_bytes=1 << 20, output_bytes=1)
     planned = PlannerSettings(
@@ -107,8 +108,8 @@ def lose(nodes: int) -> list[float]:
     for worker in message.plan.workers:
         machine.handle(Received(worker, Ready(generation=message.plan.generation)), 0.0)
     carried: dict[WorkerId, Ledger] = {}
-    took_s = []
-    for number, lost in enumerate(random.Random(1).sample(message.plan.workers, LOSSES)):
+    took_s, acting = [], []
+    for number, lost in enumerate(random.Random(1).sample(message.plan.workers, losses)):
         now, plan, took = 0.001 * number, message.plan, 0.0
         counted = Shares.of(plan).counted
         events: deque[Event] = deque([NodeGone(NodeId(lost), "connection closed")])
@@ -130,7 +131,8 @@ def lose(nodes: int) -> list[float]:
         if message.afresh:
             carried.clear()
         took_s.append(took)
-    return took_s
+        acting.append(sum(isinstance(told, Send) and not told.may_wait for told in commands))
+    return took_s, acting
 
 
 def _plan_of(commands: Sequence[Command]) -> PlanMessage | None:
@@ -146,6 +148,7 @@ def _lower_half(mask: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="*", default=[256, 1024, 4096], help="(default: %(default)s)")
+    parser.add_argument("--losses", type=int, default=30, help="in one step (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     given = parser.parse_args()
     figures = Figures("nodes that join a coordinator's machine, and that it loses")
@@ -155,9 +158,10 @@ def main() -> None:
             tenth = max(1, nodes // 10)
             figures.add(f"joins.{nodes}.{kind}.cpu", 1e3 * sum(took_s), "ms")
             figures.add(f"joins.{nodes}.{kind}.last-tenth", sum(took_s[-tenth:]) / sum(took_s[:tenth]), "ratio")
-        took_s = lose(nodes)
-        figures.add(f"losses.{nodes}.first", 1e3 * took_s[0], "ms")
-        figures.add(f"losses.{nodes}.last", 1e3 * took_s[-1], "ms")
+        took_s, acting = lose(nodes, given.losses)
+        for name, at in (("first", 0), ("last", -1)):
+            figures.add(f"losses.{nodes}.{name}", 1e3 * took_s[at], "ms")
+            figures.add(f"losses.{nodes}.{name}.act", acting[at], "workers")
         figures.add_samples(f"losses.{nodes}", [1e3 * took for took in took_s], "ms")
     figures.finish(given.json)
 

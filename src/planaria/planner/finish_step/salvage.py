@@ -27,10 +27,10 @@ LayerHolders = Mapping[WorkerId, Collection[int]]
 def to_halt(plan: Plan, live: Collection[WorkerId], unready: Collection[WorkerId] = ()) -> frozenset[WorkerId]:
     """Returns the live workers that must stop and report their ledgers; all others go on undisturbed.
 
-    They are the survivors of pipelines that are not whole, where a route passes through them or a mate of their stages,
-    and all that share a pipeline, a route or a stage, at any remove, with a worker that is lost or `unready` (has no
-    state yet). A worker never has one route kept and another dropped, so what it accumulates is either reported or known
-    from its routes. Survivors that no route passes through have been halted before, and have done nothing since.
+    They are the survivors of pipelines that are not whole, where a route passes through one of them or a mate of its
+    stage, and all that share a pipeline, a route or a stage, at any remove, with a worker that is lost or `unready`
+    (has no state yet). A worker never has one route kept and another dropped, so what it accumulates is either reported
+    or known from its routes. Survivors without work have been halted before, and have counted nothing since.
     """
     circles: list[Sequence[WorkerId]] = [pipeline.workers for pipeline in plan.pipelines]
     circles += plan.stage_mates

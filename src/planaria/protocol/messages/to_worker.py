@@ -54,7 +54,8 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
 
 
 class Halt(Message, frozen=True, kw_only=True, tag="halt"):
-    """Orders a worker to stop computing, keep the accumulators, and report."""
+    """Orders a worker to stop computing, keep the accumulators, and report. Where devices share microbatches, they
+    keep nothing: each has a part, and no ledger tells of parts."""
 
     generation: int
     step: int
