@@ -216,9 +216,10 @@ class StepWork(ABC, Generic[Batch, Value]):
 
     def halt(self) -> None:
         """Stops within the step. What a device has counted of microbatches that several share is a part, of which the
-        ledger of the first one tells nothing: it counts no more."""
+        ledger of the first one tells nothing: it counts no more, nor do losses and scores of it, which others tell."""
         if self.plan.shares_microbatches:
             self._holdings.void()
+            self.losses, self.scores = {}, {}
 
     def give_up(self) -> None:
         """Drops what is kept for the step in progress: it will not be finished here."""
