@@ -128,7 +128,7 @@ def test_after_a_death_within_an_exchange_the_others_go_on_unless_it_was_of_a_de
     assert finishing == ([True] if lost == "node" else [])
 
 
-@pytest.mark.parametrize(("devices", "order"), [(2, "zb-h1"), *rest_in_proof([(4, "zb-h1"), (4, "1f1b")])])
+@pytest.mark.parametrize(("devices", "order"), rest_in_proof([pytest.param(2, "zb-h1"), pytest.param(4, "1f1b")]))
 def test_devices_that_go_on_exchange_nothing_twice(
     devices: int, order: str, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
