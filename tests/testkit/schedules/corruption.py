@@ -48,7 +48,7 @@ def audited(seed: int) -> Schedule:
     """Returns the schedule of a seed whose every computation is audited, with a node that computes wrong or audits
     wrong."""
     base, draw = corrupted(seed), Random(f"audits {seed}")
-    setup = msgspec.structs.replace(base.setup, audit=1.0, may_drop=False)
+    setup = msgspec.structs.replace(base.setup, audit=1.0, may_drop=False, share_microbatches=False)
     faults = [fault for fault in base.faults if fault.kind in UNSEEN]
     (strike,) = (fault for fault in base.faults if fault.kind is FaultKind.CORRUPT)
     what = draw.choice(["forward", "backward", "send", "way", "audit"])
@@ -59,7 +59,8 @@ def audited(seed: int) -> Schedule:
 def watched(seed: int) -> Schedule:
     """Returns the schedule of a seed, whatever befalls it, with audits of a drawn share of its computation."""
     base = schedule(seed)
-    setup = msgspec.structs.replace(base.setup, audit=Random(f"watched {seed}").choice([0.1, 0.5, 1.0]))
+    audit = Random(f"watched {seed}").choice([0.1, 0.5, 1.0])
+    setup = msgspec.structs.replace(base.setup, audit=audit, share_microbatches=False)
     return msgspec.structs.replace(base, setup=setup)
 
 

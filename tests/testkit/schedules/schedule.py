@@ -21,7 +21,7 @@ SWARM_SHARE = 0.5
 LEAD_SHARE = 0.2
 """Of schedules in which the lead passes to another coordinator."""
 
-STAGES_SHARE = 0.08
+STAGES_SHARE = 0.05
 """Of schedules whose stages are on two devices each."""
 
 SPREAD_SHARE = 0.5
