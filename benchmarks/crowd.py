@@ -336,8 +336,8 @@ class Crowd:
         """Has a worker vote once its step is done: under a plan with which it goes on, soon after it would have."""
         message, step_s = worker.message, self._script.step_s
         assert message is not None
-        begun_now = now + self._draw.uniform(0.9, 0.95) * step_s
-        worker.due = max(worker.due, now + REST * step_s) if goes_on else begun_now
+        anew = now + self._draw.uniform(0.9, 0.95) * step_s
+        worker.due = max(worker.due, now + REST * step_s) if goes_on else anew
         what = message.plan.generation, worker.step
         self._at(worker.due, lambda: self._vote(worker, what))
 

@@ -209,7 +209,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
 
     @property
     def shadows_compute(self) -> bool:
-        """Whether shadows compute something in every step, and not only once its owner is lost."""
+        """Whether shadows compute something in every step, and not only once their owner is lost."""
         return self.redundancy is not None and self.redundancy.runs_forwards
 
     @cached_property

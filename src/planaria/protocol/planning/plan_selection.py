@@ -192,9 +192,9 @@ class PlanSelector:
         """Returns a plan for what a loss left undone of the step in progress, or of the evaluation before it; None
         where it cannot be finished.
 
-        Some device has no room for it; or, because state was on its way, of a layer with two groups each is with
-        another worker, or a stage's devices do not all hold the same; or a device was lost that kept the optimizer's
-        state for the others of its stage, or with which these shared each microbatch.
+        Some device has no room for it; or, as state was on its way, of a layer with two groups each is with another
+        worker, or a stage's devices hold different ones; or a device was lost that kept optimizer's state for others
+        of its stage, or shared each microbatch with them.
         """
         if plan.shares_microbatches and self.measured.lost_devices:
             return None
@@ -222,9 +222,8 @@ class PlanSelector:
             )
         )
         validate(proposal.plan, already=counted, dropped=proposal.dropped)
-        if plan.spreads_optimizer and not _is_kept(proposal.plan, whole):
-            return None
-        return proposal if self.shortages.allows(proposal.plan) else None
+        is_kept = not plan.spreads_optimizer or _is_kept(proposal.plan, whole)
+        return proposal if is_kept and self.shortages.allows(proposal.plan) else None
 
     # Another placement
 

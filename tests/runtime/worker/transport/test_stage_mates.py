@@ -91,7 +91,8 @@ def test_a_sum_among_neighbours_asks_nobody_else() -> None:
     assert all(torch.equal(found[at], tree_sum(given[at - at % 2 : at - at % 2 + 2])) for at in range(DEVICES))
 
 
-def test_what_was_exchanged_before_an_order_is_not_exchanged_again() -> None:
+def put_down() -> tuple[Post, list[StageMates], list[torch.Tensor]]:
+    """Devices of which the first has put down a sum after its part had gone out."""
     post = Post()
     devices = [post.of(DEVICES + place) for place in range(DEVICES)]
     given = parts()
@@ -99,6 +100,11 @@ def test_what_was_exchanged_before_an_order_is_not_exchanged_again() -> None:
     with pytest.raises(Interrupted):
         devices[0].add_up(WORK, 5, given[0], DEVICES)
     assert len(post.sent) == 1
+    return post, devices, given
+
+
+def test_what_was_exchanged_before_an_order_is_not_exchanged_again() -> None:
+    post, devices, given = put_down()
     assert all(torch.equal(found, tree_sum(given)) for found in summed(devices, given, DEVICES))
     assert len(post.sent) == len(set(post.sent)) == 2 * DEVICES
     again = devices[0].add_up(WORK, 5, given[0], DEVICES)  # put down later in the layer: all of it has come
@@ -108,12 +114,7 @@ def test_what_was_exchanged_before_an_order_is_not_exchanged_again() -> None:
 
 def test_what_was_exchanged_stays_while_others_are_finished_and_under_another_plan() -> None:
     """As the layer that was put down may run again after all of that."""
-    post = Post()
-    devices = [post.of(DEVICES + place) for place in range(DEVICES)]
-    given = parts()
-    post.interrupts = 1
-    with pytest.raises(Interrupted):
-        devices[0].add_up(WORK, 5, given[0], DEVICES)
+    post, devices, given = put_down()
     devices[0].forget(lambda other: other != (4, 7))
     devices[0].adopt(plan_of())
     assert all(torch.equal(found, tree_sum(given)) for found in summed(devices, given, DEVICES))
