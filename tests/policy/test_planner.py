@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 
 import pytest
 
 from planaria.estimate.step_time import step_time_s
 from planaria.plan.costs.model_profile import LinkCost
-from planaria.plan.costs.pipeline_time import step_times
+from planaria.plan.costs.pipeline_time import Template, step_times
 from planaria.plan.plan import NodeId, PlanError, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.instantiation.instantiate import instantiate, instantiate_beside
-from planaria.planner.reconfigure.reconfigure import Change, How, searched
+from planaria.planner.reconfigure.reconfigure import How, searched
 from planaria.planner.reconfigure.surviving_plan import SurvivingPlan
 from planaria.policy.interface import ReplanRequest
 from planaria.policy.planner import Planner
@@ -29,8 +30,8 @@ class Watched(Planner):
     is_open = False
     num_left_out = 0
 
-    def may_take_less(self, change: Change, seconds: float) -> bool:
-        may = self.is_open or super().may_take_less(change, seconds)
+    def may_take_less(self, templates: Sequence[Template], searched: Iterable[Sequence[int]], seconds: float) -> bool:
+        may = self.is_open or super().may_take_less(templates, searched, seconds)
         Watched.num_left_out += not may
         return may
 

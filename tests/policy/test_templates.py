@@ -15,10 +15,11 @@ from planaria.plan.costs.model_profile import LinkCost
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
 from planaria.plan.settings import Objective, PlannerSettings
-from planaria.plan.thresholds import OTHER_SET_CLEARLY
+from planaria.plan.thresholds import OTHER_SET_CLEARLY, STEPS_AHEAD
 from planaria.plan.validate import validate
 from planaria.planner.instantiation.microbatch_shares import least_variance
-from planaria.planner.reconfigure.reconfigure import reconfigure
+from planaria.planner.reconfigure.reconfigure import best_of, reconfigure, searched
+from planaria.planner.reconfigure.surviving_plan import SurvivingPlan
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
@@ -142,10 +143,12 @@ def test_dealt_out_anew_nodes_make_even_pipelines_where_sums_are_long() -> None:
     lost = (NodeId(0), NodeId(19), NodeId(21))
     holders: dict[WorkerId, tuple[int, ...]] = {w: g for w, g in plan.groups_of.items() if w not in lost}
     holders |= {WorkerId(n): () for n in range(38, 44)}
-    proposal = made.reconfigure(ReplanRequest(plan=plan, lost=lost, holders=holders, generation=2))
+    request = ReplanRequest(plan=plan, lost=lost, holders=holders, generation=2)
+    proposal = made.reconfigure(request)
     for templates in even_sets(made.planner.templates, 41, settings):
         try:
-            found = reconfigure(profile, templates, settings, plan, lost, holders, 2, search=True)
+            left = SurvivingPlan(request.change(made.planner, templates))
+            found = best_of(left, searched(left), STEPS_AHEAD)
         except PlanError:
             continue
         if len(found.plan.nodes) == 41:

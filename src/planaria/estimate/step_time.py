@@ -108,7 +108,8 @@ def outline(
     if found is None:
         found = _outline_of_paths(plan, durations, conditions, known)
     if plan.shares_microbatches:  # routes name the first device of a stage, and the others compute as long
-        found = replace(found, compute_s={worker: found.compute_s[plan.first_of(worker)] for worker in plan.workers})
+        compute_s = {worker: found.compute_s.get(plan.first_of(worker), 0.0) for worker in plan.workers}
+        found = replace(found, compute_s=compute_s)
     if conditions.num_cores is not None or conditions.stretch != 1.0:
         found = on_shared_cores(found, plan, durations, conditions)
     return _audited(found, plan, conditions) if conditions.audit else found

@@ -193,6 +193,10 @@ STATE_OF_STEP = 0.1
 STEPS_AHEAD = 500
 """Steps that a plan is taken to last: they weigh its step time against the transfers before it. Not measured."""
 
+HARDLY_BETTER = 0.999
+"""Ratio to what a plan takes, transfers included, above which another one is not made to see whether its transfers are
+shorter. Not measured."""
+
 PROMISING = 1.25
 """Ratio of step times, in closed form, above which a plan is not worth a simulation. Measured: the forms are within 16%
 of it, sums between pipelines aside."""

@@ -121,15 +121,16 @@ def _check_stage_mates(plan: Plan) -> None:
 
 
 def _check_sharing(plan: Plan) -> None:
-    """Checks that each stage has all of its devices, and that routes name the first of them."""
+    """Checks that each stage that computes has all of its devices, and that routes name the first of them."""
     devices = plan.devices_per_stage
     _require(devices & (devices - 1) == 0 and devices > 1, f"{devices} devices cannot share a microbatch")
     _require(not plan.shadows_compute, "shadows compute nothing of microbatches that devices share")
-    for mates in plan.stage_mates:
-        _require(len(mates) == devices, f"workers {mates} share microbatches, and their stage has {devices} devices")
     named = {hop.worker for route in plan.routes for hop in route.hops}
     for worker in sorted(named):
         _require(plan.first_of(worker) == worker, f"a route names worker {worker}, which is not the first of its stage")
+    for mates in plan.stage_mates:
+        is_whole = len(mates) == devices or named.isdisjoint(mates)
+        _require(is_whole, f"workers {mates} share microbatches, and their stage has {devices} devices")
 
 
 def _check_order(plan: Plan) -> None:

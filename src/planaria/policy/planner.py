@@ -6,7 +6,7 @@ It knows the job's costs and settings, and the nodes' speeds and zones as far as
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -28,8 +28,6 @@ from planaria.planner.place_costs import as_places
 from planaria.planner.placement.arrangements import arrangements
 from planaria.planner.placement.warm_up import Room
 from planaria.planner.placement.zones import Zones, replicas_by_zone
-from planaria.planner.reconfigure.reconfigure import searched
-from planaria.planner.reconfigure.surviving_plan import Change, SurvivingPlan
 from planaria.planner.stage_devices import Devices, carried
 from planaria.planner.templates.templates import fewest_nodes, make_templates
 
@@ -343,25 +341,24 @@ class Planner:
         limit = self.settings.memory_bytes
         return not limit or fullest_device_bytes(plan, self.profile, self.settings.audit) <= limit
 
-    def may_take_less(self, change: Change, seconds: float) -> bool:
-        """Returns whether a full search after this change may give a plan whose step takes less than so many seconds.
+    def may_take_less(self, templates: Sequence[Template], searched: Iterable[Sequence[int]], seconds: float) -> bool:
+        """Returns whether a full search may give a plan whose step takes less than so many seconds.
 
         A step's time follows from the forms and shares of a plan's pipelines, and of pipelines made from templates
         these follow from their sizes. So a set of templates none of whose sizes are fast enough need not be made a plan
         of. For nodes as fast as the profile says.
 
-        Raises:
-            PlanError: there is no such plan.
+        Args:
+            templates: of which the search takes some.
+            searched: numbers of nodes of the pipelines (0: none), of which the search takes one.
+            seconds: of a step that is known.
         """
         if self.conditions.network is not None:
             return True  # it counts which nodes they are
-        if change.plan.devices_per_node > 1:
+        if self.settings.devices_per_node > 1:
             return True  # a pipeline that stays may be on other devices of its nodes than its template's
-        by_size = {template.num_nodes: template for template in change.templates}
-        return any(
-            self.templates_s([by_size[size] for size in sizes if size]) < seconds
-            for sizes in searched(SurvivingPlan(change))
-        )
+        by_size = {template.num_nodes: template for template in templates}
+        return any(self.templates_s([by_size[size] for size in sizes if size]) < seconds for sizes in searched)
 
     def templates_s(self, templates: Sequence[Template]) -> float:
         """Returns the estimated seconds of a step with a pipeline of each of these templates of the job, on nodes as

@@ -19,7 +19,7 @@ from planaria.estimate.evaluation_time import evaluation_time
 from planaria.estimate.step_remainder import PlanInterval
 from planaria.job.registry import PolicyName
 from planaria.plan.errors import NeedsMoreNodes, NoReplica
-from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId, runs_of
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.thresholds import OTHER_SET_CLEARLY
 from planaria.plan.validate import lacking
@@ -209,8 +209,8 @@ class StageDevicesPolicy(Policy):
             # Nobody goes on in the place of a device alone: what its stage's devices hold would differ. Nor of several
             # that share microbatches: what those have counted is void.
             request = dataclasses.replace(request, plan=msgspec.structs.replace(request.plan, redundancy=None))
-        if is_whole:
-            found = self._by_device(self.places.finish_step(self._struck(request)), request.plan, finishes=True)
+        if is_whole or request.plan.shares_microbatches:
+            found = self._finished(self.places.finish_step, request)
         else:
             found = super().finish_step(request)
         if found.plan.redundancy is redundancy:
@@ -219,9 +219,22 @@ class StageDevicesPolicy(Policy):
         return self._timed(dataclasses.replace(found, plan=plan))
 
     def finish_evaluation(self, request: FinishRequest) -> Candidate:
-        if self._is_whole(request):
-            return self._by_device(self.places.finish_evaluation(self._struck(request)), request.plan, finishes=True)
+        if self._is_whole(request) or request.plan.shares_microbatches:
+            return self._finished(self.places.finish_evaluation, request)
         return super().finish_evaluation(request)
+
+    def _finished(self, finish: Callable[[FinishRequest], Candidate], request: FinishRequest) -> Candidate:
+        """Returns the candidate of places by device. Devices that shared microbatches with one that is lost keep up to
+        date what they hold, and compute no more in this step."""
+        found = self._by_device(finish(self._struck(request)), request.plan, finishes=True)
+        live, placed = set(request.live), set(found.plan.workers)
+        left = [w for mates in request.plan.stage_mates for w in mates if w in live and w not in placed]
+        held = [runs_of(worker, request.holders.get(worker, ())) for worker in left]
+        if not any(held):
+            return found
+        owning = tuple(Pipeline(stages=tuple(stages)) for stages in held if stages)
+        plan = msgspec.structs.replace(found.plan, pipelines=(*found.plan.pipelines, *owning))
+        return dataclasses.replace(found, plan=plan)
 
     def warm_up(self, plan: Plan, target: Candidate, generation: int, *, in_parts: bool = False) -> Candidate | None:
         on, moves = self._on, target.plan.transfers
@@ -244,8 +257,11 @@ class StageDevicesPolicy(Policy):
         return dataclasses.replace(request, plan=by_stage(request.plan, on), holders=holders)
 
     def _struck(self, request: FinishRequest) -> FinishRequest:
-        """Returns the request by place: what goes on or was halted is, with all of its devices."""
+        """Returns the request by place: what goes on or was halted is, with all of its devices. Where they share
+        microbatches, a place that has lost one of them is not there."""
         on = self._on
+        if request.plan.shares_microbatches:
+            on = dataclasses.replace(on, lost=frozenset())
         if on.are_plain:
             return request
         return dataclasses.replace(
@@ -270,7 +286,8 @@ class StageDevicesPolicy(Policy):
         plan began, devices go on as in that: they share each microbatch, or take turns."""
         if finishes:
             shares = before is not None and before.shares_microbatches
-            return self._dealt(found, dataclasses.replace(self._on, share_microbatches=shares), before)
+            lost = frozenset[WorkerId]() if shares else self._on.lost
+            return self._dealt(found, dataclasses.replace(self._on, share_microbatches=shares, lost=lost), before)
         dealt = self._dealt(found, self._on, before, holders, computing)
         if not self.planner.settings.may_share:
             return dealt

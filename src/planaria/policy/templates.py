@@ -18,7 +18,7 @@ from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.thresholds import MOST_EVEN_SETS, OTHER_SET_CLEARLY, PROMISING, STEPS_AHEAD
 from planaria.planner.instantiation.microbatch_shares import Undistributable
-from planaria.planner.reconfigure.reconfigure import How, Reconfiguration, reconfigure
+from planaria.planner.reconfigure.reconfigure import How, Reconfiguration, best_of, reconfigure, searched
 from planaria.planner.reconfigure.straggler_plans import candidates
 from planaria.planner.reconfigure.surviving_plan import SurvivingPlan
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
@@ -169,9 +169,11 @@ class TemplatesPolicy(Policy):
         """
 
         def made(templates: Sequence[Template], less_than_s: float) -> Reconfiguration | None:
-            if not self.planner.may_take_less(request.change(self.planner, templates), less_than_s):
+            left = SurvivingPlan(request.change(self.planner, templates))
+            sizes = searched(left)
+            if not self.planner.may_take_less(templates, sizes, less_than_s):
                 return None
-            return self._made_of(templates, request, search=True)
+            return best_of(left, sizes, STEPS_AHEAD)
 
         if found.how is How.INSTANTIATE:
             best = self._clearly_fastest(found, made, attrgetter("plan"), self._seconds_of, len(found.plan.nodes))
@@ -229,9 +231,7 @@ class TemplatesPolicy(Policy):
                 best, least_s = found, seconds
         return best or self._made_of(self.planner.templates, request)
 
-    def _made_of(
-        self, templates: Sequence[Template], request: ReplanRequest, *, search: bool = False
-    ) -> Reconfiguration:
+    def _made_of(self, templates: Sequence[Template], request: ReplanRequest) -> Reconfiguration:
         """Returns a reconfiguration of these templates, whatever the speeds are."""
         planner = self.planner
         return reconfigure(
@@ -243,7 +243,6 @@ class TemplatesPolicy(Policy):
             request.holders,
             request.generation,
             request.leaving,
-            search=search,
             zones=planner.zones,
         )
 

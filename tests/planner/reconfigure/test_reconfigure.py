@@ -422,19 +422,20 @@ def test_losses_and_joins_in_any_order_leave_valid_plans(
         if len(live) < replicas * smallest:
             return
         speeds = data.draw(st.dictionaries(st.sampled_from(sorted(live)), st.sampled_from([0.5, 0.8])), label="speeds")
+        change = Change(
+            profile=profile,
+            templates=templates,
+            settings=planner,
+            plan=plan,
+            lost=lost,
+            holders=holders,
+            generation=generation,
+            joined=joined,
+            speeds=speeds,
+        )
+        way = full if data.draw(st.booleans(), label="search") else reconfigured
         try:
-            result = reconfigure(
-                profile,
-                templates,
-                planner,
-                plan,
-                lost,
-                holders,
-                generation,
-                joined=joined,
-                speeds=speeds,
-                search=data.draw(st.booleans(), label="search"),
-            )
+            result = way(change)
         except NoReplica:
             return
         validate(result.plan, fault_tolerance=planner.fault_tolerance)
@@ -445,6 +446,20 @@ def test_losses_and_joins_in_any_order_leave_valid_plans(
         for move in result.plan.transfers:
             assert move.group in holders[move.source]
         plan, live = result.plan, set(result.plan.nodes)
+
+
+def reconfigured(change: Change) -> Reconfiguration:
+    return reconfigure(
+        change.profile,
+        change.templates,
+        change.settings,
+        change.plan,
+        change.lost,
+        change.holders,
+        change.generation,
+        joined=change.joined,
+        speeds=change.speeds,
+    )
 
 
 def on_any_devices(profile: ModelProfile, most: int) -> ModelProfile:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -151,7 +152,9 @@ def fewest_seconds(
     if not num_nodes:
         return (0,) * len(sizes)
     knapsack = Knapsack(sizes, num_nodes, least, most)
-    values = _Search(knapsack, sizes, times, kept, num_nodes, num_microbatches).run()
+    counted = Counter(map(id, kept))
+    standing = [(time, counted[known]) for known, time in {id(time): time for time in kept}.items()]
+    values = _Search(knapsack, sizes, times, standing, num_nodes, num_microbatches).run()
     counts = knapsack.counts(values)
     assert counts is not None
     return counts
@@ -159,21 +162,28 @@ def fewest_seconds(
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Search for the least step time in which pipelines that fill the nodes can do all microbatches."""
+    """Search for the least step time in which pipelines that fill the nodes can do all microbatches.
+
+    Attributes:
+        knapsack: of the new pipelines.
+        sizes: nodes of each template.
+        times: of each template.
+        kept: times of existing pipelines, and how many have these.
+        num_nodes: for the new pipelines.
+        num_microbatches: microbatches in a step.
+    """
 
     knapsack: Knapsack
     sizes: Sequence[int]
     times: Sequence[Times]
-    kept: Sequence[Times]
+    kept: Sequence[tuple[Times, int]]
     num_nodes: int
     num_microbatches: int
 
     def run(self) -> list[int]:
         """Returns the microbatches that each size does in the least step time."""
         low, high = self._bracket()
-        candidates = np.sort(
-            np.concatenate([time[_done(time, low) : _done(time, high)] for time in [*self.times, *self.kept]])
-        )
+        candidates = np.sort(np.concatenate([time[_done(time, low) : _done(time, high)] for time in self._all_times()]))
         first, last = 0, len(candidates) - 1
         while first < last:
             middle = (first + last) // 2
@@ -185,7 +195,7 @@ class _Search:
 
     def _bracket(self) -> tuple[float, float]:
         """Returns a time that does not suffice and one that does: from the lower bound, with growing steps."""
-        high = max(float(time[-1]) for time in [*self.times, *self.kept])
+        high = max(float(time[-1]) for time in self._all_times())
         low = self._lower_bound(high)
         step = low / 512
         while step and low + step < high:
@@ -208,7 +218,7 @@ class _Search:
         return low
 
     def _suffices(self, limit_s: float) -> bool:
-        if any(time[0] > limit_s for time in self.kept):
+        if any(time[0] > limit_s for time, _ in self.kept):
             return False
         return self.knapsack.most(self._values(limit_s)) + self._done_by_kept(limit_s) >= self.num_microbatches
 
@@ -216,7 +226,10 @@ class _Search:
         return [_done(time, limit_s) for time in self.times]
 
     def _done_by_kept(self, limit_s: float) -> int:
-        return sum(_done(time, limit_s) for time in self.kept)
+        return sum(number * _done(time, limit_s) for time, number in self.kept)
+
+    def _all_times(self) -> list[Times]:
+        return [*self.times, *(time for time, _ in self.kept)]
 
 
 def _done(times: Times, limit_s: float) -> int:

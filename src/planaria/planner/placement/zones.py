@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 
@@ -222,11 +223,14 @@ class _Search:
             kind, number = kinds.index(roles[at].kind), int(start[at].sum())
             num_closed = begins[place + 1] - done
             after: dict[_State, tuple[int, tuple[tuple[int, ...], ...]]] = {}
-            for (left, under_way), (cost, dealt) in ways.items():
-                for parts in _compositions(number, left[kind]):
-                    transitions += 1
-                    if transitions > most_transitions:
-                        return None
+            dealings: list[list[tuple[int, ...]]] = []
+            for left, _ in ways:
+                dealings.append(list(islice(_compositions(number, left[kind]), most_transitions + 1)))
+                transitions += len(dealings[-1])
+                if transitions > most_transitions:
+                    return None
+            for ((left, under_way), (cost, dealt)), dealing in zip(ways.items(), dealings, strict=True):
+                for parts in dealing:
                     held = self._with(under_way, at, done, parts)
                     more = sum(self._cost_of(done + i, held[i]) for i in range(num_closed))
                     rest = tuple(a - b for a, b in zip(left[kind], parts, strict=True))

@@ -7,6 +7,7 @@ smallest size, and the rest of it makes the smallest pipelines larger.
 
 from __future__ import annotations
 
+import bisect
 import enum
 import heapq
 from collections.abc import Sequence
@@ -69,11 +70,10 @@ def borrow_sizes(situation: Situation) -> list[int] | None:
         As `simple_sizes`; None also where the others have too few nodes above the smallest template to lend.
     """
     result, spares = _filled(situation)
-    for at, size in enumerate(result):
-        if 0 < size < situation.smallest:
-            if _surplus(result, situation.smallest) < situation.smallest - size:
-                return None
-            _borrow(result, at, situation.smallest)
+    regrouping = _Regrouping(result, situation.smallest)
+    while (short := regrouping.short()) is not None:
+        if not regrouping.borrow(short):
+            return None
     _add_replicas(situation, result, spares)
     return _complete(situation, result, spares)
 
@@ -81,9 +81,9 @@ def borrow_sizes(situation: Situation) -> list[int] | None:
 def merge_sizes(situation: Situation) -> list[int] | None:
     """Returns sizes as `simple_sizes` does, where pipelines too small for a template merge into the smallest others."""
     result, spares = _filled(situation)
-    merging = _Merging(result, situation.smallest)
-    while (short := merging.short()) is not None:
-        if not merging.merge(short):
+    regrouping = _Regrouping(result, situation.smallest)
+    while (short := regrouping.short()) is not None:
+        if not regrouping.merge(short):
             return None
     return _complete(situation, result, spares)
 
@@ -97,13 +97,11 @@ def reinstantiate(situation: Situation) -> tuple[list[int], How] | None:
     """
     result, spares = _filled(situation)
     how = How.SIMPLE
-    merging = _Merging(result, situation.smallest)
-    while (short := merging.short()) is not None:
-        if merging.surplus >= situation.smallest - result[short]:
-            _borrow(result, short, situation.smallest)
+    regrouping = _Regrouping(result, situation.smallest)
+    while (short := regrouping.short()) is not None:
+        if regrouping.borrow(short):
             how = How.BORROW if how is How.SIMPLE else how
-            merging = _Merging(result, situation.smallest)
-        elif merging.merge(short):
+        elif regrouping.merge(short):
             how = How.MERGE
         else:
             return None
@@ -139,18 +137,22 @@ def _give(result: list[int], at: int, wanted: int, spares: list[int]) -> None:
 
 
 def _complete(situation: Situation, result: list[int], spares: list[int]) -> list[int] | None:
-    """Returns the sizes with every spare used, if they are feasible then."""
-    while spares[0] >= situation.smallest and sum(size > 0 for size in result) < situation.most:
-        result.append(situation.smallest)
-        spares[0] -= situation.smallest
+    """Returns the sizes with every spare used, if they are feasible then: for more pipelines, then to make the smallest
+    larger."""
+    more = min(spares[0] // situation.smallest, situation.most - sum(size > 0 for size in result))
+    for _ in range(more):
+        result.append(0)
+        _give(result, len(result) - 1, situation.smallest, spares)
+    growing = [(size, at) for at, size in enumerate(result) if size]
+    heapq.heapify(growing)
     while spares[0]:
-        larger = [
-            (size, at, next((s for s in situation.sizes if s > size), 0)) for at, size in enumerate(result) if size
-        ]
-        growing = [(at, wanted - size) for size, at, wanted in sorted(larger) if 0 < wanted - size <= spares[0]]
         if not growing:
             return None
-        _give(result, *growing[0], spares)
+        size, at = heapq.heappop(growing)
+        larger = bisect.bisect_right(situation.sizes, size)
+        if larger < len(situation.sizes) and situation.sizes[larger] - size <= spares[0]:  # spares only become fewer
+            _give(result, at, situation.sizes[larger] - size, spares)
+            heapq.heappush(growing, (result[at], at))
     return result if _is_feasible(situation, result) else None
 
 
@@ -167,7 +169,7 @@ def _add_replicas(situation: Situation, result: list[int], spares: list[int]) ->
             break
         result.append(0)
         _give(result, len(result) - 1, smallest, spares)
-        _borrow(result, len(result) - 1, smallest)
+        _Regrouping(result, smallest).borrow(len(result) - 1)
         borrowed = True
     return borrowed
 
@@ -176,30 +178,24 @@ def _surplus(sizes: list[int], smallest: int) -> int:
     return sum(max(0, size - smallest) for size in sizes)
 
 
-def _borrow(sizes: list[int], borrower: int, smallest: int) -> None:
-    while sizes[borrower] < smallest:
-        lender = max((at for at in range(len(sizes)) if at != borrower), key=lambda at: (sizes[at], -at))
-        sizes[lender] -= 1
-        sizes[borrower] += 1
+class _Regrouping:
+    """Gives pipelines that are too small nodes of the largest, or merges them into the smallest other one.
 
-
-class _Merging:
-    """Merges pipelines that are too small, one after another, into the smallest other one: linear in thousands of them.
+    Quick for thousands of pipelines: of each heap, what no longer is so is passed over when it comes up.
 
     Args:
         sizes: of the pipelines, which it changes; nobody else does meanwhile.
         smallest: that a pipeline may have.
-
-    Attributes:
-        surplus: nodes that pipelines have above the smallest size.
     """
 
     def __init__(self, sizes: list[int], smallest: int) -> None:
-        self.surplus = _surplus(sizes, smallest)
+        self._surplus = _surplus(sizes, smallest)
         self._smallest = smallest
         self._sizes = sizes
-        self._by_size = [(size, at) for at, size in enumerate(sizes) if size]
-        heapq.heapify(self._by_size)
+        self._fewest = [(size, at) for at, size in enumerate(sizes) if size]
+        self._most = [(-size, at) for size, at in self._fewest]
+        heapq.heapify(self._fewest)
+        heapq.heapify(self._most)
         self._from = 0
 
     def short(self) -> int | None:
@@ -208,15 +204,33 @@ class _Merging:
         self._from = next((at for at in range(self._from, len(sizes)) if 0 < sizes[at] < smallest), len(sizes))
         return self._from if self._from < len(sizes) else None
 
+    def borrow(self, short: int) -> bool:
+        """Takes nodes of the largest pipelines, one by one, until this one has the smallest size; returns False where
+        they have too few above it."""
+        lacking = self._smallest - self._sizes[short]
+        if self._surplus < lacking:
+            return False
+        for _ in range(lacking):
+            while self._sizes[self._most[0][1]] != -self._most[0][0]:
+                heapq.heappop(self._most)
+            lender = self._most[0][1]
+            self._set(lender, self._sizes[lender] - 1)
+        self._set(short, self._smallest)
+        return True
+
     def merge(self, short: int) -> bool:
         """Merges a pipeline into the smallest other one; returns False where there is no other."""
-        sizes, by_size = self._sizes, self._by_size
-        while by_size:
-            size, at = heapq.heappop(by_size)
-            if sizes[at] == size and at != short:
-                sizes[at] += sizes[short]
-                sizes[short] = 0
-                self.surplus += max(0, sizes[at] - self._smallest) - max(0, size - self._smallest)
-                heapq.heappush(by_size, (sizes[at], at))
+        while self._fewest:
+            size, at = heapq.heappop(self._fewest)
+            if self._sizes[at] == size and at != short:
+                self._set(at, size + self._sizes[short])
+                self._set(short, 0)
                 return True
         return False
+
+    def _set(self, at: int, size: int) -> None:
+        self._surplus += max(0, size - self._smallest) - max(0, self._sizes[at] - self._smallest)
+        self._sizes[at] = size
+        if size:
+            heapq.heappush(self._fewest, (size, at))
+            heapq.heappush(self._most, (-size, at))

@@ -15,7 +15,7 @@ from planaria.plan.errors import NoReplica as NoReplica
 from planaria.plan.errors import TooFewNodes as TooFewNodes
 from planaria.plan.plan import NodeId, Plan
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.thresholds import STEPS_AHEAD
+from planaria.plan.thresholds import HARDLY_BETTER, STEPS_AHEAD
 from planaria.planner.placement.senders import Holders
 from planaria.planner.placement.zones import Zones
 from planaria.planner.reconfigure.pipeline_sizes import How as How
@@ -44,13 +44,12 @@ def reconfigure(
     joined: Collection[NodeId] = (),
     speeds: NodeSpeeds | None = None,
     zones: Zones | None = None,
-    search: bool = False,
     steps_ahead: int = STEPS_AHEAD,
 ) -> Reconfiguration:
     """Returns a plan for the live nodes: whole pipelines, at least f + 1, every microbatch once, every node used.
 
-    The first of simple, borrow and merge that gives each pipeline a template; the full search where none does, where
-    more nodes came than fill the gaps, or where `search` is set. For the arguments see `Change`.
+    The first of simple, borrow and merge that gives each pipeline a template; the full search where none does, or where
+    more nodes came than fill the gaps. For the arguments see `Change`.
 
     Raises:
         TooFewNodes: fewer than (f + 1) n0 nodes are left.
@@ -71,9 +70,9 @@ def reconfigure(
         zones=zones or {},
     )
     left = SurvivingPlan(change)
-    found = None if search else reinstantiate(left.situation)
+    found = reinstantiate(left.situation)
     if found is None:
-        return _search(left, steps_ahead)
+        return best_of(left, searched(left), steps_ahead)
     sizes, how = found
     return left.build(sizes, how)
 
@@ -121,32 +120,26 @@ def full(change: Change, steps_ahead: int = STEPS_AHEAD) -> Reconfiguration:
     Raises:
         TooFewNodes, NoReplica, PlanError: as `reconfigure`.
     """
-    return _search(SurvivingPlan(change), steps_ahead)
+    left = SurvivingPlan(change)
+    return best_of(left, searched(left), steps_ahead)
 
 
-def searched(left: SurvivingPlan) -> list[tuple[int, ...]]:
-    """Returns the sizes of pipelines (0: none) of which a full search takes one, where nodes are equally fast.
+def searched(left: SurvivingPlan) -> dict[tuple[int, ...], How]:
+    """Returns the sizes of pipelines (0: none) of which a full search takes one, where nodes are equally fast; and how
+    they came about.
 
     Raises:
         PlanError: there are none.
     """
-    found = dict.fromkeys(tuple(sizes) for sizes, _ in _candidates(left))
-    most = max(map(sum, found))
-    return [sizes for sizes in found if sum(sizes) == most]
-
-
-def _by_sizes(change: Change, strategy: Callable[[Situation], list[int] | None], how: How) -> Reconfiguration | None:
-    left = SurvivingPlan(change)
-    sizes = strategy(left.situation)
-    if sizes is None:
-        return None
-    return left.build(sizes, How.SIMPLE if sizes == simple_sizes(left.situation) else how)
-
-
-def _search(left: SurvivingPlan, steps_ahead: int) -> Reconfiguration:
     found: dict[tuple[int, ...], How] = {}
     for sizes, how in _candidates(left):
         found.setdefault(tuple(sizes), how)
+    most = max(map(sum, found))
+    return {sizes: how for sizes, how in found.items() if sum(sizes) == most}
+
+
+def best_of(left: SurvivingPlan, found: Mapping[tuple[int, ...], How], steps_ahead: int) -> Reconfiguration:
+    """Returns the plan of a full search: of those with these sizes, or grouped by speed."""
     if left.speeds_differ:
         results = [left.build(sizes, how) for sizes, how in found.items()]
         results.append(left.build_by_speed())
@@ -158,6 +151,14 @@ def _search(left: SurvivingPlan, steps_ahead: int) -> Reconfiguration:
     )
 
 
+def _by_sizes(change: Change, strategy: Callable[[Situation], list[int] | None], how: How) -> Reconfiguration | None:
+    left = SurvivingPlan(change)
+    sizes = strategy(left.situation)
+    if sizes is None:
+        return None
+    return left.build(sizes, How.SIMPLE if sizes == simple_sizes(left.situation) else how)
+
+
 def _cost(result: Reconfiguration, steps_ahead: int) -> tuple[float, int]:
     return steps_ahead * result.step_time_s + result.transfer_s, result.transfer_bytes
 
@@ -165,14 +166,13 @@ def _cost(result: Reconfiguration, steps_ahead: int) -> tuple[float, int]:
 def _worth_building(
     left: SurvivingPlan, found: Mapping[tuple[int, ...], How], steps_ahead: int
 ) -> list[Reconfiguration]:
-    """Returns plans in the order found, without those whose steps alone take longer than all of another one."""
-    most = max(map(sum, found))
-    order = {sizes: at for at, sizes in enumerate(found)}
-    bounds = sorted((left.step_s(sizes), at, sizes) for sizes, at in order.items() if sum(sizes) == most)
+    """Returns plans in the order found, without those whose steps alone take nearly as long as all of another one, or
+    longer."""
+    bounds = sorted((left.step_s(sizes), at, sizes) for at, sizes in enumerate(found))
     results: list[tuple[int, Reconfiguration]] = []
     least_s = float("inf")
     for step_s, at, sizes in bounds:
-        if steps_ahead * step_s > least_s:
+        if steps_ahead * step_s > HARDLY_BETTER * least_s:
             break
         result = left.build(sizes, found[sizes])
         least_s = min(least_s, _cost(result, steps_ahead)[0])

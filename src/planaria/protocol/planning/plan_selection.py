@@ -14,6 +14,7 @@ import msgspec
 
 from planaria.estimate.step_remainder import PlanInterval
 from planaria.job.registry import PolicyName
+from planaria.plan.errors import NoReplica
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.validate import validate
@@ -194,33 +195,32 @@ class PlanSelector:
 
         Some device has no room for it; or, as state was on its way, of a layer with two groups each is with another
         worker, or a stage's devices hold different ones; or a device was lost that kept optimizer's state for others
-        of its stage, or shared each microbatch with them.
+        of its stage; or nobody has some layer but devices that share microbatches with one that is lost.
         """
-        if plan.shares_microbatches and self.measured.lost_devices:
-            return None
         whole = holders
         if plan.spreads_optimizer:
             holders = _of_stages(plan, whole)
             if not holders:
                 return None
         layers = {id(groups): plan.layers_held(groups) for groups in distinct(holders.values())}
-        if len(set().union(*layers.values())) < plan.num_layers:
-            return None
-        if any(len({frozenset(holders[w]) for w in mates if w in holders}) > 1 for mates in plan.stage_mates):
+        differ = any(len({frozenset(holders[w]) for w in mates if w in holders}) > 1 for mates in plan.stage_mates)
+        if differ or len(set().union(*layers.values())) < plan.num_layers:
             return None
         policy = self.policy.with_forecast(forecast)
         finish = policy.finish_step if plan.evaluation is None else policy.finish_evaluation
-        proposal = finish(
-            FinishRequest(
-                plan=plan,
-                live=live,
-                halted=tuple(sorted(halted)),
-                counted=counted,
-                holders={worker: layers[id(groups)] for worker, groups in holders.items()},
-                generation=self.next_generation(),
-                so_far=so_far,
-            )
+        request = FinishRequest(
+            plan=plan,
+            live=live,
+            halted=tuple(sorted(halted)),
+            counted=counted,
+            holders={worker: layers[id(groups)] for worker, groups in holders.items()},
+            generation=self.next_generation(),
+            so_far=so_far,
         )
+        try:
+            proposal = finish(request)
+        except NoReplica:
+            return None
         validate(proposal.plan, already=counted, dropped=proposal.dropped)
         is_kept = not plan.spreads_optimizer or _is_kept(proposal.plan, whole)
         return proposal if is_kept and self.shortages.allows(proposal.plan) else None

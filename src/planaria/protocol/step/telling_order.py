@@ -29,7 +29,8 @@ def whose_work_changes(before: Plan, after: Plan) -> set[WorkerId]:
     old, new = before.of_pass.routes, after.of_pass.routes
     same = set(map(id, old)).intersection(map(id, new))  # nearly all: to compare those by what they say takes long
     known = {route for route in old if id(route) not in same}
-    return {hop.worker for route in new if id(route) not in same and route not in known for hop in route.hops}
+    first = {hop.worker for route in new if id(route) not in same and route not in known for hop in route.hops}
+    return {WorkerId(worker + place) for worker in first for place in range(after.num_sharing)}
 
 
 class WaitingPlans:
