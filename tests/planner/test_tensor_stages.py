@@ -11,13 +11,16 @@ import pytest
 from planaria.estimate.step_time import simulate
 from planaria.job.registry import PolicyName
 from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.errors import NoReplica
+from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.program.instructions import Instruction
 from planaria.plan.program.programs import programs
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
+from planaria.planner.finish_step.salvage import to_halt
 from planaria.planner.stage_devices import by_stage
-from planaria.policy.interface import Policy, ReplanRequest
+from planaria.policy.interface import FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
 from tests.plan.profiles import uniform_profile
@@ -106,6 +109,39 @@ def test_after_losses_microbatches_are_shared_where_every_device_is_there(seed: 
         if not plan.shares_microbatches:  # nothing stays on the first devices alone
             hops = (hop for route in plan.routes for hop in route.hops)
             assert any(hop.worker % settings.devices_per_stage for hop in hops)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_step_is_finished_without_the_mates_of_lost_devices(seed: int) -> None:
+    """Some devices are lost alone, one after the other in one step: the others of their stages keep what they hold."""
+    draw, policy, settings = setting(seed)
+    plan, lost = first(policy, settings), set[WorkerId]()
+    for generation in (2, 3):
+        lost.add(draw.choice([worker for worker in plan.workers if worker not in lost]))
+        if len({worker // settings.devices_per_node for worker in lost}) == settings.num_nodes:
+            return
+        policy = policy.with_planner(policy.planner.with_lost_devices(frozenset(lost)))
+        live = [worker for worker in plan.workers if worker not in lost]
+        owned = {worker: plan.layers_of[worker] for worker in live}
+        request = FinishRequest(
+            plan=plan,
+            live=live,
+            halted=sorted(to_halt(plan, live)),
+            counted=Ledger.of([()] * plan.num_layers),
+            holders=owned,
+            generation=generation,
+        )
+        try:
+            plan = policy.finish_step(request).plan
+        except NoReplica:
+            return  # the step is begun anew
+        validate(plan)
+        assert plan.shares_microbatches
+        assert {worker: plan.layers_of[worker] for worker in live} == owned
+        named = {hop.worker // settings.devices_per_stage for route in plan.routes for hop in route.hops}
+        assert named.isdisjoint(worker // settings.devices_per_stage for worker in lost)
+        assert programs(plan).keys() == set(live)
+        assert {m for route in plan.routes for m in route.microbatches} == set(range(settings.num_microbatches))
 
 
 @pytest.mark.parametrize(

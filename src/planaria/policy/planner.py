@@ -6,7 +6,7 @@ It knows the job's costs and settings, and the nodes' speeds and zones as far as
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -341,24 +341,20 @@ class Planner:
         limit = self.settings.memory_bytes
         return not limit or fullest_device_bytes(plan, self.profile, self.settings.audit) <= limit
 
-    def may_take_less(self, templates: Sequence[Template], searched: Iterable[Sequence[int]], seconds: float) -> bool:
-        """Returns whether a full search may give a plan whose step takes less than so many seconds.
+    def seconds_of_sizes(self, templates: Sequence[Template]) -> Callable[[Sequence[int]], float] | None:
+        """Returns what gives the estimated seconds of a step with pipelines of so many nodes (0: none), made from these
+        templates, on nodes as fast as the profile says; None where it takes more to know them.
 
         A step's time follows from the forms and shares of a plan's pipelines, and of pipelines made from templates
         these follow from their sizes. So a set of templates none of whose sizes are fast enough need not be made a plan
-        of. For nodes as fast as the profile says.
-
-        Args:
-            templates: of which the search takes some.
-            searched: numbers of nodes of the pipelines (0: none), of which the search takes one.
-            seconds: of a step that is known.
+        of.
         """
         if self.conditions.network is not None:
-            return True  # it counts which nodes they are
+            return None  # it counts which nodes they are
         if self.settings.devices_per_node > 1:
-            return True  # a pipeline that stays may be on other devices of its nodes than its template's
+            return None  # a pipeline that stays may be on other devices of its nodes than its template's
         by_size = {template.num_nodes: template for template in templates}
-        return any(self.templates_s([by_size[size] for size in sizes if size]) < seconds for sizes in searched)
+        return lambda sizes: self.templates_s([by_size[size] for size in sizes if size])
 
     def templates_s(self, templates: Sequence[Template]) -> float:
         """Returns the estimated seconds of a step with a pipeline of each of these templates of the job, on nodes as

@@ -227,12 +227,12 @@ class StageDevicesPolicy(Policy):
         """Returns the candidate of places by device. Devices that shared microbatches with one that is lost keep up to
         date what they hold, and compute no more in this step."""
         found = self._by_device(finish(self._struck(request)), request.plan, finishes=True)
-        live, placed = set(request.live), set(found.plan.workers)
-        left = [w for mates in request.plan.stage_mates for w in mates if w in live and w not in placed]
-        held = [runs_of(worker, request.holders.get(worker, ())) for worker in left]
-        if not any(held):
-            return found
+        live = set(request.live)
+        short = [m for m in request.plan.stage_mates if len(m) < self._on.per_stage or not live.issuperset(m)]
+        held = [runs_of(w, request.holders.get(w, ())) for mates in short for w in mates if w in live]
         owning = tuple(Pipeline(stages=tuple(stages)) for stages in held if stages)
+        if not owning:
+            return found
         plan = msgspec.structs.replace(found.plan, pipelines=(*found.plan.pipelines, *owning))
         return dataclasses.replace(found, plan=plan)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
@@ -171,9 +171,10 @@ class TemplatesPolicy(Policy):
         def made(templates: Sequence[Template], less_than_s: float) -> Reconfiguration | None:
             left = SurvivingPlan(request.change(self.planner, templates))
             sizes = searched(left)
-            if not self.planner.may_take_less(templates, sizes, less_than_s):
+            step_s = self.planner.seconds_of_sizes(templates)
+            if step_s is not None and not self._may_take_less(map(step_s, sizes), less_than_s):
                 return None
-            return best_of(left, sizes, STEPS_AHEAD)
+            return best_of(left, sizes, STEPS_AHEAD, step_s)
 
         if found.how is How.INSTANTIATE:
             best = self._clearly_fastest(found, made, attrgetter("plan"), self._seconds_of, len(found.plan.nodes))
@@ -185,6 +186,10 @@ class TemplatesPolicy(Policy):
             if seconds < least_s:
                 best, least_s = other, seconds
         return best
+
+    def _may_take_less(self, seconds: Iterable[float], least_s: float) -> bool:
+        """Returns whether of plans that take so long some may be taken: none need be made else."""
+        return any(each < least_s for each in seconds)
 
     def _even(self, found: Reconfiguration, request: ReplanRequest) -> Reconfiguration:
         """Returns the quickest of the even sets where that is clearly faster, else what was found."""

@@ -180,17 +180,20 @@ def left_undone(
     kept = tuple(route for route, goes in zip(plan.routes, goes_on, strict=True) if goes)
     _check_halted([route for route, goes in zip(plan.routes, goes_on, strict=True) if not goes], going)
     _check_holders(plan, live, holders)
-    intact = _intact(plan, going, holders)
-    if not intact and plan.devices_per_stage == 1:  # else the devices of a stage would not all own the same
-        intact = _intact(plan, set(live), holders)
-    shadows = _shadows(plan, live, holders, intact) if intact else ()
+    staying = _untouched(plan, going, holders)
+    intact = tuple(pipeline for pipeline in staying if pipeline.is_whole(plan.num_layers))
+    if plan.devices_per_stage == 1:  # else the devices of a stage would not all own the same
+        if not intact:
+            intact = tuple(p for p in _untouched(plan, set(live), holders) if p.is_whole(plan.num_layers))
+        staying = intact
+    shadows = _shadows(plan, live, holders, staying) if staying else ()
     return Undone(
         plan=plan,
         generation=generation,
         kept=kept,
         missing=_missing(plan, kept, counted),
         intact=intact,
-        pipelines=_survivors(plan, live, holders, intact, shadows),
+        pipelines=_survivors(plan, live, holders, staying, shadows),
         shadows=shadows,
         live=live,
         holders=holders,
@@ -249,12 +252,12 @@ def _missing(plan: Plan, kept: Sequence[Route], counted: Ledger) -> dict[tuple[i
     return {layers: members_of(own) for layers, own in sorted(classes.items())}
 
 
-def _intact(plan: Plan, going: set[WorkerId], holders: LayerHolders) -> tuple[Pipeline, ...]:
+def _untouched(plan: Plan, going: set[WorkerId], holders: LayerHolders) -> tuple[Pipeline, ...]:
+    """Returns the pipelines, whole or not, of which all workers go on and have their state."""
     return tuple(
         pipeline
         for pipeline in plan.pipelines
-        if pipeline.is_whole(plan.num_layers)
-        and going.issuperset(pipeline.workers)
+        if going.issuperset(pipeline.workers)
         and (
             pipeline.owned.items() <= holders.items()
             or all(_holds(holders.get(worker, ()), layers) for worker, layers in pipeline.owned.items())
@@ -267,13 +270,12 @@ def _holds(held: Collection[int], layers: tuple[int, ...]) -> bool:
 
 
 def _shadows(
-    plan: Plan, live: Collection[WorkerId], holders: LayerHolders, intact: Sequence[Pipeline]
+    plan: Plan, live: Collection[WorkerId], holders: LayerHolders, staying: Sequence[Pipeline]
 ) -> tuple[Stage, ...]:
     """Returns the live shadows with all of their state; survivors of a broken pipeline own what they hold instead."""
     if not plan.shadows:
         return ()
-    whole = {worker for pipeline in intact for worker in pipeline.workers}
-    broken = {stage.worker for stage in plan.stages()} - whole
+    broken = {stage.worker for stage in plan.stages()} - {w for pipeline in staying for w in pipeline.workers}
     return tuple(
         shadow
         for shadow in plan.shadows
@@ -287,18 +289,18 @@ def _survivors(
     plan: Plan,
     live: Collection[WorkerId],
     holders: LayerHolders,
-    intact: Sequence[Pipeline],
+    staying: Sequence[Pipeline],
     shadows: Sequence[Stage],
 ) -> tuple[Pipeline, ...]:
-    """Returns the live stages: intact pipelines as they are; of the others, runs of the layers that are held.
+    """Returns the live stages: staying pipelines as they are; of the others, runs of the layers that are held.
 
     Without a shadow's own place in the plan, what it holds counts as any other worker's.
     """
     devices = plan.devices_of
-    placed: set[WorkerId] = set().union(*(pipeline.workers for pipeline in intact))
+    placed: set[WorkerId] = set().union(*(pipeline.workers for pipeline in staying))
     placed |= {shadow.worker for shadow in shadows} - plan.layers_of.keys()
     pipelines: list[Pipeline] = []
-    stay = set(intact)
+    stay = set(staying)
     for pipeline in plan.pipelines:
         if pipeline in stay:
             pipelines.append(pipeline)

@@ -138,13 +138,25 @@ def searched(left: SurvivingPlan) -> dict[tuple[int, ...], How]:
     return {sizes: how for sizes, how in found.items() if sum(sizes) == most}
 
 
-def best_of(left: SurvivingPlan, found: Mapping[tuple[int, ...], How], steps_ahead: int) -> Reconfiguration:
-    """Returns the plan of a full search: of those with these sizes, or grouped by speed."""
-    if left.speeds_differ:
-        results = [left.build(sizes, how) for sizes, how in found.items()]
-        results.append(left.build_by_speed())
-    else:
-        results = _worth_building(left, found, steps_ahead)
+def best_of(
+    left: SurvivingPlan,
+    found: Mapping[tuple[int, ...], How],
+    steps_ahead: int,
+    step_s: Callable[[tuple[int, ...]], float] | None = None,
+) -> Reconfiguration:
+    """Returns the plan of a full search: of those with these sizes, or grouped by speed.
+
+    Args:
+        left: of which the plans are made.
+        found: sizes, and how they came about.
+        steps_ahead: until the next change.
+        step_s: gives a step's seconds with pipelines of these sizes, on nodes that are equally fast; None: without
+            sums between pipelines.
+    """
+    if not left.speeds_differ:
+        return _least(left, found, steps_ahead, step_s or left.step_s)
+    results = [left.build(sizes, how) for sizes, how in found.items()]
+    results.append(left.build_by_speed())
     most = max(len(result.plan.nodes) for result in results)
     return min(
         (result for result in results if len(result.plan.nodes) == most), key=lambda result: _cost(result, steps_ahead)
@@ -163,21 +175,22 @@ def _cost(result: Reconfiguration, steps_ahead: int) -> tuple[float, int]:
     return steps_ahead * result.step_time_s + result.transfer_s, result.transfer_bytes
 
 
-def _worth_building(
-    left: SurvivingPlan, found: Mapping[tuple[int, ...], How], steps_ahead: int
-) -> list[Reconfiguration]:
-    """Returns plans in the order found, without those whose steps alone take nearly as long as all of another one, or
-    longer."""
-    bounds = sorted((left.step_s(sizes), at, sizes) for at, sizes in enumerate(found))
-    results: list[tuple[int, Reconfiguration]] = []
-    least_s = float("inf")
-    for step_s, at, sizes in bounds:
-        if steps_ahead * step_s > HARDLY_BETTER * least_s:
+def _least(
+    left: SurvivingPlan,
+    found: Mapping[tuple[int, ...], How],
+    steps_ahead: int,
+    step_s: Callable[[tuple[int, ...]], float],
+) -> Reconfiguration:
+    """Returns the plan that takes least. Those are not made whose steps alone take nearly as long as all of another."""
+    bounds = sorted((steps_ahead * step_s(sizes), at, sizes) for at, sizes in enumerate(found))
+    costs: list[tuple[float, int, int]] = []
+    results: list[Reconfiguration] = []
+    for seconds, at, sizes in bounds:
+        if costs and seconds > HARDLY_BETTER * min(costs)[0]:
             break
-        result = left.build(sizes, found[sizes])
-        least_s = min(least_s, _cost(result, steps_ahead)[0])
-        results.append((at, result))
-    return [result for _, result in sorted(results, key=lambda one: one[0])]
+        results.append(left.build(sizes, found[sizes]))
+        costs.append((seconds + results[-1].transfer_s, results[-1].transfer_bytes, at))
+    return results[costs.index(min(costs))]
 
 
 def _candidates(left: SurvivingPlan) -> Iterator[tuple[list[int], How]]:
