@@ -39,7 +39,7 @@ from planaria.planner.stage_devices import (
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
-from planaria.policy.sentences import devices, time
+from planaria.policy.sentences import devices, finished, time
 
 
 def make_policy(name: PolicyName, planner: Planner) -> Policy:
@@ -234,7 +234,8 @@ class StageDevicesPolicy(Policy):
         if not owning:
             return found
         plan = msgspec.structs.replace(found.plan, pipelines=(*found.plan.pipelines, *owning))
-        return dataclasses.replace(found, plan=plan)
+        reason = finished(request.plan.of_pass, plan.of_pass, live, crosses=False)
+        return dataclasses.replace(found, plan=plan, reason=reason)
 
     def warm_up(self, plan: Plan, target: Candidate, generation: int, *, in_parts: bool = False) -> Candidate | None:
         on, moves = self._on, target.plan.transfers

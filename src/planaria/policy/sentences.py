@@ -133,7 +133,7 @@ def finished(plan: Plan, new: Plan, live: Collection[WorkerId], *, crosses: bool
         run = "runs" if len(again) == 1 else "run"
         what = (
             f"{len(again)} of {count(plan.num_microbatches, 'microbatch')} {run} again, where lost, "
-            f"on {count(len(carriers), 'live worker')}"
+            f"on {count(len(carriers) * new.num_sharing, 'live worker')}"
         )
     else:
         what = "nothing runs again: every microbatch is in a live accumulator or under way"
