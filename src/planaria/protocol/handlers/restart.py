@@ -121,6 +121,8 @@ def _go_on_when_returned(run: Run) -> list[Command]:
     run.plan_selector.generation = max(0, run.returning.generation)
     run.checkpoints.number_from(run.returning.serial)
     position = run.returning.position()
+    if position is not None and run.returning.awaits_replica(position, members.addresses):
+        return []
     if position is not None:
         return go_on_from(run, position)
     run.phase = Phase.GATHERING

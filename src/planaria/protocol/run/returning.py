@@ -15,6 +15,7 @@ import msgspec
 from planaria.job.sections.train import TrainSection
 from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.planner.placement.senders import unheld
 from planaria.protocol.messages.events import Received
 from planaria.protocol.messages.from_worker import Ready, Returned, Vote, WorkerPhase
 from planaria.protocol.messages.journal import AnyEntry, JournalCommit, JournalPlan
@@ -275,6 +276,14 @@ class ReturningWorkers:
             for worker, report in sorted(self.reports.items())
             if (worker in told or report.step == position.step) and report.generation >= position.message.lineage
         }
+
+    def awaits_replica(self, position: Position, joined: Collection[WorkerId]) -> bool:
+        """Returns whether nobody who has reported holds some group, and one who is there has not: it may hold it."""
+        message = position.message
+        begins = message.source is not StateSource.LIVE and position.step == message.step
+        if begins or self.reports.keys() >= set(joined):
+            return False
+        return bool(unheld(range(len(message.plan.groups)), self.held(position).values()))
 
     def lag(self, position: Position) -> int:
         """Returns how many committed steps the journal lacks."""
