@@ -309,28 +309,15 @@ def test_a_node_that_leaves_still_sends() -> None:
 
 def test_a_slow_node_gets_less() -> None:
     change = change_of([3, 3], {1})
-    even = reconfigure_of(change, {})
-    uneven = reconfigure_of(change, {NodeId(3): 0.5})
+    even = reconfigured(dataclasses.replace(change, speeds={}))
+    uneven = reconfigured(dataclasses.replace(change, speeds={NodeId(3): 0.5}))
     before, after = ([len(route.microbatches) for route in r.plan.routes] for r in (even, uneven))
     assert even.plan.pipelines == uneven.plan.pipelines
     assert before == [7, 9]
     assert after == [10, 6]
     assert uneven.step_time_s > even.step_time_s
     with pytest.raises(PlanError, match=r"Node 3 has speed 0\.0; it must be a positive number"):
-        reconfigure_of(change, {NodeId(3): 0.0})
-
-
-def reconfigure_of(change: Change, speeds: dict[NodeId, float]) -> Reconfiguration:
-    return reconfigure(
-        change.profile,
-        change.templates,
-        change.settings,
-        change.plan,
-        change.lost,
-        change.holders,
-        change.generation,
-        speeds=speeds,
-    )
+        reconfigured(dataclasses.replace(change, speeds={NodeId(3): 0.0}))
 
 
 def test_a_full_search_groups_slow_nodes() -> None:
