@@ -26,4 +26,5 @@ def test_half_of_the_nodes_are_lost_with_their_zone(tmp_path: Path, text: Path, 
     assert zones, "nodes are named by their zones, those that are lost by then aside"
     assert {event["node"] for event in outcome.events("node_lost")} == {0, 2, 4, 6}
     assert not outcome.events("restored")
-    assert {event["zone"] for event in outcome.events("node_joined")} == {"left", "right"}
+    zone_of = {event["node"]: event["zone"] for event in outcome.events("node_joined")}
+    assert zone_of == {node: "right" if node % 2 else "left" for node in range(8)}
