@@ -257,12 +257,15 @@ class StageDevicesPolicy(Policy):
         holders = request.holders if on.are_plain else places_held(request.holders, on)
         return dataclasses.replace(request, plan=by_stage(request.plan, on), holders=holders)
 
+    def _as_in(self, plan: Plan) -> Devices:
+        """Returns the devices as the plan has them: where they share microbatches, no place runs with fewer."""
+        shares = plan.shares_microbatches
+        return dataclasses.replace(self._on, share_microbatches=shares, lost=frozenset() if shares else self._on.lost)
+
     def _struck(self, request: FinishRequest) -> FinishRequest:
         """Returns the request by place: what goes on or was halted is, with all of its devices. Where they share
         microbatches, a place that has lost one of them is not there."""
-        on = self._on
-        if request.plan.shares_microbatches:
-            on = dataclasses.replace(on, lost=frozenset())
+        on = self._as_in(request.plan)
         if on.are_plain:
             return request
         return dataclasses.replace(
@@ -286,9 +289,7 @@ class StageDevicesPolicy(Policy):
         """Returns a candidate with its plan by device, and what that is thought to take. In one that `finishes` what a
         plan began, devices go on as in that: they share each microbatch, or take turns."""
         if finishes:
-            shares = before is not None and before.shares_microbatches
-            lost = frozenset[WorkerId]() if shares else self._on.lost
-            return self._dealt(found, dataclasses.replace(self._on, share_microbatches=shares, lost=lost), before)
+            return self._dealt(found, self._on if before is None else self._as_in(before), before)
         dealt = self._dealt(found, self._on, before, holders, computing)
         if not self.planner.settings.may_share:
             return dealt

@@ -162,16 +162,8 @@ def fewest_seconds(
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Search for the least step time in which pipelines that fill the nodes can do all microbatches.
-
-    Attributes:
-        knapsack: of the new pipelines.
-        sizes: nodes of each template.
-        times: of each template.
-        kept: times of existing pipelines, and how many have these.
-        num_nodes: for the new pipelines.
-        num_microbatches: microbatches in a step.
-    """
+    """Search for the least step time in which pipelines that fill the nodes can do all microbatches. Of existing ones
+    it has the times, and how many have these."""
 
     knapsack: Knapsack
     sizes: Sequence[int]
