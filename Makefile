@@ -1,6 +1,6 @@
 # make demo    trains a small GPT-2 on seven worker processes, kills two of them, and compares with one process alone
 # make test    linters, types, import rules and tests
-# make proof   long random searches: the other half of what CI runs
+# make proof   long random searches, rarer faults: the other half of what CI runs
 # make help    the rest
 #
 # Everything is installed into .venv. PYTHON names the interpreter that makes it; pip reads its settings from the
@@ -56,7 +56,7 @@ test-page: $(VENV)/.installed-dev ## the page in a real browser, alert rules by 
 	$(BIN)/python -m pytest -rs tests/runtime/observers/test_prometheus_page.py
 
 # What is large and needed by few tests, which skip without it, is installed here.
-proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, simulators against each other, chaos
+proof: $(VENV)/.installed-dev ## long random searches (schedules, mutations, simulators, chaos), rarer faults
 	$(BIN)/python -m pip install --quiet -e ".[wandb,mlflow]" || echo "their tests are left out"
 	PLANARIA_PROOF=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed=$(SEED) \
 	  -m "proof or hypothesis"

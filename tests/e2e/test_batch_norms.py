@@ -95,6 +95,7 @@ def test_for_a_microbatch_that_is_left_out_the_statistics_stand_in(layers: Path,
     outcome.assert_same_bits(alone(job, layers, drops))
 
 
+@pytest.mark.proof
 def test_a_resnet_with_kills(layers: Path, text: Path, run: Run) -> None:
     config = {"embedding_size": 8, "hidden_sizes": [8, 12], "depths": [1, 2], "layer_type": "basic"}
     model, data = ModelSection(type="resnet", config=config), DataSection(source="normed:pictures")

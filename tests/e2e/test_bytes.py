@@ -112,6 +112,7 @@ def test_workers_hold_and_send_what_is_said(numerics: str, hosts: Farm, tmp_path
         assert 1.0 <= sent / said[worker] <= 1.03, (worker, sent, said)
 
 
+@pytest.mark.proof
 def test_what_moves_is_what_is_said(hosts: Farm, tmp_path: Path, text: Path) -> None:
     """A node is lost, and comes back; every group that is moved to a worker has all its bytes, from one or several."""
     cluster = started(hosts, folder := tmp_path / "job", text, "exact")

@@ -65,6 +65,7 @@ def test_a_corpus_that_grew_is_refused_until_it_is_accepted(run: Run, job: Job, 
     assert second.result.weights_sha256 != first.result.weights_sha256
 
 
+@pytest.mark.proof
 def test_the_same_data_at_another_place_are_the_same(run: Run, job: Job, corpus: Path) -> None:
     first = stopped(run, job)
     moved = corpus.rename(corpus.with_name("moved.txt"))

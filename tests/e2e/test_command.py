@@ -41,6 +41,7 @@ main()
 """
 
 
+@pytest.mark.proof
 def test_a_later_release_of_the_same_protocol_goes_on(command: Command) -> None:
     command.write_emulated_job(steps=3, layer_s=0.01)
     assert command.run("train", "job.toml")[0] == 0

@@ -17,8 +17,15 @@ JOBS: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt2",
         {"eval__every": 2, "eval__share": 0.1, "eval__microbatches": 2, "cluster__schedule": "zb-h1"},
     ),
-    "recomputed": ("function", {"train__activation_checkpointing": True, "resilience__policy": "redundancy"}),
-    "bfloat16": ("llama", {"train__dtype": "bfloat16", "train__boundary_dtype": "bfloat16"}),
+    "bfloat16, recomputed": (
+        "llama",
+        {
+            "train__dtype": "bfloat16",
+            "train__boundary_dtype": "bfloat16",
+            "train__activation_checkpointing": True,
+            "resilience__policy": "redundancy",
+        },
+    ),
 }
 
 

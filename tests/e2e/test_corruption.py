@@ -27,6 +27,7 @@ def test_a_replica_that_changed_at_rest_is_found_in_the_same_step(
     outcome.assert_same_bits(reference(job))
 
 
+@pytest.mark.proof
 def test_of_three_replicas_the_odd_one_made_a_wrong_step(text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text)
     outcome = run(job, "corrupt:node=1,step=3,at=apply")
@@ -48,6 +49,7 @@ def test_of_two_replicas_the_step_done_again_tells_which_was_wrong(text: Path, r
     outcome.assert_same_bits(reference(job))
 
 
+@pytest.mark.proof
 def test_a_wrong_sum_is_never_applied(text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text)
     outcome = run(job, "corrupt:node=1,step=3,at=sync")
@@ -77,6 +79,7 @@ def test_audits_accuse_nobody_when_a_node_is_lost(fault: str, text: Path, run: R
     outcome.assert_same_bits(reference(job))
 
 
+@pytest.mark.proof
 def test_what_an_activation_did_is_the_same_everywhere_and_not_found(text: Path, run: Run) -> None:
     outcome = run(make_job(text), "corrupt:node=1,step=3,at=forward,bits=64")
     assert not outcome.events("computed_wrong")

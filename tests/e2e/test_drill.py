@@ -105,6 +105,7 @@ def assert_played(job: Job, ended: Rehearsed, script: Script, said: list[str]) -
     assert differences(job, folder, RunFolder.create(folder.path, "alone")) == []
 
 
+@pytest.mark.proof
 def test_a_device_that_is_lost_alone_is_started_again_when_the_script_says_so(
     job_file: Path, nodes: LocalNodes
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_device_that_is_lost_alone_is_started_again_when_the_script_says_so(
     assert [(record.node, record.device) for record in told if isinstance(record, DeviceLost)] == [(1, 1)]
 
 
+@pytest.mark.proof
 @needs_spot
 def test_half_an_hour_of_a_spot_trace_is_survived(job_file: Path, nodes: LocalNodes) -> None:
     """Bamboo's, on some of its instances, 360 times as fast; every loss is announced two minutes before."""
@@ -347,6 +349,7 @@ def test_interrupt_leaves_no_process(arguments: tuple[str, str], run: str, job_f
     assert not descendants(command.folder)
 
 
+@pytest.mark.proof
 def test_a_faster_trace_is_one_of_which_more_losses_are_expected(job_file: Path) -> None:
     script = script_for(ScriptName.SINGLE, load_job(job_file), COSTS, 20.0)
     path = job_file.parent / "single.jsonl"

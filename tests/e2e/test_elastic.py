@@ -148,6 +148,7 @@ class LocalEngine:
     def end(self) -> None: ...
 
 
+@pytest.mark.proof
 def test_a_node_that_cost_too_much_is_given_back_to_the_engine_and_asked_for_when_it_does_not(
     folder: Path, incubator: Incubator, reference: Reference
 ) -> None:

@@ -30,6 +30,7 @@ def test_a_kill_during_a_wait_changes_no_bit(at: str, profile_file: Path, run: R
     assert len(outcome.result.recoveries) == 1
 
 
+@pytest.mark.proof
 def test_one_dies_while_another_is_recovered_from(profile_file: Path, run: Run, reference: Reference) -> None:
     job = make_emulated_job(profile_file, cluster__nodes=8)
     outcome = run(job, "kill:node=0,step=2,at=forward", "kill:node=5,step=2,at=transfer")

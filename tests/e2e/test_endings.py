@@ -103,6 +103,7 @@ def test_a_terminal_that_closes_ends_the_run_with_its_state_saved(command: Comma
     assert_saved(command)
 
 
+@pytest.mark.proof
 def test_a_pipe_that_closes_ends_the_run_with_its_state_saved(command: Command) -> None:
     command.write_emulated_job(ENDLESS)
     process = command.start("train", "job.toml")
@@ -184,6 +185,7 @@ def test_a_signal_to_every_process_of_a_run_saves_its_state(command: Command, nu
     assert "the coordinator is gone" not in events
 
 
+@pytest.mark.proof
 def test_a_signal_to_every_process_while_they_are_started_ends_none(command: Command) -> None:
     """The process that starts others is itself one that starts."""
     command.write_emulated_job(ENDLESS)
@@ -218,6 +220,7 @@ def test_a_signal_to_every_process_of_a_node_is_its_notice(hosts: Hosts) -> None
     hosts.wait_for_step(hosts.last_step + 3)
 
 
+@pytest.mark.proof
 def test_a_notice_while_workers_are_starting_is_not_forgotten(hosts: Hosts) -> None:
     """Each of them is forked already, and hears nothing yet."""
     hosts.train()

@@ -51,16 +51,15 @@ def test_a_node_lost_in_an_evaluation(faults: tuple[str, ...], text: Path, run: 
     assert len(outcome.summary["recoveries"]) >= 1
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "faults",
-    rest_in_proof(
-        [
-            ("kill:node=3,step=4,at=evaluate", "coordinator:step=5,at=evaluated"),
-            ("coordinator:step=2,at=evaluated", "coordinator:step=5,at=vote"),
-            ("coordinator:step=3,at=plan",),
-            ("coordinator:step=3,at=send",),
-        ]
-    ),
+    [
+        ("kill:node=3,step=4,at=evaluate", "coordinator:step=5,at=evaluated"),
+        ("coordinator:step=2,at=evaluated", "coordinator:step=5,at=vote"),
+        ("coordinator:step=3,at=plan",),
+        ("coordinator:step=3,at=send",),
+    ],
 )
 def test_a_coordinator_that_dies_in_an_evaluation(
     faults: tuple[str, ...], text: Path, run: Run, reference: Reference
@@ -71,7 +70,8 @@ def test_a_coordinator_that_dies_in_an_evaluation(
     assert [entry["step"] for entry in outcome.events("evaluated")] == [2, 4, 5], "each is told once"
 
 
-@pytest.mark.parametrize("policy", rest_in_proof(["reroute", "redundancy", "morph", "drop"]))
+@pytest.mark.proof
+@pytest.mark.parametrize("policy", ["reroute", "redundancy", "morph", "drop"])
 def test_under_every_policy(policy: str, text: Path, run: Run, reference: Reference) -> None:
     changes = {"run__checkpoint_every": 1} if policy == "morph" else {}
     job = evaluated_job(text, resilience__policy=policy, **changes)

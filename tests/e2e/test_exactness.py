@@ -37,15 +37,14 @@ def test_other_settings_have_the_references_bits(
 ROUNDED = {"train__boundary_dtype": "bfloat16"}
 
 
-@pytest.mark.parametrize("dtype", rest_in_proof(["bfloat16", "float32"]))
+@pytest.mark.proof
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
     "cluster",
-    rest_in_proof(
-        [
-            {"cluster__nodes": 1, "resilience__min_nodes_per_pipeline": 1, "resilience__fault_tolerance": 0},
-            {"cluster__nodes": 3, "resilience__min_nodes_per_pipeline": 3, "resilience__fault_tolerance": 0},
-        ]
-    ),
+    [
+        {"cluster__nodes": 1, "resilience__min_nodes_per_pipeline": 1, "resilience__fault_tolerance": 0},
+        {"cluster__nodes": 3, "resilience__min_nodes_per_pipeline": 3, "resilience__fault_tolerance": 0},
+    ],
     ids=["no cut", "one pipeline of three"],
 )
 def test_boundaries_round_whatever_the_cut(
@@ -56,17 +55,16 @@ def test_boundaries_round_whatever_the_cut(
     assert reference(job).losses != reference(make_job(text, train__dtype=dtype)).losses
 
 
-@pytest.mark.parametrize("dtype", rest_in_proof(["bfloat16", "float32"]))
+@pytest.mark.proof
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
     ("model", "changes"),
-    rest_in_proof(
-        [
-            pytest.param("gpt2", {}),
-            pytest.param("llama", {"resilience__policy": "redundancy", "cluster__schedule": "zb-h1"}),
-            pytest.param("bert", {"resilience__policy": "reroute", "train__activation_checkpointing": True}),
-            pytest.param("function", {"resilience__policy": "redundancy", "resilience__redundancy": "eager-eager"}),
-        ]
-    ),
+    [
+        pytest.param("gpt2", {}),
+        pytest.param("llama", {"resilience__policy": "redundancy", "cluster__schedule": "zb-h1"}),
+        pytest.param("bert", {"resilience__policy": "reroute", "train__activation_checkpointing": True}),
+        pytest.param("function", {"resilience__policy": "redundancy", "resilience__redundancy": "eager-eager"}),
+    ],
 )
 def test_kills_where_boundaries_round_change_no_bit(
     model: str, changes: dict[str, Any], dtype: str, text: Path, run: Run, reference: Reference
@@ -108,7 +106,8 @@ def test_kills_in_other_models_change_no_bit(model: str, text: Path, run: Run, r
     assert [recovery.lost_nodes for recovery in outcome.result.recoveries] == [(1,), (6,)]
 
 
-@pytest.mark.parametrize("model", rest_in_proof(["t5", "mixtral", "gemma3_text", "modernbert"]))
+@pytest.mark.proof
+@pytest.mark.parametrize("model", ["t5", "mixtral", "gemma3_text", "modernbert"])
 def test_kills_in_models_of_other_structures(model: str, text: Path, run: Run, reference: Reference) -> None:
     """Two stacks with what passes between them, experts, masks of windows."""
     job = make_job(text, model)
@@ -117,7 +116,8 @@ def test_kills_in_models_of_other_structures(model: str, text: Path, run: Run, r
     assert [recovery.lost_nodes for recovery in outcome.result.recoveries] == [(1,), (6,)]
 
 
-@pytest.mark.parametrize("pair", rest_in_proof([(0, 4), (0, 1), (2, 6), (3, 5)]))
+@pytest.mark.proof
+@pytest.mark.parametrize("pair", [(0, 4), (0, 1), (2, 6), (3, 5)])
 def test_two_kills_at_once_change_no_bit(pair: tuple[int, int], text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text, resilience__fault_tolerance=2, cluster__nodes=8)
     outcome = run(job, *(f"kill:node={node},step=3,at=backward" for node in pair))
@@ -134,7 +134,8 @@ def test_kills_that_leave_no_pipeline_whole_change_no_bit(text: Path, run: Run, 
     assert outcome.result.steps >= 3
 
 
-@pytest.mark.parametrize("victim", rest_in_proof(range(1, 8)))
+@pytest.mark.proof
+@pytest.mark.parametrize("victim", range(1, 8))
 def test_a_kill_during_the_recovery_from_another_changes_no_bit(
     victim: int, text: Path, run: Run, reference: Reference
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_kill_during_the_recovery_from_another_changes_no_bit(
     outcome.assert_same_bits(reference(job))
 
 
+@pytest.mark.proof
 def test_kills_change_no_bit_until_too_few_nodes_are_left(text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text, train__steps=8)
     kills = [f"kill:node={node},step={step},at=backward" for node, step in ((1, 2), (3, 3), (5, 4), (0, 5))]
@@ -156,6 +158,7 @@ def test_kills_change_no_bit_until_too_few_nodes_are_left(text: Path, run: Run, 
     resumed.assert_same_bits(reference(job))
 
 
+@pytest.mark.proof
 def test_the_loss_of_a_node_of_two_devices_changes_no_bit(text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text, cluster__devices_per_node=2, cluster__nodes=4, resilience__min_nodes_per_pipeline=1)
     outcome = run(job, "kill:node=1,step=2,at=backward", "kill:node=3,step=4,at=vote")

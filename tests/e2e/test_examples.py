@@ -44,6 +44,7 @@ def test_stages_on_several_devices_lose_one_of_them_and_a_node(
     assert [event["node"] for event in outcome.events("node_lost")] == [0]
 
 
+@pytest.mark.proof
 def test_devices_that_share_microbatches_lose_one_of_them_and_a_node(run: Run, reference: Reference) -> None:
     job = load_job(EXAMPLES / "tensor.toml", ["train.steps=5", "train.warmup_steps=1", "train.global_batch=8"])
     outcome = run(job, "kill:node=1,step=2,at=exchange,device=1", "kill:node=1,step=4,at=sync")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -26,6 +27,7 @@ FROZEN = ("transformer.w?e.weight", "transformer.h.0.*", "transformer.h.2.mlp.*"
 """Of gpt2: a prefix of layers, part of another one, and a tensor that the first and the last layer share."""
 
 
+@pytest.mark.proof
 def test_frozen_parameters_with_kills(text: Path, run: Run, reference: Reference, tmp_path: Path) -> None:
     job = ruled(make_job(text), *(ParameterRule(match=name, trainable=False) for name in FROZEN))
     outcome = run(job, *KILLS)

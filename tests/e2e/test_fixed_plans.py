@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import Reference, Run
 from tests.e2e.jobs import make_job
 
 
+@pytest.mark.proof
 def test_a_loss_under_oobleck_s_objective_changes_no_bit(text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text, cluster__objective="oobleck", cluster__nodes=5, train__steps=4)
     outcome = run(job, "kill:node=1,step=2,at=backward")

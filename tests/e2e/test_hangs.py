@@ -47,6 +47,7 @@ def test_a_device_that_hangs_is_lost_alone(kind: str, cause: str, text: Path, ru
     assert not outcome.events("node_lost")
 
 
+@pytest.mark.proof
 def test_two_nodes_are_stopped_at_once(text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text)
     outcome = run(job, "hang:node=0,step=3,at=forward", "hang:node=5,step=3,at=backward")

@@ -12,7 +12,6 @@ import pytest
 from planaria.protocol.messages.records import AnyRecord, Restored
 from tests.e2e.conftest import Reference, Run
 from tests.e2e.jobs import Outcome, make_job
-from tests.proof import rest_in_proof
 
 
 def assert_went_back(outcome: Outcome, times: int) -> None:
@@ -58,7 +57,8 @@ class KillAt:
             os.kill(self._pids()[self._place], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("place", rest_in_proof([3, 0]))
+@pytest.mark.proof
+@pytest.mark.parametrize("place", [3, 0])
 def test_a_kill_during_the_restore_changes_no_bit(
     place: int, text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
 ) -> None:

@@ -46,6 +46,7 @@ def test_kills(name: str, text: Path, run: Run, reference: Reference) -> None:
     assert read_group(folder, manifest, 0).keys() == {"parameter", *STATES[name]}
 
 
+@pytest.mark.proof
 def test_rules_with_kills(text: Path, run: Run, reference: Reference) -> None:
     plain = make_job(text, **JOBS["lion"])
     rules = ParameterRule(match="*.h.1.*", learning_rate_factor=0.1), ParameterRule(match="*.bias", weight_decay=0.3)

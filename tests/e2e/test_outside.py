@@ -93,6 +93,7 @@ def strangers(worker_pids: Callable[[], list[int]]) -> Iterator[Strangers]:
     made.close()
 
 
+@pytest.mark.proof
 def test_strangers_on_every_port_disturb_nothing(
     strangers: Strangers, text: Path, run: Run, reference: Reference
 ) -> None:
@@ -207,7 +208,8 @@ class Sniper:
                     os.kill(self._draw.choice(alive), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("seed", rest_in_proof(range(4)))
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", range(4))
 def test_kills_at_random_moments_change_no_bit(
     seed: int, text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
 ) -> None:
@@ -317,6 +319,7 @@ def test_a_damaged_last_checkpoint_is_told_of_and_the_one_before_is_used(
     assert name in note["text"]
 
 
+@pytest.mark.proof
 @pytest.mark.tampers
 def test_a_restore_from_a_damaged_checkpoint_is_not_trained_on(
     text: Path, run: Run, first_pipelines: Callable[[Job], Pipelines]

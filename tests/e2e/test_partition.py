@@ -229,6 +229,7 @@ def test_the_minority_side_never_commits_and_joins_again(cluster: Callable[..., 
     assert len(job.events("node_lost")) == len(minority)
 
 
+@pytest.mark.proof
 def test_of_two_workers_that_do_not_reach_each_other_one_goes(
     cluster: Callable[..., Cluster], reference: Reference
 ) -> None:
@@ -266,6 +267,7 @@ def test_a_worker_to_which_everything_sent_vanishes_is_lost(
     job.assert_same_bits(reference)
 
 
+@pytest.mark.proof
 def test_a_coordinator_that_is_cut_off_from_everybody_loses_nobody(
     cluster: Callable[..., Cluster], reference: Reference
 ) -> None:

@@ -85,6 +85,7 @@ class Pods(Hosts):
         assert wait_until(lambda: self.num_live == NUM_NODES), self.said
 
 
+@pytest.mark.proof
 def test_pods_go_and_come_and_the_coordinator_moves(folder: Path, names: Names, reference: Reference) -> None:
     names.say("127.0.0.2")
     pods = Pods(folder, names)

@@ -37,6 +37,7 @@ def test_what_is_dropped_is_what_one_process_leaves_out(text: Path, run: Run, tm
     assert (last["num_dropped"], last["scale"]) == (num_dropped, (9 - len(last["dropped"])) / 9)
 
 
+@pytest.mark.proof
 def test_a_policy_outlives_the_coordinator_that_was_told_of_it(
     folder: Path, slow_layers: Path, run: Run, reference: Reference
 ) -> None:

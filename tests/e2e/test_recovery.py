@@ -124,6 +124,7 @@ def test_a_kill_while_the_last_checkpoint_is_written_changes_no_bit(
     run(job, observers=[killer]).assert_same_bits(reference(job))
 
 
+@pytest.mark.proof
 def test_a_kill_before_all_have_joined_changes_no_bit(
     text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
 ) -> None:
@@ -185,6 +186,7 @@ def test_steps_that_are_not_finite_are_skipped(text: Path, tmp_path: Path, run: 
     assert outcome.summary["steps"] == len(outcome.losses) == 12
 
 
+@pytest.mark.proof
 def test_a_loss_that_is_not_a_number_is_never_applied(text: Path, run: Run, reference: Reference) -> None:
     steps = {"train__learning_rate": 1e30, "train__warmup_steps": 0, "train__clip_norm": 0.0}
     job = make_job(text, cluster__nodes=4, **steps)

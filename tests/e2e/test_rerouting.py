@@ -52,6 +52,7 @@ def test_the_last_owner_is_lost_of_a_job_that_writes_no_checkpoints(text: Path, 
     assert "no replica of layer" in restored["reason"]
 
 
+@pytest.mark.proof
 def test_all_owners_of_a_layer_are_lost(text: Path, run: Run, reference: Reference) -> None:
     """Degraded first, and said; then back to the checkpoint."""
     job = make_job(text, resilience__policy="reroute", cluster__nodes=6, run__checkpoint_every=1, train__steps=8)

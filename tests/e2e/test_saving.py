@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, Note, StepCommitted
 from planaria.runtime.launch.training.result import RunStatus
 from planaria.ui.cli import live
@@ -48,6 +50,7 @@ def test_a_launcher_that_is_killed_loses_little_by_default(command: Command) -> 
     assert first["step"] == 1
 
 
+@pytest.mark.proof
 def test_a_layer_that_raises_leaves_the_last_step_saved(
     mine: Path,  # noqa: F811
     text: Path,
@@ -127,6 +130,7 @@ def test_the_user_may_end_a_run_without_its_state(tmp_path: Path, text: Path, ru
     assert any("no checkpoints are written on the way" in note["text"] for note in outcome.events("note"))
 
 
+@pytest.mark.proof
 def test_a_save_on_the_way_goes_elsewhere_and_is_found_again(
     tmp_path: Path, text: Path, run: Run, reference: Reference
 ) -> None:

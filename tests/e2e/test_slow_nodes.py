@@ -56,6 +56,7 @@ def test_a_node_of_half_speed_gets_less_to_do(profile_file: Path, run: Run, refe
     assert not outcome.events("node_lost")
 
 
+@pytest.mark.proof
 def test_a_node_of_a_fifth_of_the_speed_is_left_out(
     profile_file: Path, tmp_path: Path, run: Run, reference: Reference
 ) -> None:

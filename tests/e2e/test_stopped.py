@@ -76,6 +76,7 @@ def test_a_standby_that_is_stopped_takes_no_part(tmp_path: Path, text: Path, run
     assert [text.count("stopped for") for text in told(outcome)] == [0, 1]
 
 
+@pytest.mark.proof
 def test_a_standby_that_is_stopped_is_replaced_before_it_is_needed(
     tmp_path: Path, run: Run, reference: Reference
 ) -> None:
@@ -146,6 +147,7 @@ def test_ctrl_z_and_fg_kill_nobody(command: Command) -> None:
     suspended(command, suspend, steps=10)
 
 
+@pytest.mark.proof
 def test_a_job_that_is_suspended_as_a_whole_goes_on(command: Command) -> None:
     """The coordinator first and the command last; and the other way round when it goes on, half a second apart."""
 

@@ -121,6 +121,7 @@ def test_runs_with_kills_and_runs_that_go_on_have_the_references_bits(
     assert blocks_of(folder) == blocks_of(alone.result.folder)
 
 
+@pytest.mark.proof
 def test_a_recovery_does_not_wait_for_the_stream(
     tmp_path: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_stream_that_is_short_or_fails_at_once_is_refused(tmp_path: Path, run:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.proof
 def test_a_stream_that_changed_is_refused_when_a_run_goes_on(tmp_path: Path, run: Run) -> None:
     job = job_of("points")
     outcome = run(job, import_path=tmp_path)

@@ -38,16 +38,15 @@ def test_kills(name: str, text: Path, run: Run, reference: Reference) -> None:
     run(job, *KILLS).assert_same_bits(reference(job))
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("model", "devices", "changes"),
-    rest_in_proof(
-        [
-            pytest.param("llama", 2, {"cluster__optimizer_state": "spread"}),
-            pytest.param("gpt2", 2, {"resilience__policy": "adaptive"}),
-            pytest.param("gpt2", 2, {"resilience__policy": "redundancy", "resilience__redundancy": "lazy-lazy"}),
-            pytest.param("llama", 4, {"train__dtype": "bfloat16", "train__boundary_dtype": "bfloat16"}),
-        ]
-    ),
+    [
+        pytest.param("llama", 2, {"cluster__optimizer_state": "spread"}),
+        pytest.param("gpt2", 2, {"resilience__policy": "adaptive"}),
+        pytest.param("gpt2", 2, {"resilience__policy": "redundancy", "resilience__redundancy": "lazy-lazy"}),
+        pytest.param("llama", 4, {"train__dtype": "bfloat16", "train__boundary_dtype": "bfloat16"}),
+    ],
 )
 def test_devices_that_share_microbatches_may_be_lost(
     model: str, devices: int, changes: dict[str, Any], text: Path, run: Run, reference: Reference

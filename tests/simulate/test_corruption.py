@@ -21,7 +21,7 @@ from tests.testkit.promises.invariants import BrokenPromise
 from tests.testkit.schedules.corruption import corrupted, succeeded
 
 
-@pytest.mark.parametrize("seeds", batches(range(220), size=100, kept=20), ids=str)
+@pytest.mark.parametrize("seeds", batches(range(120), size=50, kept=20), ids=str)
 def test_no_step_is_committed_with_what_a_node_computed_wrong(seeds: range) -> None:
     broken, seen = [], Counter[str]()
     for seed in seeds:

@@ -63,7 +63,7 @@ def test_one_fault_beside_an_overtaking_breaks_no_promise(policy: PolicyName) ->
     assert not tally.failed
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", rest_in_proof(POLICIES))
 def test_few_overtakings_at_the_coordinator_break_no_promise(policy: PolicyName) -> None:
     tally = Tally()
     enumerate_orders(world(policy, 1), tally, most=2, at=COORDINATOR)

@@ -24,7 +24,7 @@ from tests.runtime.worker.cluster import Kill, Weather
 from tests.runtime.worker.schedules import INSTRUCTIONS, Schedule, any_policy, comings_and_goings, job_of
 from tests.runtime.worker.test_cluster import Laboratory
 
-SEEDS = range(40)
+SEEDS = range(20)
 
 
 def adaptively(schedule: Schedule) -> Schedule:

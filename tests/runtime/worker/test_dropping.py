@@ -16,7 +16,7 @@ from tests.runtime.worker.cluster import Crash, Kill, Visit, Weather
 from tests.runtime.worker.schedules import INSTRUCTIONS, Schedule, comings_and_goings, job_of, restarts, schedule
 from tests.runtime.worker.test_cluster import Laboratory
 
-SEEDS = range(45)
+SEEDS = range(30)
 
 
 def dropping(which: Schedule) -> Schedule:

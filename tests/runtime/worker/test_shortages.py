@@ -13,7 +13,7 @@ from tests.runtime.worker.test_cluster import Laboratory, no_garbage  # noqa: F4
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("batch", [range(at, at + 15) for at in range(9000, 9030, 15)], ids=str)
+@pytest.mark.parametrize("batch", [range(9000, 9010), range(9010, 9020)], ids=str)
 def test_random_shortages_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
     seen: Counter[str] = Counter()
     for outcome in laboratory.run_all(batch, shortages):

@@ -9,7 +9,7 @@ from tests.runtime.worker.cluster import Crash, Kill, Outcome, Switch, Visit, We
 from tests.runtime.worker.schedules import Schedule, job_of, switching
 from tests.runtime.worker.test_cluster import Laboratory
 
-SEEDS = range(24)
+SEEDS = range(16)
 
 
 @pytest.mark.proof

@@ -15,7 +15,7 @@ from tests.runtime.worker.schedules import Schedule, comings_and_goings, job_of
 from tests.runtime.worker.test_cluster import Laboratory, no_garbage  # noqa: F401 (a fixture)
 
 
-@pytest.mark.parametrize("batch", batches(range(11000, 11012), size=6, kept=2), ids=str)
+@pytest.mark.parametrize("batch", batches(range(11000, 11012), size=6, kept=1), ids=str)
 def test_random_damage_keeps_every_promise(batch: range, laboratory: Laboratory) -> None:
     """Under any deaths, joins and notices: the reference's bits."""
 

@@ -136,7 +136,7 @@ SCENARIOS: dict[str, Scenario] = {
 SITES = sites()
 
 
-@pytest.mark.parametrize("scenario", rest_in_proof(SCENARIOS, kept=2))
+@pytest.mark.parametrize("scenario", rest_in_proof(SCENARIOS))
 def test_every_scenario_ends_well(scenario: str, laboratory: Laboratory) -> None:
     with Orders().at_work():
         SCENARIOS[scenario](laboratory)
@@ -153,7 +153,7 @@ def test_a_stages_devices_with_memories_of_their_own_give_a_keeper_what_they_cou
         assert laboratory.run(on_stand_in(plain)).weights == reference.weights
 
 
-@pytest.mark.parametrize("site", rest_in_proof(SITES, kept=3), ids=str)
+@pytest.mark.parametrize("site", rest_in_proof(SITES), ids=str)
 def test_without_any_one_order_a_scenario_fails(site: Site, laboratory: Laboratory) -> None:
     orders = Orders(site)
     for scenario in SCENARIOS.values():
