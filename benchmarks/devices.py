@@ -41,6 +41,9 @@ from planaria.job.settings import Job
 
 AUTO = "auto"
 
+LONG = 12
+"""Times `UNEVEN`: layers of 24 to 108 ms forwards, so that two cores have time for the messages of 16 workers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -62,7 +65,7 @@ def emulated(asked: str, vote_s: float) -> Job:
     case = Case(
         name=f"2 nodes of 8, stages on {asked}",
         nodes=2,
-        layers=[4 * ms for ms in UNEVEN],
+        layers=[LONG * ms for ms in UNEVEN],
         devices=(1, 2, 4, 8) if shares else (1,),
         overrides=[
             *f_n0(1, 1),

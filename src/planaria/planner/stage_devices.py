@@ -200,6 +200,19 @@ def places_of(workers: Iterable[WorkerId], on: Devices) -> tuple[WorkerId, ...]:
     return tuple(_of_places(dict.fromkeys(workers, ()), on))
 
 
+def hold_alike(plan: Plan, holders: Held) -> bool:
+    """Returns whether the devices of each place hold the same: those that the plan has, and those beside it that hold
+    anything."""
+    if plan.devices_per_stage == 1:
+        return True
+    held: dict[WorkerId, Collection[int]] = {}
+    return all(
+        held.setdefault(_place(worker, plan.devices_per_stage), groups) == groups
+        for worker, groups in ((worker, frozenset(groups)) for worker, groups in holders.items())
+        if groups or worker in plan.groups_of
+    )
+
+
 def has_every_device(plan: Plan, on: Devices) -> bool:
     """Returns whether the plan is for the devices that are there, and for all of them that its places have."""
     return set(plan.workers) == {w for place in by_stage(plan, on).workers for w in _devices_of(place, on)}

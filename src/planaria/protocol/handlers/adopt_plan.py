@@ -132,7 +132,10 @@ def _wait_s(run: Run, proposal: Candidate) -> float | None:
 def _begin_attempt(run: Run, proposal: Candidate, purpose: Purpose, *, moves_state: bool) -> None:
     plan, attempt = run.plan, run.attempt
     attempt.ballot = Ballot(plan)
-    attempt.salvage = attempt.salvage.again(plan.of_pass.dropped) if purpose is Purpose.FINISH_STEP else Salvage()
+    is_within = purpose is Purpose.FINISH_STEP
+    attempt.salvage = (
+        attempt.salvage.again(plan.of_pass.dropped) if is_within else Salvage(num_sharing=plan.num_sharing)
+    )
     attempt.unready = set(plan.workers) if moves_state else set()
     if purpose is not Purpose.FINISH_STEP:
         attempt.begun_in = plan.generation

@@ -167,7 +167,7 @@ def _take_up(run: Run, position: Position) -> None:
     ballot = run.attempt.ballot = Ballot(plan)
     for worker, vote in returning.votes(position).items():
         ballot.cast(worker, vote)
-    run.attempt.salvage = Salvage(returning.earlier(position))
+    run.attempt.salvage = Salvage(returning.earlier(position), plan.num_sharing)
     run.attempt.unready = returning.unready(position)
     run.kept.note(run.step, returning.held(position))
     run.attempt.begun_in = position.message.begun
@@ -202,6 +202,8 @@ def _go_on_within(run: Run, position: Position) -> list[Command]:
     if position.is_boundary or is_evaluated:
         run.attempt.unready = set()
         return boundary.after_commit(run, position.step - 1)
+    # What those have counted who share microbatches, and lack the plan, may be counted anew by others.
+    run.attempt.is_void |= run.plan.shares_microbatches and bool(run.returning.lacks_plan(position))
     if run.attempt.is_void:
         return salvage.begin(run)
     if run.attempt.votes.is_enough(run.members.addresses):

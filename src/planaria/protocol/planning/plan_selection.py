@@ -20,6 +20,7 @@ from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.validate import validate
 from planaria.planner.placement.senders import distinct
 from planaria.planner.placement.zones import Zones
+from planaria.planner.stage_devices import hold_alike
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
 from planaria.protocol.messages.records import EstimateCorrected, LinkChanged, NodeSpeed
@@ -203,8 +204,7 @@ class PlanSelector:
             if not holders:
                 return None
         layers = {id(groups): plan.layers_held(groups) for groups in distinct(holders.values())}
-        differ = any(len({frozenset(holders[w]) for w in mates if w in holders}) > 1 for mates in plan.stage_mates)
-        if differ or len(set().union(*layers.values())) < plan.num_layers:
+        if not hold_alike(plan, holders) or len(set().union(*layers.values())) < plan.num_layers:
             return None
         policy = self.policy.with_forecast(forecast)
         finish = policy.finish_step if plan.evaluation is None else policy.finish_evaluation

@@ -79,7 +79,6 @@ class WorkerExecutor(ABC):
             case Adopt(message, continues, forgets):
                 self._adopt(message, continues=continues, forgets=forgets)
             case SendReport(generation, step):
-                self._interpreter.halt()
                 held = self._holdings.held_at(step - 1)
                 self._control.send(Report(generation=generation, step=step, ledger=self._holdings.ledger, held=held))
             case SendReturned():
@@ -112,7 +111,7 @@ class WorkerExecutor(ABC):
     def _returned(self, command: SendReturned) -> Returned:
         """Returns where the worker is. Orders are handled between instructions, so what is counted is whole."""
         phase, generation, step = command.phase, command.generation, command.step
-        ledger = self._holdings.ledger
+        ledger = self._interpreter.ledger
         return Returned(
             generation=generation,
             step=step,

@@ -256,6 +256,11 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
         self._counted[layer] |= 1 << microbatch
 
     @property
+    def counted(self) -> Sequence[int]:
+        """For each layer, the bit mask of the microbatches that are counted."""
+        return self._counted
+
+    @property
     def ledger(self) -> Ledger:
         return Ledger.from_bits(self._counted)
 

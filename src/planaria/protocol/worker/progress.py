@@ -88,6 +88,10 @@ class Progress:
         """Records that the layer's forward is done."""
         self._done_forward.add((work, layer))
 
+    def has_forward(self, work: Work, layer: int) -> bool:
+        """Returns whether the layer's forward is done."""
+        return (work, layer) in self._done_forward
+
     def inputs_left(self, instruction: Instruction) -> tuple[int, ...]:
         """Returns layers, top down, of which the instruction has yet to compute the input's gradient."""
         return _left(instruction, self._done_input)
@@ -103,6 +107,10 @@ class Progress:
     def note_input(self, work: Work, layer: int) -> None:
         """Records that the input's half of the layer's backward is done."""
         self._done_input.add((work, layer))
+
+    def has_backward(self, work: Work, layer: int) -> bool:
+        """Returns whether the layer's backward is done, with its weights' gradients."""
+        return (work, layer) in self._done_backward
 
     def note_backward(self, work: Work, layer: int) -> None:
         """Records that both halves of the layer's backward are done."""

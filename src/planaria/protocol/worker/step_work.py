@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, SupportsFloat, TypeVar
 
-from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.ledger import Ledger, mask_of, members_of
+from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.program.audits import Audit, with_audits
 from planaria.plan.program.instructions import Instruction, Op, Program
 from planaria.plan.program.programs import program
@@ -162,6 +163,11 @@ class StepWork(ABC, Generic[Batch, Value]):
         """Groups that the plan has this worker keep whole; none before its first plan."""
         return () if self._plan is None else self._plan.kept_of.get(self._worker, ())
 
+    @property
+    def ledger(self) -> Ledger:
+        """What this worker tells to be counted: of what the devices of a stage count together, the first one tells."""
+        return self._holdings.ledger if self._leads else Ledger.empty(self._num_layers)
+
     def adopt(self, message: PlanMessage, *, continues: bool) -> None:
         """Takes a plan for the step in progress; what is done of it stays done if the step `continues`."""
         self._plan = message.plan
@@ -174,6 +180,9 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._audits.begin(message.audits)
         self._sums.adopt(message.plan)
         now = message.plan.of_pass
+        if now.shares_microbatches and self._is_counted_anew(now.routes):
+            self._holdings.void()
+            self.losses, self.scores = {}, {}
         self._holdings.leave_out(now.dropped)
         self.losses = {m: loss for m, loss in self.losses.items() if m not in now.dropped}
         born = {(m, route.born) for route in now.routes for m in route.microbatches}
@@ -183,6 +192,22 @@ class StepWork(ABC, Generic[Batch, Value]):
                 del store[entry]
         self._take_over(message.plan)
         self.progress.go_on(self._program)
+
+    def _is_counted_anew(self, routes: Collection[Route]) -> bool:
+        """Returns whether something that is counted here counts for other work of these routes.
+
+        Then nothing of the step counts that is counted here. Of microbatches that several devices share each counts a
+        part: what one of them has and another lacks is no part of a whole.
+        """
+        is_done = self.progress.has_backward if self._performs is self._run else self.progress.has_forward
+        counted = self._holdings.counted
+        return any(
+            not is_done((microbatch, route.born), layer)
+            for route in routes
+            for layer in route.counted
+            if counted[layer]
+            for microbatch in members_of(counted[layer] & mask_of(route.microbatches))
+        )
 
     def _take_over(self, plan: Plan) -> None:
         """Promotes, keeps or drops the redundant copies, as the plan has this worker replace a lost one or not."""
@@ -214,13 +239,6 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._audits.begin(audits)
         self.progress.begin(with_audits(self._program, audits, self._worker, self._num_layers))
 
-    def halt(self) -> None:
-        """Stops within the step. What a device has counted of microbatches that several share is a part, of which the
-        ledger of the first one tells nothing: it counts no more, nor do losses and scores of it, which others tell."""
-        if self.plan.shares_microbatches:
-            self._holdings.void()
-            self.losses, self.scores = {}, {}
-
     def give_up(self) -> None:
         """Drops what is kept for the step in progress: it will not be finished here."""
         self._batches.clear()
@@ -243,7 +261,7 @@ class StepWork(ABC, Generic[Batch, Value]):
             step=step,
             norms=self._sums.norms,
             losses={microbatch: float(loss) for microbatch, loss in self.losses.items()},
-            ledger=self._holdings.ledger,
+            ledger=self.ledger,
             compute_s=self.compute_s,
             scores=dict(self.scores),
             digests=self._holdings.digests(self.kept, with_sums=self.plan.evaluation is None),
@@ -373,7 +391,7 @@ class StepWork(ABC, Generic[Batch, Value]):
 
     def _note_backward(self, work: Work, layer: int, *, counted: bool) -> None:
         self.progress.note_backward(work, layer)
-        if counted and self._leads:
+        if counted:
             self._holdings.note_counted(layer, work[0])
 
     @property
@@ -405,8 +423,9 @@ class StepWork(ABC, Generic[Batch, Value]):
                 self.progress.note_forward(work, layer)
             if score is None:
                 self._activations[work, layers.stop] = value
-            elif self._leads:
-                self.scores[work[0]] = score
+            else:
+                if self._leads:
+                    self.scores[work[0]] = score
                 self._holdings.note_counted(self._num_layers - 1, work[0])
         self._batches.pop(work[0], None)
 
