@@ -133,12 +133,6 @@ def check_shared_microbatches(job: Job) -> None:
             'does not go with cluster.stage_parallelism = "tensor", which has run on processors alone',
             'Set it to "cpu", or stage_parallelism = "sharded".',
         )  # fmt: skip
-    if job.resilience.policy is PolicyName.REDUNDANCY and job.resilience.redundancy.runs_forwards:
-        refuse(
-            "resilience.redundancy", job.resilience.redundancy.value,
-            'does not go with cluster.stage_parallelism = "tensor": shadows compute no part of a microbatch',
-            'Set it to "lazy-lazy", another policy, or stage_parallelism = "sharded".',
-        )  # fmt: skip
     if job.resilience.audit:
         refuse(
             "resilience.audit", job.resilience.audit,

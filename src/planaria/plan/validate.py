@@ -124,7 +124,6 @@ def _check_sharing(plan: Plan) -> None:
     """Checks that each stage that computes has all of its devices, and that routes name the first of them."""
     devices = plan.devices_per_stage
     _require(devices & (devices - 1) == 0 and devices > 1, f"{devices} devices cannot share a microbatch")
-    _require(not plan.shadows_compute, "shadows compute nothing of microbatches that devices share")
     named = {hop.worker for route in plan.routes for hop in route.hops}
     for worker in sorted(named):
         _require(plan.first_of(worker) == worker, f"a route names worker {worker}, which is not the first of its stage")

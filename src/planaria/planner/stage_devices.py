@@ -42,7 +42,7 @@ class Devices:
         per_node: on each node.
         lost: those that were lost alone; their nodes live.
         spreads_optimizer: see `Plan.spreads_optimizer`.
-        share_microbatches: all devices of a stage compute each microbatch, where all are there and no shadows compute
+        share_microbatches: all devices of a stage compute each microbatch, where all are there
             (`Plan.shares_microbatches`); else they take microbatches in turn.
     """
 
@@ -143,7 +143,7 @@ def by_device(
 def carried(plan: Plan, on: Devices, before: Plan | None = None) -> Plan:
     """Returns the plan as `by_device` does, without what moves."""
     evaluation = plan.evaluation
-    shares = on.share_microbatches and not on.lost and not plan.shadows_compute
+    shares = on.share_microbatches and not on.lost
     if before is not None and (shares or before.shares_microbatches):
         before = None
     last = None if before is None else before.evaluation

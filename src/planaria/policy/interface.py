@@ -115,6 +115,7 @@ class FinishRequest:
         holders: the layers that each live worker holds.
         generation: of the plan that is asked for.
         so_far: the plans under which the step was done so far.
+        parts_differ: devices of a stage that share microbatches have counted others: of theirs, nothing is counted.
     """
 
     plan: Plan
@@ -124,6 +125,7 @@ class FinishRequest:
     holders: LayerHolders
     generation: int
     so_far: Sequence[PlanInterval] = ()
+    parts_differ: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

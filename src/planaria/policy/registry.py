@@ -205,9 +205,9 @@ class StageDevicesPolicy(Policy):
 
     def finish_step(self, request: FinishRequest) -> Candidate:
         is_whole, redundancy = self._is_whole(request), request.plan.redundancy
-        if redundancy is not None and (not is_whole or request.plan.shares_microbatches):
-            # Nobody goes on in the place of a device alone: what its stage's devices hold would differ. Nor of several
-            # that share microbatches: what those have counted is void.
+        if redundancy is not None and (not is_whole or request.parts_differ):
+            # Nobody goes on in the place of a device alone: what its stage's devices hold would differ. Nor where what
+            # devices have counted that share microbatches is void.
             request = dataclasses.replace(request, plan=msgspec.structs.replace(request.plan, redundancy=None))
         if is_whole or request.plan.shares_microbatches:
             found = self._finished(self.places.finish_step, request)

@@ -149,6 +149,28 @@ def test_what_all_devices_of_a_stage_have_counted_is_not_done_again(
     assert any(not ledger.is_empty for ledger in kept)
 
 
+@pytest.mark.parametrize("redundancy", rest_in_proof(["eager-eager", "eager-lazy", "lazy-lazy"]))
+def test_the_devices_of_a_shadow_go_on_in_the_place_of_a_lost_stage(
+    redundancy: str, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = 0
+
+    def add_up(self: StageMates, *arguments: object) -> object:
+        nonlocal shared
+        shared += self.number == 2
+        return usual(self, *arguments)
+
+    usual = StageMates.add_up
+    monkeypatch.setattr(StageMates, "add_up", add_up)
+    plain = plain_job(str(laboratory.source), 2, nodes=4, smallest=2, policy="redundancy", redundancy=redundancy)
+    outcome = laboratory.run(replace(plain, kills=(Kill(node=1, at="backward", step=2, delay_s=1e-6),)))
+    assert all(plan.shares_microbatches for plan in outcome.of(PlanTaken))
+    (finishing,) = (plan for plan in outcome.of(PlanTaken) if plan.purpose == Purpose.FINISH_STEP)
+    places = [[worker for worker, _, _ in stages] for stages in finishing.pipelines]
+    assert sorted({worker for workers in places for worker in workers if workers.count(worker) > 1}) == [0, 1]
+    assert shared
+
+
 @pytest.mark.parametrize(("devices", "order"), rest_in_proof([pytest.param(2, "zb-h1"), pytest.param(4, "1f1b")]))
 def test_devices_that_go_on_exchange_nothing_twice(
     devices: int, order: str, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch

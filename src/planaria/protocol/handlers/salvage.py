@@ -104,6 +104,7 @@ def _finish_step(run: Run, holders: Holders) -> list[Command]:
         holders=holders,
         forecast=run.situation(holders).forecast,
         so_far=run.attempt.so_far(run.plan, run.now, run.step_times.stretch),
+        parts_differ=salvage.parts_differ,
     )
     if proposal is None:
         run.attempt.is_void = True

@@ -190,13 +190,11 @@ class PlanSelector:
         holders: Holders,
         forecast: FailureForecast,
         so_far: Sequence[PlanInterval],
+        parts_differ: bool,
     ) -> Candidate | None:
-        """Returns a plan for what a loss left undone of the step in progress, or of the evaluation before it; None
-        where it cannot be finished.
-
-        Some device has no room for it; or, as state was on its way, of a layer with two groups each is with another
-        worker, or a stage's devices hold different ones; or a device was lost that kept optimizer's state for others
-        of its stage; or nobody has some layer but devices that share microbatches with one that is lost.
+        """Returns a plan for what a loss left undone of the step in progress, or of the evaluation before it; None:
+        some device has no room for it; or a layer's groups are with different workers, or a stage's devices hold
+        different ones; or a lost device kept optimizer's state for others; or only others of its stage have a layer.
         """
         whole = holders
         if plan.spreads_optimizer:
@@ -216,6 +214,7 @@ class PlanSelector:
             holders={worker: layers[id(groups)] for worker, groups in holders.items()},
             generation=self.next_generation(),
             so_far=so_far,
+            parts_differ=parts_differ,
         )
         try:
             proposal = finish(request)

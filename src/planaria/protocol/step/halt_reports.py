@@ -57,18 +57,24 @@ class Salvage:
 
     @property
     def _ledgers(self) -> dict[WorkerId, Ledger]:
-        ledgers = {**self._earlier, **{worker: report.ledger for worker, report in self._reports.items()}}
-        if self._num_sharing == 1:
-            return ledgers
+        reported = {first: own[0] for first, own in self._stages.items() if self._is_one(own)}
+        return {worker: ledger for worker, ledger in self._earlier.items() if worker not in self._reports} | reported
+
+    @property
+    def _stages(self) -> dict[WorkerId, list[Ledger]]:
+        """What the devices of each stage reported, by the first one."""
         stages: dict[WorkerId, list[Ledger]] = {}
-        for worker in sorted(self._reports):
-            first = WorkerId(worker - worker % self._num_sharing)
-            stages.setdefault(first, []).append(ledgers.pop(worker))
-        for first, own in stages.items():
-            ledgers.pop(first, None)
-            if len(own) == self._num_sharing and all(ledger == own[0] for ledger in own):
-                ledgers[first] = own[0]
-        return ledgers
+        for worker, report in sorted(self._reports.items()):
+            stages.setdefault(WorkerId(worker - worker % self._num_sharing), []).append(report.ledger)
+        return stages
+
+    def _is_one(self, reported: Sequence[Ledger]) -> bool:
+        return len(reported) == self._num_sharing and all(ledger == reported[0] for ledger in reported)
+
+    @property
+    def parts_differ(self) -> bool:
+        """Whether devices of a stage have counted others, so that nothing of it counts."""
+        return self._num_sharing > 1 and not all(map(self._is_one, self._stages.values()))
 
     @property
     def is_untouched(self) -> bool:

@@ -48,9 +48,9 @@ class Shadows:
             return Fate.KEPT
         layers = {layer for layer, _ in self.counted}
         owned = layers.intersection(plan.layers_of.get(worker, ()))
-        given: set[tuple[int, Work]] = set()
+        given, first = set[tuple[int, Work]](), plan.first_of(worker)
         for route in plan.routes:
-            here = {layer for hop in route.hops if hop.worker == worker for layer in hop.layers}
+            here = {layer for hop in route.hops if hop.worker == first for layer in hop.layers}
             for layer in layers & here & set(route.counted):
                 given.update((layer, (microbatch, route.born)) for microbatch in route.microbatches)
         if self.counted <= given:

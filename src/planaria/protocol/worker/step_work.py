@@ -378,16 +378,17 @@ class StepWork(ABC, Generic[Batch, Value]):
         """Runs a backward redundantly: a copy of what another worker counts, apart from all that counts here."""
         work, layers = _work(instruction), self.progress.backwards_left(instruction)
         self._before(instruction, inputs=layers, weights=_counted(instruction, layers))
-        given = self._gradients.get((work, instruction.end_layer), self._nothing)
         for layer in layers:
             counted = layer in instruction.counted
+            given = self._gradients.get((work, layer + 1), self._nothing)
             with self._holdings.counting_apart():
-                given = self._layers.backward(self.step, work, layer, given, counted=counted)
+                found = self._layers.backward(self.step, work, layer, given, counted=counted and self._counts_here)
+            self._gradients[work, layer] = found
+            if layer + 1 < instruction.end_layer:
+                del self._gradients[work, layer + 1]
             self.progress.note_backward(work, layer)
             if counted:
                 self._shadows.counted.add((layer, work))
-        if layers:
-            self._gradients[work, layers[-1]] = given
 
     def _note_backward(self, work: Work, layer: int, *, counted: bool) -> None:
         self.progress.note_backward(work, layer)

@@ -109,7 +109,7 @@ class CountedMates:
         self.exchange_s += (among.bit_length() - 1) * self._link.time_s(part.nbytes)
         return part
 
-    def forget(self, keep: Callable[[Work], bool]) -> None:
+    def forget(self, keep: Callable[[Work, int], bool]) -> None:
         """Has nothing to forget."""
 
 

@@ -66,8 +66,8 @@ class Mates(Protocol):
         down and asked for again exchanges nothing twice."""
         ...
 
-    def forget(self, keep: Callable[[Work], bool]) -> None:
-        """Forgets what was exchanged for microbatches that nobody will go on with."""
+    def forget(self, keep: Callable[[Work, int], bool]) -> None:
+        """Forgets what was exchanged for sums, of a microbatch and by name, that nobody will go on with."""
         ...
 
 
@@ -219,7 +219,7 @@ class Compute:
             for module in self._modules.values():
                 drop_copies(module.parameters())
         if self.mates is not None:
-            self.mates.forget(keep)
+            self.mates.forget(lambda work, name: keep(work))
 
     def forward(
         self,
@@ -311,7 +311,12 @@ class Compute:
 
         with shared_out(Sharing(number=mates.number, place=mates.place, add_up=add_up)):
             yield
-        mates.forget(lambda other: other != work)  # what it was for is done
+        self._forget_sums(work, layer)
+
+    def _forget_sums(self, work: Work, layer: int) -> None:
+        """Forgets what was exchanged for a layer of a microbatch: it is done."""
+        if self.mates is not None:
+            self.mates.forget(lambda other, name: other != work or name // (2 * _MOST_SUMS) != layer)
 
     @contextmanager
     def _naming(self, layer: int) -> Iterator[None]:
@@ -346,7 +351,7 @@ class Compute:
         found: Gradients = [None] * len(wanted)
         if roots and wanted:
             with self._naming(layer):
-                found = self._gradients(work, roots, wanted, given)
+                found = self._gradients(work, layer, roots, wanted, given)
         del self._kept[work, layer]
         if counted:
             self._count_all(layer, found[len(inputs) :], told)
@@ -362,7 +367,7 @@ class Compute:
         found: Gradients = [None] * len(inputs)
         if roots and self._is_shared:
             with self._naming(layer):
-                whole = self._gradients(work, roots, [*inputs, *parameters], given)
+                whole = self._gradients(work, layer, roots, [*inputs, *parameters], given)
             found, self._weight_passes[work, layer] = whole[: len(inputs)], WeightPass(lambda: whole[len(inputs) :])
         elif roots:
             with self._naming(layer):
@@ -372,12 +377,16 @@ class Compute:
         return _filled(inputs, found)
 
     def _gradients(
-        self, work: Work, roots: list[torch.Tensor], wanted: list[torch.Tensor], given: list[torch.Tensor | None]
+        self,
+        work: Work,
+        layer: int,
+        roots: list[torch.Tensor],
+        wanted: list[torch.Tensor],
+        given: list[torch.Tensor | None],
     ) -> Gradients:
         """Runs a whole backward. One that is shared may be put down where it waits for others, and run again."""
         found = torch.autograd.grad(roots, wanted, given, allow_unused=True, retain_graph=self._is_shared)
-        if self.mates is not None:
-            self.mates.forget(lambda other: other != work)
+        self._forget_sums(work, layer)
         return found
 
     def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:

@@ -80,8 +80,8 @@ class StageMates:
             distance, rounds = 2 * distance, rounds + 1
         return part
 
-    def forget(self, keep: Callable[[Work], bool]) -> None:
-        """Forgets what was exchanged for microbatches that nobody will go on with."""
-        for key in [key for key in self._sent if not keep((key.item, key.epoch))]:
+    def forget(self, keep: Callable[[Work, int], bool]) -> None:
+        """Forgets what was exchanged for sums, of a microbatch and by name, that nobody will go on with."""
+        for key in [key for key in self._sent if not keep((key.item, key.epoch), key.layer // _MOST_ROUNDS)]:
             self._sent.remove(key)
             self._came.pop(key, None)
