@@ -23,7 +23,6 @@ from planaria.plan.sums.slices import slices_of
 from tests.e2e.incubator import ROOT, Incubator
 from tests.e2e.network import Farm, NoNamespaces, farm
 from tests.e2e.test_partition import Cluster
-from tests.proof import rest_in_proof
 
 NUM_NODES = 4
 """Two pipelines of two stages."""
@@ -88,7 +87,8 @@ def expected_sent(profile: ModelProfile, plan: dict[str, Any]) -> dict[int, floa
     return dict(sent)
 
 
-@pytest.mark.parametrize("numerics", rest_in_proof(["exact", "fast"]))
+@pytest.mark.proof
+@pytest.mark.parametrize("numerics", ["exact", "fast"])
 def test_workers_hold_and_send_what_is_said(numerics: str, hosts: Farm, tmp_path: Path, text: Path) -> None:
     cluster = started(hosts, folder := tmp_path / "job", text, numerics)
     first = cluster.wait_for_steps(2)

@@ -43,6 +43,7 @@ def heard(outcome: Outcome) -> list[str]:
     return (outcome.result.folder / "heard.txt").read_text().splitlines()
 
 
+@pytest.mark.proof
 def test_a_callback_stops_a_run_that_goes_on_later(
     run: Run, slow_layers: Path, mine: Path, reference: Reference
 ) -> None:

@@ -29,7 +29,7 @@ def test_a_model_is_pretrained_on_parquet_files(
     assert len(outcome.events("node_lost")) == 1
 
 
-@pytest.mark.parametrize("optimizer_state", ["whole", "spread"])
+@pytest.mark.parametrize("optimizer_state", rest_in_proof(["spread", "whole"]))
 def test_stages_on_several_devices_lose_one_of_them_and_a_node(
     optimizer_state: str, run: Run, reference: Reference
 ) -> None:

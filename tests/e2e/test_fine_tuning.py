@@ -55,6 +55,7 @@ def initial(job: Job) -> dict[str, torch.Tensor]:
     return {name: value for group in groups for name, value in model.initial_state(group, plain.seed).items()}
 
 
+@pytest.mark.proof
 def test_adapters_with_kills(text: Path, run: Run, reference: Reference, tmp_path: Path) -> None:
     """They alone are trained; a folder with them merged, and peft with them alone, give the same logits."""
     from peft import PeftModel

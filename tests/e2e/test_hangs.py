@@ -33,9 +33,8 @@ def test_a_main_thread_that_hangs_is_found_though_its_process_answers(
     assert lost["cause"].startswith("hung")
 
 
-@pytest.mark.parametrize(
-    ("kind", "cause"), rest_in_proof([pytest.param("hang", "silent for"), pytest.param("freeze", "hung")])
-)
+@pytest.mark.proof
+@pytest.mark.parametrize(("kind", "cause"), [pytest.param("hang", "silent for"), pytest.param("freeze", "hung")])
 def test_a_device_that_hangs_is_lost_alone(kind: str, cause: str, text: Path, run: Run, reference: Reference) -> None:
     devices = {"cluster__devices_per_node": 2, "cluster__devices_per_stage": 2}
     job = make_job(text, cluster__nodes=3, resilience__min_nodes_per_pipeline=1, **devices)

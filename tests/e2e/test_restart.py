@@ -179,6 +179,7 @@ def test_deaths_change_no_bit_where_one_entry_stands_for_the_journals_old_ones(
     assert len(newest) < 24
 
 
+@pytest.mark.proof
 def test_requests_go_on_over_a_restart(tmp_path: Path, slow_layers: Path, run: Run, reference: Reference) -> None:
     """The same address, the same token; a request that comes in between is answered by the next coordinator."""
     job = make_emulated_job(slow_layers, train__steps=10)

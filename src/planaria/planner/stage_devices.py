@@ -42,8 +42,8 @@ class Devices:
         per_node: on each node.
         lost: those that were lost alone; their nodes live.
         spreads_optimizer: see `Plan.spreads_optimizer`.
-        share_microbatches: all devices of a stage compute each microbatch, where all are there
-            (`Plan.shares_microbatches`); else they take microbatches in turn.
+        share_microbatches: all devices of a stage compute each microbatch, where all are there: see
+            `Plan.shares_microbatches`; else they take microbatches in turn.
     """
 
     per_stage: int

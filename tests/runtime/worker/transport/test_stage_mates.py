@@ -115,12 +115,13 @@ def test_what_was_exchanged_before_an_order_is_not_exchanged_again() -> None:
 def test_what_was_exchanged_stays_while_others_are_finished_and_under_another_plan() -> None:
     """As the layer that was put down may run again after all of that."""
     post, devices, given = put_down()
-    devices[0].forget(lambda other: other != (4, 7))
+    devices[0].forget(lambda other, name: other != (4, 7))
+    devices[0].forget(lambda other, name: name != 6)
     devices[0].adopt(plan_of())
     assert all(torch.equal(found, tree_sum(given)) for found in summed(devices, given, DEVICES))
     assert len(post.sent) == 2 * DEVICES
     for mates in devices:
-        mates.forget(lambda other: other != WORK)
+        mates.forget(lambda other, name: (other, name) != (WORK, 5))
     assert all(torch.equal(found, tree_sum(given)) for found in summed(devices, given, DEVICES))
     assert len(post.sent) == 4 * DEVICES
 
