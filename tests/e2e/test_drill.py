@@ -274,6 +274,7 @@ def test_a_drill_that_runs_out_of_nodes_says_so(job_file: Path) -> None:
     assert "exhausted: 3 nodes are left" in said
 
 
+@pytest.mark.proof
 def test_a_comparison_is_a_table_and_a_picture(job_file: Path) -> None:
     policies = ("--policies", "reroute,templates")
     code, said = invoke("compare", str(job_file), "--script", "single", "--length", "2", *policies)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from planaria.job.parse import parse_job
 from tests.e2e.commands import DEADLINE_S, Command, summary
 from tests.e2e.conftest import Reference
@@ -14,6 +16,7 @@ SETTINGS = ["train.lr_schedule=constant", "train.warmup_steps=0"]
 """With these, the first steps are the same of however many."""
 
 
+@pytest.mark.proof
 def test_a_run_goes_on_from_a_bucket(command: Command, text: Path, reference: Reference) -> None:
     command.write_job(text, steps=6)
     job = parse_job((command.folder / "job.toml").read_text(), overrides=SETTINGS, origin="test")
