@@ -34,15 +34,15 @@ def ran(make: Callable[[int], Schedule], seeds: range) -> Counter[str]:
     return seen
 
 
-@pytest.mark.parametrize("seeds", batches(range(105), size=45, kept=15), ids=str)
+@pytest.mark.parametrize("seeds", batches(range(150), size=60, kept=30), ids=str)
 def test_what_a_node_computes_wrong_is_never_committed(seeds: range) -> None:
     seen = ran(audited, seeds)
-    assert seen["computation"] > len(seeds) // 5, "too few are named for this to show anything"
+    assert seen["computation"] > len(seeds) // 4, "too few are named for this to show anything"
     assert seen["messages"] > len(seeds) // 20
     assert seen["again"] + seen["messages"] >= seen["computation"], "nobody is named before the step is begun anew"
 
 
-@pytest.mark.parametrize("seeds", batches(range(105), size=45, kept=15), ids=str)
+@pytest.mark.parametrize("seeds", batches(range(150), size=60, kept=30), ids=str)
 def test_audits_accuse_nobody_and_hold_up_nothing_whatever_happens(seeds: range) -> None:
     seen = ran(watched, seeds)
     assert not seen["computation"] + seen["again"] + seen["messages"]

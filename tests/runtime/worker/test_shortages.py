@@ -13,9 +13,10 @@ from tests.runtime.worker.test_cluster import Laboratory, no_garbage  # noqa: F4
 
 
 @pytest.mark.proof
-def test_random_shortages_keep_every_promise(laboratory: Laboratory) -> None:
+@pytest.mark.parametrize("batch", [range(at, at + 15) for at in range(9000, 9030, 15)], ids=str)
+def test_random_shortages_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
     seen: Counter[str] = Counter()
-    for outcome in laboratory.run_all(range(9000, 9020), shortages):
+    for outcome in laboratory.run_all(batch, shortages):
         seen[outcome.finish.status.value] += 1
         seen["refused"] += "is known to fit" in outcome.finish.message
         for at, record in enumerate(outcome.records):

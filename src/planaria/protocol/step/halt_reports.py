@@ -62,7 +62,7 @@ class Salvage:
 
     @property
     def _stages(self) -> dict[WorkerId, list[Ledger]]:
-        """What the devices of each stage reported, by the first one."""
+        """Returns what the devices of each stage reported, by the stage's first device."""
         stages: dict[WorkerId, list[Ledger]] = {}
         for worker, report in sorted(self._reports.items()):
             stages.setdefault(WorkerId(worker - worker % self._num_sharing), []).append(report.ledger)

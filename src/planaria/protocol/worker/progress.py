@@ -7,8 +7,10 @@ both keep it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Collection, Container, Sequence
 
+from planaria.plan.ledger import mask_of, members_of
+from planaria.plan.plan import Route
 from planaria.plan.program.instructions import Instruction, Op, Program
 
 Work = tuple[int, int]
@@ -88,10 +90,6 @@ class Progress:
         """Records that the layer's forward is done."""
         self._done_forward.add((work, layer))
 
-    def has_forward(self, work: Work, layer: int) -> bool:
-        """Returns whether the layer's forward is done."""
-        return (work, layer) in self._done_forward
-
     def inputs_left(self, instruction: Instruction) -> tuple[int, ...]:
         """Returns layers, top down, of which the instruction has yet to compute the input's gradient."""
         return _left(instruction, self._done_input)
@@ -108,9 +106,22 @@ class Progress:
         """Records that the input's half of the layer's backward is done."""
         self._done_input.add((work, layer))
 
-    def has_backward(self, work: Work, layer: int) -> bool:
-        """Returns whether the layer's backward is done, with its weights' gradients."""
-        return (work, layer) in self._done_backward
+    def counts_anew(self, counted: Sequence[int], routes: Collection[Route], is_evaluated: bool) -> bool:
+        """Returns whether these routes have something counted that this worker has counted for other work.
+
+        Args:
+            counted: for each layer, the bit mask of the microbatches that it has counted.
+            routes: of the plan.
+            is_evaluated: forwards alone count, those of an evaluation.
+        """
+        done = self._done_forward if is_evaluated else self._done_backward
+        return any(
+            ((microbatch, route.born), layer) not in done
+            for route in routes
+            for own in [mask_of(route.microbatches)]
+            for layer in route.counted
+            for microbatch in members_of(counted[layer] & own)
+        )
 
     def note_backward(self, work: Work, layer: int) -> None:
         """Records that both halves of the layer's backward are done."""

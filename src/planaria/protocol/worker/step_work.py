@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, SupportsFloat, TypeVar
 
-from planaria.plan.ledger import Ledger, mask_of, members_of
-from planaria.plan.plan import Plan, Route, WorkerId
+from planaria.plan.ledger import Ledger
+from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program.audits import Audit, with_audits
 from planaria.plan.program.instructions import Instruction, Op, Program
 from planaria.plan.program.programs import program
@@ -180,7 +180,9 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._audits.begin(message.audits)
         self._sums.adopt(message.plan)
         now = message.plan.of_pass
-        if now.shares_microbatches and self._is_counted_anew(now.routes):
+        is_evaluated = message.plan.evaluation is not None
+        if now.shares_microbatches and self.progress.counts_anew(self._holdings.counted, now.routes, is_evaluated):
+            # Each device counts a part: what one of them has and another lacks is no part of a whole.
             self._holdings.void()
             self.losses, self.scores = {}, {}
         self._holdings.leave_out(now.dropped)
@@ -192,22 +194,6 @@ class StepWork(ABC, Generic[Batch, Value]):
                 del store[entry]
         self._take_over(message.plan)
         self.progress.go_on(self._program)
-
-    def _is_counted_anew(self, routes: Collection[Route]) -> bool:
-        """Returns whether something that is counted here counts for other work of these routes.
-
-        Then nothing of the step counts that is counted here. Of microbatches that several devices share each counts a
-        part: what one of them has and another lacks is no part of a whole.
-        """
-        is_done = self.progress.has_backward if self._performs is self._run else self.progress.has_forward
-        counted = self._holdings.counted
-        return any(
-            not is_done((microbatch, route.born), layer)
-            for route in routes
-            for layer in route.counted
-            if counted[layer]
-            for microbatch in members_of(counted[layer] & mask_of(route.microbatches))
-        )
 
     def _take_over(self, plan: Plan) -> None:
         """Promotes, keeps or drops the redundant copies, as the plan has this worker replace a lost one or not."""
