@@ -165,10 +165,9 @@ def _in_processes(
             for future in as_completed(waiting):
                 done(waiting[future], future.result)
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():
                 child.terminate()
-            raise
+            raise  # the pool, which is broken now, is waited for: a thread of it would else race with the exit
 
 
 def _inputs(scenario: Scenario, folder: Path) -> bytes:
