@@ -85,9 +85,11 @@ def test_memory_and_instructions_of_a_real_model_are_told(
 def shown_until(terminal: int, wanted: str) -> str:
     """Reads a terminal until something stands there."""
     deadline, shown = time.monotonic() + DEADLINE_S, ""
+    ready = select.poll()
+    ready.register(terminal, select.POLLIN)
     while wanted not in shown:
         assert time.monotonic() < deadline, shown
-        if select.select([terminal], [], [], 0.2)[0]:
+        if ready.poll(200):
             shown += os.read(terminal, 1 << 16).decode(errors="replace")
     return shown
 
