@@ -23,6 +23,7 @@ from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId, runs
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.thresholds import OTHER_SET_CLEARLY
 from planaria.plan.validate import lacking
+from planaria.planner.finish_step.salvage import with_other_owners
 from planaria.planner.placement.transfers import shadows_holding
 from planaria.planner.stage_devices import (
     Devices,
@@ -234,8 +235,11 @@ class StageDevicesPolicy(Policy):
         if not owning:
             return found
         plan = msgspec.structs.replace(found.plan, pipelines=(*found.plan.pipelines, *owning))
+        changed = with_other_owners(request.plan, plan)  # one may hold more than the plan before gave to it
+        epochs = (plan.generation if g in changed else epoch for g, epoch in enumerate(plan.sync_epochs))
+        plan = plan.renewed(sync_epochs=tuple(epochs))
         reason = finished(request.plan.of_pass, plan.of_pass, live, crosses=False)
-        return dataclasses.replace(found, plan=plan, reason=reason)
+        return self._timed(dataclasses.replace(found, plan=plan, reason=reason))
 
     def warm_up(self, plan: Plan, target: Candidate, generation: int, *, in_parts: bool = False) -> Candidate | None:
         on, moves = self._on, target.plan.transfers
