@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from planaria.plan.costs.model_profile import LayerTimes, LinkCost
 from planaria.plan.costs.profile_check import check_profile, decode_profile
 from planaria.runtime.measure import ERROR_SUFFIX
 from planaria.runtime.measure.allocations import follow_allocations
+from planaria.runtime.measure.at_once import Meet, at_once
 from planaria.runtime.measure.contention import measure_contention
 from planaria.runtime.measure.layers import CountedMates, measure_layers, split_backward
 from planaria.runtime.measure.measure import measure_into
@@ -172,8 +176,13 @@ def test_bytes_are_those_of_boundaries_that_round(job: Job, tmp_path: Path, reco
         assert now.activation_bytes == before.activation_bytes + before.recompute_activation_bytes // 2
 
 
-def test_devices_that_share_a_microbatch_are_measured_with_what_they_exchange(job: Job, tmp_path: Path) -> None:
-    """Two of four devices have two rounds, two one; what no shards have is computed by each."""
+@pytest.mark.parametrize("cores", [1, 2])
+def test_devices_that_share_a_microbatch_are_measured_with_what_they_exchange(
+    cores: int, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four devices have two rounds, two one; what no shards have is computed by each. With a core for each device the
+    exchanges are measured; else the link's time counts, here a second."""
+    monkeypatch.setattr("planaria.runtime.measure.layers.num_cores", lambda: float(cores))
     model = msgspec.structs.replace(
         job.model, type="gpt2", virtual_shards=4,
         config={"n_layer": 1, "n_embd": 64, "n_head": 4, "n_positions": 16, "vocab_size": 300},
@@ -189,8 +198,11 @@ def test_devices_that_share_a_microbatch_are_measured_with_what_they_exchange(jo
         assert [times.num_devices for times in layer.times] == [1, 2, 4]
     rounds = [(times.forward_s // 1, times.backward_s // 1) for times in block.times]
     assert rounds[0] == (0, 0)
-    assert rounds[1] == (2, 2)  # an attention and a feed-forward: what each gives, and the gradient of what each reads
     assert rounds[2] == (4, 4)
+    if cores == 1:  # an attention and a feed-forward: what each gives, and the gradient of what each reads
+        assert rounds[1] == (2, 2)
+    else:
+        assert rounds[1] == (0, 0)
     assert all(times.forward_s + times.backward_s < 1 for layer in (embedding, head) for times in layer.times)
 
 
@@ -353,3 +365,29 @@ def test_where_a_process_dies_nothing_is_told_of_so_many(capfd: pytest.CaptureFi
 
     assert measure_contention(lambda: lambda: None, lambda: fails, [2]) == ()
     assert "no room" in capfd.readouterr().err
+
+
+def test_where_a_process_dies_the_one_that_waits_for_it_is_not_left(capfd: pytest.CaptureFixture[str]) -> None:
+    read, written = os.pipe()
+
+    def work(place: int, meet: Meet) -> tuple[float]:
+        os.write(written, struct.pack("i", os.getpid()))
+        meet(str(place))
+        if place:
+            raise MemoryError("no room")
+        threading.Event().wait()
+        return (1.0,)
+
+    assert at_once(2, work) is None
+    assert "no room" in capfd.readouterr().err
+    for pid in struct.unpack("2i", os.read(read, 8)):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    os.close(read)
+    os.close(written)
+
+
+def test_all_that_run_at_once_learn_what_each_tells() -> None:
+    assert at_once(3, lambda place, meet: (float(place), float("".join(meet(str(place)))))) == [
+        (0.0, 12.0), (1.0, 12.0), (2.0, 12.0),
+    ]  # fmt: skip

@@ -5,21 +5,17 @@ What counts is each process's own time, so cores that are too few do not count: 
 
 from __future__ import annotations
 
-import os
 import statistics
-import struct
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from functools import partial
 
 from planaria.plan.costs.model_profile import Contention
+from planaria.runtime.measure.at_once import Meet, at_once
 from planaria.runtime.thresholds import CONTENTION_S
 
 Make = Callable[[], Callable[[], object]]
 """Makes some work, in the process that is to do it; what it returns does it once."""
-
-_SECONDS = struct.Struct("d")
 
 
 def measure_contention(compute: Make, update: Make, counts: Sequence[int]) -> tuple[Contention, ...]:
@@ -47,45 +43,18 @@ def measure_contention(compute: Make, update: Make, counts: Sequence[int]) -> tu
 def _own_s(make: Make, number: int) -> float | None:
     """Returns the seconds of its own time that the slowest of so many processes takes for the work while all are at it;
     None: one of them died."""
-    ready, start, told = os.pipe(), os.pipe(), os.pipe()
-    children = []
-    for _ in range(number):
-        pid = os.fork()
-        if pid == 0:
-            _work(make, ready, start, told)
-        children.append(pid)
-    for end in (ready[1], start[0], told[1]):
-        os.close(end)
-    are_ready = [os.read(ready[0], 1) for _ in children]
-    os.close(start[1])  # the signal to begin
-    found = [os.read(told[0], _SECONDS.size) for _ in children]
-    for end in (ready[0], told[0]):
-        os.close(end)
-    for pid in children:
-        os.waitpid(pid, 0)
-    if not (all(are_ready) and all(found)):
-        return None
-    return max(float(_SECONDS.unpack(each)[0]) for each in found)
+    found = at_once(number, partial(_repeat, make))
+    return None if found is None else max(seconds for (seconds,) in found)
 
 
-def _work(make: Make, ready: tuple[int, int], start: tuple[int, int], told: tuple[int, int]) -> NoReturn:
-    """Does the work in a process of its own, and ends that."""
-    status = 1
-    try:
-        os.close(start[1])
-        work = make()
+def _repeat(make: Make, place: int, meet: Meet) -> tuple[float]:
+    """Does the work for a while; returns the median seconds of this process's own time that it took."""
+    work = make()
+    work()
+    meet("")
+    until, took = time.monotonic() + CONTENTION_S, list[float]()
+    while len(took) < 2 or time.monotonic() < until:
+        began = time.thread_time()
         work()
-        os.write(ready[1], b".")
-        os.close(ready[1])  # so that whoever dies before is noticed
-        os.read(start[0], 1)
-        until, took = time.monotonic() + CONTENTION_S, list[float]()
-        while len(took) < 2 or time.monotonic() < until:
-            began = time.thread_time()
-            work()
-            took.append(time.thread_time() - began)
-        os.write(told[1], _SECONDS.pack(statistics.median(took)))
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
+        took.append(time.thread_time() - began)
+    return (statistics.median(took),)

@@ -22,9 +22,10 @@ from planaria.model.training.optimizer import value_bytes
 from planaria.plan.costs.model_profile import LayerCost, LayerTimes, LinkCost
 from planaria.plan.quantities import size
 from planaria.protocol.worker.progress import Work
-from planaria.runtime.machine.limits import memory_bytes
+from planaria.runtime.machine.limits import memory_bytes, num_cores
 from planaria.runtime.measure.allocations import follow_allocations
 from planaria.runtime.measure.clock import compute_now
+from planaria.runtime.measure.exchanges import measure_exchanges
 from planaria.runtime.measure.memory import device_bytes, give_back, held_bytes
 from planaria.runtime.thresholds import (
     ALLOCATOR_ROUNDS,
@@ -95,19 +96,23 @@ class CountedMates:
 
     Attributes:
         place: the first device's.
-        exchange_s: seconds that messages would have taken so far.
     """
 
     place = 0
 
     def __init__(self, number: int, link: LinkCost) -> None:
         self.number = number
-        self.exchange_s = 0.0
         self._link = link
+        self._exchanged_s = 0.0
 
     def add_up(self, work: Work, name: int, part: torch.Tensor, among: int) -> torch.Tensor:
-        self.exchange_s += (among.bit_length() - 1) * self._link.time_s(part.nbytes)
+        self._exchanged_s += (among.bit_length() - 1) * self._link.time_s(part.nbytes)
         return part
+
+    def exchanged_s(self) -> float:
+        """Returns the seconds that messages would have taken since it was last asked."""
+        seconds, self._exchanged_s = self._exchanged_s, 0.0
+        return seconds
 
     def forget(self, keep: Callable[[Work, int], bool]) -> None:
         """Has nothing to forget."""
@@ -328,23 +333,30 @@ class _Meter:
     def _shared(
         self, mates: CountedMates, layer: int, forward: Callable[[], None], backward: Callable[..., None]
     ) -> LayerTimes:
-        """Returns a layer's times on one of the devices that share a microbatch. They do not split their backwards."""
+        """Returns a layer's times on one of the devices that share a microbatch. They do not split their backwards.
+
+        Exchanges are measured where there is a core for each device, else they take a link's time.
+        """
+        counted_backward = partial(backward, counted=True)
         compute = self._holdings.compute
         assert isinstance(compute, Compute)
         compute.mates = mates
-        forwards, backwards = [], []
+        forwards, backwards, exchanges = [], [], (0.0, 0.0)
         deadline = time.perf_counter() + ENOUGH_S
         for repeat in range(MEASURE_REPEATS):
             if repeat >= 2 and time.perf_counter() > deadline:
                 break
-            mates.exchange_s = 0.0
-            forwards.append(self._timed(forward) + mates.exchange_s)
-            mates.exchange_s = 0.0
-            backwards.append(self._timed(partial(backward, counted=True)) + mates.exchange_s)
+            forwards.append(self._timed(forward))
+            forward_counted_s = mates.exchanged_s()
+            backwards.append(self._timed(counted_backward))
+            exchanges = forward_counted_s, mates.exchanged_s()
+        if any(exchanges) and self._device.type == "cpu" and mates.number <= num_cores():
+            alone_s = statistics.median(forwards) + statistics.median(backwards)
+            exchanges = measure_exchanges(compute, mates.number, forward, counted_backward, alone_s) or exchanges
         compute.mates = None
-        whole_s = statistics.median(backwards)
+        whole_s = statistics.median(backwards) + exchanges[1]
         times = split_backward(
-            statistics.median(forwards),
+            statistics.median(forwards) + exchanges[0],
             whole_s,
             whole_s if layer > 0 else 0.0,
             whole_s,

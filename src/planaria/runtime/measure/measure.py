@@ -64,7 +64,7 @@ def fingerprint(job: Job) -> str:
         *_of_rules(train),
         *(["compiled"] if train.compile else []),
         *([f"{devices_at_work(job)} at work"] if devices_at_work(job) > 1 else []),
-        *([f"shared by {shared_by(job)}"] if shared_by(job) else []),
+        *([f"shared by {shared_by(job)}, exchanges measured"] if shared_by(job) else []),
         MEASURES,
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

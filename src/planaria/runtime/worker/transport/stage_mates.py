@@ -10,7 +10,8 @@ has done, never wait for each other in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -43,7 +44,20 @@ class StageMates:
     def adopt(self, plan: Plan) -> None:
         """Adopts a plan. What was exchanged for microbatches that go on stays: they have the same devices."""
         own = (mates for mates in plan.stage_mates if self._worker in mates) if plan.shares_microbatches else iter(())
-        self._mates = next(own, (self._worker,))
+        self.share_with(next(own, (self._worker,)))
+
+    def share_with(self, mates: Sequence[WorkerId]) -> None:
+        """Sets the devices that share microbatches from now on, this one among them, in the order of their places."""
+        self._mates = tuple(mates)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Shares nothing while this is open."""
+        mates, self._mates = self._mates, (self._worker,)
+        try:
+            yield
+        finally:
+            self._mates = mates
 
     @property
     def number(self) -> int:
