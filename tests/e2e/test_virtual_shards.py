@@ -75,3 +75,26 @@ def test_a_step_of_devices_that_share_microbatches_is_finished_by_others(
     ]
     may_begin_anew = outcome.events("device_lost")  # where the processes of a node do not end all at once
     assert (3, "finish step", True) in purposes or may_begin_anew, purposes
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    ("fault", "held"),
+    [
+        ("backward,device=1,bits=8", "computation"),
+        ("forward,bits=1", "computation"),
+        ("rest,device=1,bits=8", "replica"),
+    ],
+)
+def test_who_computes_wrong_among_devices_that_share_microbatches_is_named_in_the_same_step(
+    fault: str, held: str, text: Path, run: Run, reference: Reference
+) -> None:
+    """One device of another node runs all again that those of a stage run together."""
+    nodes = {"cluster__nodes": 5, "resilience__min_nodes_per_pipeline": 2}
+    per_node = {"cluster__devices_per_node": 2, "cluster__devices_per_stage": 2}
+    job = make_job(text, "llama", **{**TENSOR, **nodes}, **WIDE["llama"], **per_node, resilience__audit=1.0)
+    outcome = run(job, f"corrupt:node=0,step=3,at={fault}")
+    (wrong,) = outcome.events("computed_wrong")
+    assert (wrong["node"], wrong["step"], wrong["held"]) == (0, 3, held)
+    assert not outcome.events("restored")
+    outcome.assert_same_bits(reference(job))

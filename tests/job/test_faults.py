@@ -48,6 +48,8 @@ def test_a_device_alone_may_be_killed() -> None:
         check_faults([Fault(node=2, step=3, at="sync", device=1)], JOB)
     for kind in (FaultKind.HANG, FaultKind.FREEZE):
         assert parse_fault(f"{kind}:node=2,step=3,at=sync,device=0") == msgspec.structs.replace(fault, kind=kind)
+    alone = parse_fault("corrupt:node=2,step=3,at=sync,device=0,bits=8")
+    assert parse_fault(str(alone)) == alone == msgspec.structs.replace(fault, kind=FaultKind.CORRUPT, bits=8)
     with pytest.raises(UserError, match="'device=0' is not"):
         parse_fault("memory:node=2,step=3,at=sync,device=0")
 

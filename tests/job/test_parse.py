@@ -370,12 +370,11 @@ TENSOR = (
         ("model.virtual_shards=2", r"model\.virtual_shards = 2 is not shared by the 4 devices .* Set it to 4"),
         ("model.virtual_shards=0", r"model\.virtual_shards = 0 is not shared by the 4 devices .* Set it to 4"),
         ("cluster.device=cuda", r"cluster\.device = 'cuda' does not go with .*tensor.* Set it to \"cpu\""),
-        ("resilience.audit=0.1", r"resilience\.audit = 0\.1 does not go with .* Set audit = 0"),
     ],
 )
 def test_what_does_not_go_with_tensor_stages_is_refused(other: str, says: str) -> None:
     assert parse(*TENSOR).cluster.stage_parallelism is StageParallelism.TENSOR
-    parse(*TENSOR, "resilience.policy=redundancy")
+    parse(*TENSOR, "resilience.policy=redundancy", "resilience.audit=0.1")
     with pytest.raises(UserError, match=says):
         parse(*TENSOR, other)
 

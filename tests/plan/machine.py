@@ -44,8 +44,7 @@ class Machine:
         self.random = random.Random(seed)
         self.audited: Counter[tuple[int, int]] = Counter()
         self.workers = {
-            worker: Worker(list(with_audits(program(plan, worker), audits, worker, plan.num_layers)))
-            for worker in plan.workers
+            worker: Worker(list(with_audits(program(plan, worker), audits, worker, plan))) for worker in plan.workers
         }
         self.messages: set[tuple[Op, WorkerId, WorkerId, int, int, int]] = set()
         self.sums: dict[tuple[int, int, WorkerId], Counter[tuple[int, int]]] = {}

@@ -133,12 +133,6 @@ def check_shared_microbatches(job: Job) -> None:
             'does not go with cluster.stage_parallelism = "tensor", which has run on processors alone',
             'Set it to "cpu", or stage_parallelism = "sharded".',
         )  # fmt: skip
-    if job.resilience.audit:
-        refuse(
-            "resilience.audit", job.resilience.audit,
-            'does not go with cluster.stage_parallelism = "tensor": no node can run again what several devices ran',
-            'Set audit = 0, or stage_parallelism = "sharded".',
-        )  # fmt: skip
 
 
 def _check_hourly_price(job: Job) -> None:

@@ -49,8 +49,9 @@ class FaultKind(enum.StrEnum):
     every process, as on a machine that froze, or of one device's. `freeze`: its main threads, or one device's, go no
     further, while its processes still answer. `notice`: it is told that it will be killed in `grace` seconds, as a
     spot instance is, and then it is. `memory`: it gets no more memory. `slow`: it computes `factor` times longer, from
-    the step on, to the step `until` or for good. `corrupt`: `bits` of what it holds or computes are flipped, once or,
-    with `times` = always, in each step from then on. `coordinator`: no node, but the coordinator's process is killed.
+    the step on, to the step `until` or for good. `corrupt`: `bits` of what it holds or computes, or one device of it,
+    are flipped, once or, with `times` = always, in each step from then on. `coordinator`: no node, but the
+    coordinator's process is killed.
     """
 
     KILL = "kill"
@@ -67,7 +68,7 @@ _KEYS = {
     **dict.fromkeys((FaultKind.KILL, FaultKind.HANG, FaultKind.FREEZE), ("node", "step", "at", "device")),
     FaultKind.NOTICE: ("node", "step", "at", "grace"),
     FaultKind.SLOW: ("node", "step", "factor", "until"),
-    FaultKind.CORRUPT: ("node", "step", "at", "bits", "times"),
+    FaultKind.CORRUPT: ("node", "step", "at", "device", "bits", "times"),
     FaultKind.COORDINATOR: ("step", "at"),
 }
 """What is said of a fault, where that is not its node, step and place alone."""
@@ -96,7 +97,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         grace_s: of a notice, seconds until the node is killed.
         factor: of a slow node, how many times longer it computes.
         until: of a slow node, the first step in which it is fast again; 0: none.
-        device: of the node, whose process alone is struck; -1: all are.
+        device: of the node, whose process alone is struck; -1: that of each is.
         bits: how many are flipped at a time.
         repeats: bits are flipped in each step from then on.
     """
@@ -125,8 +126,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
             more = (f",bits={self.bits}" if self.bits > 1 else "") + (",times=always" if self.repeats else "")
         else:
             more = f",grace={self.grace_s:g}" if self.kind is FaultKind.NOTICE else ""
-            more += f",device={self.device}" if self.device >= 0 else ""
-        return f"{self.kind.value}:node={self.node},step={self.step},at={self.at}{more}"
+        device = f",device={self.device}" if self.device >= 0 else ""
+        return f"{self.kind.value}:node={self.node},step={self.step},at={self.at}{device}{more}"
 
 
 def parse_fault(spec: str) -> Fault:

@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from planaria.plan.plan import Plan, Redundancy, Route, ScheduleKind, Stage, WorkerId
+from planaria.plan.plan import Pipeline, Plan, Redundancy, Route, ScheduleKind, Stage, WorkerId
 from planaria.plan.program.audits import audit_turns, audits_of, unaudited, with_audits
 from planaria.plan.program.instructions import COMPUTING, Op
 from planaria.plan.program.programs import program
@@ -75,6 +75,40 @@ def test_nobody_audits_its_own_node_or_what_passes_through_it() -> None:
         assert plan.node_of(audit.worker) not in map(plan.node_of, audit.by)
 
 
+def test_what_devices_compute_together_one_of_another_node_runs_again() -> None:
+    devices = 2
+    plain = ring_plan(None, pipelines=2, depth=2)
+    pipelines = tuple(
+        Pipeline(stages=tuple(msgspec.structs.replace(s, worker=WorkerId(devices * s.worker + at)) for s in p.stages))
+        for p in plain.pipelines
+        for at in range(devices)
+    )
+    routes = tuple(
+        msgspec.structs.replace(
+            route,
+            hops=tuple(msgspec.structs.replace(h, worker=WorkerId(devices * h.worker)) for h in route.hops),
+        )
+        for route in plain.routes
+    )
+    plan = plain.renewed(
+        pipelines=pipelines,
+        routes=routes,
+        devices_per_node=devices,
+        devices_per_stage=devices,
+        shares_microbatches=True,
+    )
+    audits = audits_of(plan, 1, 1, 1.0, auditors=9)
+    assert {(a.microbatch, layer) for a in audits for layer in range(a.first_layer, a.end_layer)} == {
+        (microbatch, layer) for microbatch in range(plan.num_microbatches) for layer in range(plan.num_layers)
+    }
+    for audit in audits:
+        (route,) = (route for route in plan.routes if audit.microbatch in route.microbatches)
+        passed = {WorkerId(hop.worker + at) for hop in route.hops for at in range(devices)}
+        assert plan.first_of(audit.worker) == audit.worker
+        assert passed.isdisjoint(audit.by)
+        assert len(audit.by) == devices, "each device of the other pipeline's stage can"
+
+
 def test_of_a_worker_on_probation_all_is_audited_and_of_others_the_share() -> None:
     plan = uneven()
     audits = audits_of(plan, 1, 1, 0.0, wholly=(WorkerId(3),))
@@ -109,7 +143,7 @@ def test_what_is_not_audited_stays_as_it_is_and_audits_come_before_the_vote() ->
     plan = uneven()
     audits = tuple(audit for audit in audits_of(plan, 1, 1, 1.0) if audit.microbatch == 0)
     for worker in plan.workers:
-        plain, with_them = program(plan, worker), with_audits(program(plan, worker), audits, worker, 6)
+        plain, with_them = program(plan, worker), with_audits(program(plan, worker), audits, worker, plan)
         others = [i for i in with_them if i.microbatch != 0]
         assert others == [i for i in plain if i.microbatch != 0]
         ops = [i.op for i in with_them]
@@ -117,4 +151,4 @@ def test_what_is_not_audited_stays_as_it_is_and_audits_come_before_the_vote() ->
             last = max(at for at, op in enumerate(ops) if op in COMPUTING and op is not Op.AUDIT)
             assert last < ops.index(Op.AUDIT) < ops.index(Op.VOTE)
     idle = Stage(worker=WorkerId(7), first_layer=0, end_layer=6)
-    assert with_audits((), audits, idle.worker, 6) == ()
+    assert with_audits((), audits, idle.worker, plan) == ()

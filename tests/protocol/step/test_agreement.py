@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.from_worker import Computed, Digest
+from planaria.protocol.messages.from_worker import NO_SUM, Computed, Digest
 from planaria.protocol.messages.journal import JournalDisputes, decode_entry, encode_entry
 from planaria.protocol.step.agreement import Claims, Difference, Disputes, Held, claims_of, difference
 
@@ -183,6 +183,27 @@ def test_what_a_forward_makes_is_compared_whatever_gradients_come() -> None:
     one = {WorkerId(0): (Computed(3, 2, 4, (7, 7), {"a4": RIGHT}),)}
     other = {WorkerId(1): (Computed(3, 2, 4, (7, 8), {"a4": WRONG}),)}
     assert [group.name for group in found_in(claims_of(one | other)).groups] == ["gradient", "a4"]
+
+
+def together(first: int, second: int, again: int) -> Claims:
+    """What workers 2 and 3 tell that each counts of one computation, and worker 0, which runs all of it again."""
+    parts = {WorkerId(2 + at): (Computed(3, 2, 4, (7, 7), {"p2": told}),) for at, told in enumerate((first, second))}
+    return claims_of({**parts, WorkerId(0): (Computed(3, 2, 4, (7, 7), {"w2": again}),)}, num_sharing=2)
+
+
+def test_what_devices_count_together_is_one_claim() -> None:
+    assert difference(together(RIGHT - 5, 5, RIGHT)) is None
+    assert difference(together((1 << 64) - 2, RIGHT + 2, RIGHT)) is None, "digests add up modulo 2^64"
+    (group,) = found_in(together(RIGHT, 5, RIGHT)).groups
+    assert group.name == "w2"
+    assert set(together(RIGHT, 5, RIGHT)[group]) == {0, 2}, "the first of them claims it"
+    assert difference(together(NO_SUM, 5, NO_SUM)) is None
+    assert difference(together(NO_SUM, 5, RIGHT)) is not None
+
+
+def test_what_only_some_devices_tell_of_is_no_claim() -> None:
+    alone = {WorkerId(2): (Computed(3, 2, 4, (7, 7), {"p2": 5}),)}
+    assert "w2" not in {group.name for group in claims_of(alone, num_sharing=2)}
 
 
 def test_the_computation_done_again_tells_whose_was_wrong() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from itertools import product
 
@@ -18,8 +18,11 @@ from planaria.job.sections.cluster import StageParallelism
 from planaria.job.sections.model import ModelSection
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, WorkerId
-from planaria.protocol.messages.records import DeviceLost, NodeLost, PlanTaken
+from planaria.protocol.handlers import salvage
+from planaria.protocol.messages.from_worker import Computed
+from planaria.protocol.messages.records import ComputedWrong, DeviceLost, NodeLost, Note, PlanTaken
 from planaria.protocol.phases import Purpose
+from planaria.protocol.step.agreement import Claims, claims_of
 from planaria.protocol.step.halt_reports import Salvage
 from planaria.protocol.worker.mail import Key
 from planaria.runtime.worker.interpreter import Interpreter
@@ -65,7 +68,6 @@ def tensor(plain: Schedule) -> Schedule:
         on.job,
         model=model_of(draw.choice(["gpt2", "llama"]), blocks, devices),
         cluster=msgspec.structs.replace(on.job.cluster, stage_parallelism=StageParallelism.TENSOR),
-        resilience=msgspec.structs.replace(on.job.resilience, audit=0.0),
     )
     moved = ("load", "forward", "backward", "recv")
     kills = (replace(k, at="exchange") if k.at in moved and draw.random() < 0.6 else k for k in on.kills)
@@ -77,6 +79,26 @@ def tensor(plain: Schedule) -> Schedule:
 def test_devices_that_share_microbatches_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
     """Under all policies, with deaths at any instruction, comings, goings and restarts."""
     laboratory.run_all(batch, lambda seed, source: tensor(KINDS[seed % 5](seed, source)))
+
+
+@pytest.mark.parametrize("batch", batches(range(20, 26), size=5, kept=1), ids=str)
+def test_one_device_runs_again_what_several_did_with_the_same_bits(
+    batch: range, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def claims(computed: Mapping[WorkerId, Collection[Computed]], num_sharing: int) -> Claims:
+        told.extend(name for ones in computed.values() for one in ones for name in one.made)
+        return claims_of(computed, num_sharing)
+
+    monkeypatch.setattr(salvage, "claims_of", claims)
+    for seed in batch:
+        plain = tensor(KINDS[seed % 5](seed, str(laboratory.source)))
+        resilience = msgspec.structs.replace(plain.job.resilience, audit=1.0)
+        outcome = laboratory.run(replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience)))
+        assert not outcome.of(ComputedWrong), f"seed {seed}"
+        assert not [note for note in outcome.of(Note) if note.text.startswith(("computations", "messages"))]
+    assert {"p1", "w1"} <= set(told), "parts of what is run again as a whole"
 
 
 def plain_job(source: str, devices: int, **changes: object) -> Schedule:

@@ -48,7 +48,7 @@ def audited(seed: int) -> Schedule:
     """Returns the schedule of a seed whose every computation is audited, with a node that computes wrong or audits
     wrong."""
     base, draw = corrupted(seed), Random(f"audits {seed}")
-    setup = msgspec.structs.replace(base.setup, audit=1.0, may_drop=False, share_microbatches=False)
+    setup = msgspec.structs.replace(base.setup, audit=1.0, may_drop=False)
     faults = [fault for fault in base.faults if fault.kind in UNSEEN]
     (strike,) = (fault for fault in base.faults if fault.kind is FaultKind.CORRUPT)
     what = draw.choice(["forward", "backward", "send", "way", "audit"])
@@ -60,7 +60,7 @@ def watched(seed: int) -> Schedule:
     """Returns the schedule of a seed, whatever befalls it, with audits of a drawn share of its computation."""
     base = schedule(seed)
     audit = Random(f"watched {seed}").choice([0.1, 0.5, 1.0])
-    setup = msgspec.structs.replace(base.setup, audit=audit, share_microbatches=False)
+    setup = msgspec.structs.replace(base.setup, audit=audit)
     return msgspec.structs.replace(base, setup=setup)
 
 

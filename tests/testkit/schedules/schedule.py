@@ -28,7 +28,7 @@ SPREAD_SHARE = 0.5
 """Of those, in which the two spread the optimizer's state."""
 
 SHARING_SHARE = 0.4
-"""Of those, in which the two share each microbatch, and nothing is audited."""
+"""Of those, in which the two share each microbatch."""
 
 ALONE_SHARE = 0.6
 """Of schedules with several devices a node, in which some are lost alone."""
@@ -93,7 +93,7 @@ def schedule(seed: int) -> Schedule:
     if alone.random() < STAGES_SHARE:
         setup = on_devices(setup, 2, spreads_optimizer=Random(f"optimizer {seed}").random() < SPREAD_SHARE)
         if Random(f"sharing {seed}").random() < SHARING_SHARE:
-            setup = msgspec.structs.replace(setup, share_microbatches=True, audit=0.0)
+            setup = msgspec.structs.replace(setup, share_microbatches=True)
     if setup.devices_per_node > 1 and alone.random() < ALONE_SHARE:
         faults = with_devices_alone(alone, setup, faults)
     return Schedule(seed=seed, setup=setup, weather=weather, faults=tuple(faults), calm=calm)

@@ -9,6 +9,9 @@ from tests.testkit.witness.decisions import Decisions
 from tests.testkit.witness.history import Plain
 from tests.testkit.witness.rules import Find, Rule
 
+_NO_SUM = (1 << 64) - 1
+"""What is told of something that does not add up."""
+
 Told = dict[tuple[Any, ...], dict[int, Any]]
 """What is told of -> worker -> what it told of that."""
 
@@ -26,7 +29,7 @@ class Audited:
         if entry["type"] == "commit":
             commit = entry["commit"]
             votes = self._decisions.votes.get((commit["generation"], commit["step"]), {})
-            for item, told in _computed(votes).items():
+            for item, told in _computed(votes, self._together).items():
                 if len(set(told.values())) > 1:
                     text = f"step {commit['step']} is committed, and of {item} workers told {told}"
                     self._find(Rule.AUDITED, text[:300])
@@ -35,22 +38,37 @@ class Audited:
                 text = f"node {record['node']} is said to be wrong in step {record['step']}, and nothing differed"
                 self._find(Rule.ACCUSED, text)
 
+    @property
+    def _together(self) -> int:
+        """Number of devices that share each microbatch, where any do."""
+        plan = self._decisions.known.plan
+        return 1 if plan is None else int(plan["message"]["plan"]["devices_per_stage"])
+
     def _differed(self, node: int, step: int) -> bool:
         """Whether one told something else than another, both in votes for a step, and one of the two is of the node."""
         for (_, voted), votes in self._decisions.votes.items():
-            for told in [*_computed(votes).values(), *_held(votes).values()] if voted == step else ():
+            for told in [*_computed(votes, self._together).values(), *_held(votes).values()] if voted == step else ():
                 nodes = {self._decisions.known.node_of(worker) for worker in told}
                 if node in nodes and len({each for one in told.values() for each in one}) > 1:
                     return True
         return False
 
 
-def _computed(votes: Mapping[int, Plain]) -> Told:
-    """Returns what is told of computations on the same inputs, and of what was sent from one worker to another."""
+def _computed(votes: Mapping[int, Plain], together: int) -> Told:
+    """Returns what is told of computations on the same inputs, and of what was sent from one worker to another. Devices
+    of a stage that share microbatches, so many, tell what each adds to sums: where all do, they tell what one does."""
     found: Told = {}
+    parts: dict[tuple[Any, ...], dict[int, int]] = {}
     for worker, vote in votes.items():
         for item, digest in _items(vote):
-            found.setdefault(item, {})[worker] = (digest,)
+            if item[-1][0] == "p":
+                parts.setdefault((*item[:-1], f"w{item[-1][1:]}"), {})[worker] = digest
+            else:
+                found.setdefault(item, {})[worker] = (digest,)
+    for item, told in parts.items():
+        if len(told) == together:
+            whole = -1 if _NO_SUM in told.values() else sum(told.values())
+            found.setdefault(item, {})[min(told)] = (whole % (1 << 64),)
     return found
 
 

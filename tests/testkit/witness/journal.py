@@ -182,7 +182,8 @@ def auditable(plan: Plain, nodes: Collection[int], devices_per_node: int) -> Ite
         for layer in range(stage["first_layer"], stage["end_layer"]):
             owners.get(layer, set()).discard(stage["worker"])
     for route in plan["routes"]:
-        passed = {hop["worker"] for hop in route["hops"]}
+        together = plan["devices_per_stage"] if plan["shares_microbatches"] else 1
+        passed = {hop["worker"] + other for hop in route["hops"] for other in range(together)}
         for hop in route["hops"] if len(route["counted"]) == plan["num_layers"] else ():
             worker, node = hop["worker"], hop["worker"] // devices_per_node
             for layer in range(hop["first_layer"], hop["end_layer"]) if node in nodes else ():

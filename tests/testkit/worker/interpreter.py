@@ -196,7 +196,8 @@ class Interpreter(StepWork[Symbol, Symbol]):
 
     def _note_backward(self, work: Work, layer: int, *, counted: bool) -> None:
         super()._note_backward(work, layer, counted=counted)
-        groups = self._algebra.groups_of[layer] if counted and self.corrupts.get("backward") else ()
+        is_due = counted and self._counts_here and self.corrupts.get("backward")
+        groups = self._algebra.groups_of[layer] if is_due else ()
         for group in groups[:1]:
             self.corrupts["backward"] -= 1
             self._holdings.accumulators[group].total += hash((work, layer, "backward"))

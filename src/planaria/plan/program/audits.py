@@ -6,6 +6,9 @@ runs them once more at the end of its program, before its vote. Both tell digest
 they made. So an audit needs nothing of other workers, and tells of one worker alone: a wrong input is a matter of the
 audit of the layer that made it. Nobody waits for an audit but the vote, so no order of programs depends on it.
 
+What devices that share microbatches compute together is one computation, of the first of them, which sends the copies;
+one device of another node runs all of it. Each of the stage tells what it has counted: the sum of that is compared.
+
 Which are run is drawn from seed and step for each microbatch and hop, and told to workers with the plan or the commit
 before. A plan that finishes a step that another one began has none.
 """
@@ -31,7 +34,7 @@ class Audit(msgspec.Struct, frozen=True, array_like=True, gc=False):
         born: generation in which the microbatch's route was made.
         first_layer: lowest layer that is run again.
         end_layer: one above the highest.
-        worker: the one whose work is audited.
+        worker: the one whose work is audited; of several that share microbatches the first.
         by: those that run it again.
     """
 
@@ -143,7 +146,8 @@ class _Owners:
         pieces: list[_Piece] = []
         at = hop.first_layer
         while at < hop.end_layer:
-            able = [w for w in self._of[at] if w not in passed and self._plan.node_of(w) != node]
+            beside = [w for w in self._of[at] if self._plan.first_of(w) not in passed]
+            able = [worker for worker in beside if self._plan.node_of(worker) != node]
             end = at + 1
             while able and end < hop.end_layer and (more := [w for w in able if w in self._of[end]]):
                 able, end = more, end + 1
@@ -154,13 +158,15 @@ class _Owners:
         return pieces
 
 
-def with_audits(program: Program, audits: Sequence[Audit], worker: WorkerId, num_layers: int) -> Program:
-    """Returns a worker's program of a step with what the step's audits want of it."""
-    mine = [audit for audit in audits if worker == audit.worker]
+def with_audits(program: Program, audits: Sequence[Audit], worker: WorkerId, plan: Plan) -> Program:
+    """Returns a worker's program of a step of the plan with what the step's audits want of it. What the first of the
+    devices that share microbatches sends, the others see as well, and send nothing."""
+    first, num_layers = plan.first_of(worker), plan.num_layers
+    mine = [audit for audit in audits if audit.worker == first]
     others = [audit for audit in audits if worker in audit.by]
     if not mine and not others:
         return program
-    copies = _Copies(mine, num_layers)
+    copies = _Copies(mine, num_layers, sends=worker == first)
     instructions: list[Instruction] = []
     for instruction in program:
         if instruction.op is Op.VOTE:
@@ -188,16 +194,17 @@ _CUT = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT)
 
 
 class _Copies:
-    """Says what a worker whose work is audited sends to auditors, and where it runs fewer layers at once for that."""
+    """Says what a worker whose work is audited sends to auditors, and where it runs fewer layers at once for that, as
+    all do that share it."""
 
-    def __init__(self, audits: Sequence[Audit], num_layers: int) -> None:
+    def __init__(self, audits: Sequence[Audit], num_layers: int, *, sends: bool) -> None:
         self._activations: dict[tuple[int, int], dict[int, list[WorkerId]]] = {}
         self._gradients: dict[tuple[int, int], dict[int, list[WorkerId]]] = {}
         for audit in audits:
             for to, boundary in ((self._activations, audit.first_layer), (self._gradients, audit.end_layer)):
                 if 0 < boundary < num_layers:
                     at = to.setdefault((audit.microbatch, audit.born), {})
-                    at.setdefault(boundary, []).extend(audit.by)
+                    at.setdefault(boundary, []).extend(audit.by if sends else ())
 
     def after(self, instruction: Instruction) -> Iterator[Instruction]:
         """Yields the instruction, in pieces if need be, each with the copies that follow it."""

@@ -154,7 +154,7 @@ def disagree(run: Run) -> list[Command] | None:
     goes back to the last checkpoint, until it comes here again.
     """
     votes = run.attempt.votes
-    claims = {**votes.digests, **claims_of(votes.computed)}
+    claims = {**votes.digests, **claims_of(votes.computed, run.plan.num_sharing)}
     found = difference(claims)
     if found is not None:
         return _undo(run, found, claims)

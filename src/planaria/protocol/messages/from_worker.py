@@ -157,6 +157,15 @@ class Digest(msgspec.Struct, frozen=True, array_like=True):
     written: int | None = None
 
 
+LOSS = "l"
+WEIGHTS = "w"
+PART = "p"
+"""Names of what comes of a computation beside activations and gradients; see `Computed`."""
+
+NO_SUM = (1 << 64) - 1
+"""Digest of what makes a sum of gradients infinite, or no number, or something else that gradients do not add up to."""
+
+
 class Computed(msgspec.Struct, frozen=True, array_like=True):
     """Digests of one computation that is audited, told by the worker whose work it is and by those that ran it again.
 
@@ -169,7 +178,7 @@ class Computed(msgspec.Struct, frozen=True, array_like=True):
         given: of what went in: the activation from below and the gradient from above; 0 where it is the data, or the
             loss.
         made: of what came of it, by name: "a4" and "g2", the activation and the gradient at that boundary, "w3", what
-            layer 3 adds to sums of gradients, "l", the loss.
+            layer 3 adds to sums of gradients, "p3", a part of that, which one of several devices adds, "l", the loss.
     """
 
     microbatch: int

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.from_worker import Computed, Digest
+from planaria.protocol.messages.from_worker import NO_SUM, PART, WEIGHTS, Computed, Digest
 from planaria.protocol.messages.journal import Disputed, OpenDispute
 
 Claims = Mapping[Any, Mapping[WorkerId, Digest]]
@@ -58,20 +58,41 @@ def _is_message(item: object) -> bool:
     return isinstance(item, Computation) and not item.given
 
 
-def claims_of(computed: Mapping[WorkerId, Collection[Computed]]) -> Claims:
+def claims_of(computed: Mapping[WorkerId, Collection[Computed]], num_sharing: int = 1) -> Claims:
     """Returns what was told of computations that are audited, and of the messages that went into and out of them. What
-    a forward makes does not depend on gradients."""
+    a forward makes does not depend on gradients.
+
+    Args:
+        computed: what each worker told.
+        num_sharing: see `Plan.num_sharing`. What these count of one microbatch is claimed by the first of them, as a
+            sum.
+    """
     claims: dict[Computation, dict[WorkerId, Digest]] = {}
+    parts: dict[Computation, dict[WorkerId, list[int]]] = {}
     for worker, told in computed.items():
         for one in told:
             is_message = one.first_layer == one.end_layer
             piece = one.microbatch, one.first_layer, one.end_layer
             for name, digest in one.made.items():
                 given = () if is_message else one.given[:1] if name.startswith(OF_FORWARDS) else one.given
-                claims.setdefault(Computation(*piece, given, name), {})[worker] = Digest(0, digest)
+                if name.startswith(PART):
+                    whole = Computation(*piece, given, WEIGHTS + name.removeprefix(PART))
+                    first = WorkerId(worker - worker % num_sharing)
+                    parts.setdefault(whole, {}).setdefault(first, []).append(digest)
+                else:
+                    claims.setdefault(Computation(*piece, given, name), {})[worker] = Digest(0, digest)
             for name, digest in zip(INPUTS, () if is_message else one.given, strict=False):
                 claims.setdefault(Computation(*piece, (), name), {})[worker] = Digest(0, digest)
+    for whole, stages in parts.items():
+        for first, told_parts in stages.items():
+            if len(told_parts) == num_sharing:
+                claims.setdefault(whole, {})[first] = Digest(0, _sum_of_parts(told_parts))
     return claims
+
+
+def _sum_of_parts(parts: Collection[int]) -> int:
+    """Returns the digest of what devices count together: digests of counts add up."""
+    return NO_SUM if NO_SUM in parts else sum(parts) % (1 << 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Audits at one worker: digests of its own work that others run again, and of others' work that it runs again.
 
 Beside these it tells what went over the boundaries of a piece that is audited: its worker what it sent, and the next
-worker of the route what it got. Bookkeeping, and the second run itself. What is audited, and when,
-`planaria.plan.program.audits` says; who is wrong where digests differ, `planaria.protocol.step.agreement`.
+worker of the route what it got. Of devices that share microbatches each tells of the part that it counts, and the first
+one all else. Bookkeeping, and the second run itself. What is audited, and when, `planaria.plan.program.audits` says;
+who is wrong where digests differ, `planaria.protocol.step.agreement`.
 """
 
 from __future__ import annotations
@@ -12,21 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, SupportsFloat, TypeVar
 
-from planaria.plan.plan import WorkerId
+from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program.audits import Audit
 from planaria.plan.program.instructions import Instruction
-from planaria.protocol.messages.from_worker import Computed
+from planaria.protocol.messages.from_worker import LOSS, NO_SUM, PART, WEIGHTS, Computed
 from planaria.protocol.worker.holdings import HeldState
 from planaria.protocol.worker.layer_runner import LayerRunner
 from planaria.protocol.worker.mail import Kind
 from planaria.protocol.worker.progress import Work
-
-LOSS = "l"
-WEIGHTS = "w"
-"""Names of what comes of a computation beside activations and gradients; see `Computed`."""
-
-NO_SUM = (1 << 64) - 1
-"""Digest of what makes a sum of gradients infinite, or no number, or something else that gradients do not add up to."""
 
 Value = TypeVar("Value")
 
@@ -62,19 +56,23 @@ class Audits(Generic[Value]):
         self._layers = layers
         self._digest_of = digest_of
         self._audits: tuple[Audit, ...] = ()
+        self._first = worker
+        self._weights = WEIGHTS
         self._told: dict[Work, dict[str, int | None]] = {}
         self._inputs: set[tuple[Work, str]] = set()
         self._again: list[Computed] = []
 
-    def begin(self, audits: Sequence[Audit]) -> None:
-        """Begins a step with these audits; or goes on without any."""
+    def begin(self, plan: Plan, audits: Sequence[Audit]) -> None:
+        """Begins a step of the plan with these audits; or goes on without any."""
         self._audits = tuple(audits)
+        self._first = plan.first_of(self._worker)
+        self._weights = PART if plan.num_sharing > 1 else WEIGHTS
         self._told, self._inputs = {}, set()
         for audit in self._audits:
             wanted = [name for name, _ in self._passed_on(audit)]
-            if audit.worker == self._worker:
+            if audit.worker == self._first:
                 inputs = self._names_of_inputs(audit)
-                wanted += [*inputs, *self._names_of_results(audit)]
+                wanted += [*inputs, *self._names_of_own(audit)]
                 self._inputs.update(((audit.microbatch, audit.born), name) for name in inputs)
             self._told.setdefault((audit.microbatch, audit.born), {}).update(dict.fromkeys(wanted))
         self._again = []
@@ -85,7 +83,7 @@ class Audits(Generic[Value]):
         found: list[Computed] = []
         for audit in self._audits:
             told = self._told[audit.microbatch, audit.born]
-            own = self._of(audit, told) if audit.worker == self._worker else None
+            own = self._of(audit, told, self._names_of_own(audit)) if audit.worker == self._first else None
             found += [] if own is None else [own]
             for name, boundary in self._passed_on(audit):
                 if (digest := told[name]) is not None:
@@ -116,17 +114,17 @@ class Audits(Generic[Value]):
 
     def counting(self, work: Work, layer: int) -> AbstractContextManager[None]:
         """Notes what a layer's backward adds to sums of gradients while this is open."""
-        if work in self._told and self._wants(work, f"{WEIGHTS}{layer}"):
-            return self._counting(self._told[work], layer)
+        if work in self._told and self._wants(work, name := f"{self._weights}{layer}"):
+            return self._counting(self._told[work], name, layer)
         return _UNAUDITED
 
     @contextmanager
-    def _counting(self, told: dict[str, int | None], layer: int) -> Iterator[None]:
+    def _counting(self, told: dict[str, int | None], name: str, layer: int) -> Iterator[None]:
         before = self._holdings.digest_of_counts(layer)
         yield
         if before is not None:  # else there is nothing to add to
             after = self._holdings.digest_of_counts(layer)
-            told[f"{WEIGHTS}{layer}"] = NO_SUM if after is None else (after - before) % (1 << 64)
+            told[name] = NO_SUM if after is None else (after - before) % (1 << 64)
 
     # Others' work
 
@@ -153,10 +151,10 @@ class Audits(Generic[Value]):
                 told[LOSS] = _bits(loss)
         self._note_inner(told, Kind.ACTIVATION, end, value)
         for layer in reversed(range(first, end)):
-            with self._holdings.counting_for_an_audit(), self._counting(told, layer):
+            with self._holdings.counting_for_an_audit(), self._counting(told, f"{WEIGHTS}{layer}", layer):
                 given = self._layers.backward(step, work, layer, given, counted=True)
         self._note_inner(told, Kind.GRADIENT, first, given)
-        found = self._of(audit, told)
+        found = self._of(audit, told, self._names_of_results(audit))
         assert found is not None
         self._again.append(found)
 
@@ -180,15 +178,21 @@ class Audits(Generic[Value]):
     def _names_of_results(self, audit: Audit) -> tuple[str, ...]:
         above = f"{Kind.ACTIVATION}{audit.end_layer}" if audit.end_layer < self._num_layers else LOSS
         below = (f"{Kind.GRADIENT}{audit.first_layer}",) if audit.first_layer else ()
-        weights = (f"{WEIGHTS}{layer}" for layer in range(audit.first_layer, audit.end_layer))
-        return (above, *weights, *below)
+        return (above, *_of_layers(WEIGHTS, audit), *below)
 
-    def _of(self, audit: Audit, told: dict[str, int | None]) -> Computed | None:
+    def _names_of_own(self, audit: Audit) -> tuple[str, ...]:
+        """Returns the names of what this worker tells of its own work, or of its part of a stage's."""
+        parts = _of_layers(self._weights, audit)
+        if audit.worker != self._worker:
+            return parts
+        return (*parts, *(name for name in self._names_of_results(audit) if not name.startswith(WEIGHTS)))
+
+    def _of(self, audit: Audit, told: dict[str, int | None], names: Sequence[str]) -> Computed | None:
         given = {name[0]: told[name] for name in self._names_of_inputs(audit)}
         below, above = given.get(Kind.ACTIVATION, 0), given.get(Kind.GRADIENT, 0)
         if below is None or above is None:
             return None
-        made = ((name, told.get(name)) for name in self._names_of_results(audit))
+        made = ((name, told.get(name)) for name in names)
         return Computed(
             audit.microbatch,
             audit.first_layer,
@@ -196,6 +200,10 @@ class Audits(Generic[Value]):
             (below, above),
             {name: digest for name, digest in made if digest is not None},
         )
+
+
+def _of_layers(what: str, audit: Audit) -> tuple[str, ...]:
+    return tuple(f"{what}{layer}" for layer in range(audit.first_layer, audit.end_layer))
 
 
 def _bits(loss: SupportsFloat) -> int:

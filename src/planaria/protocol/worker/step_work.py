@@ -177,7 +177,7 @@ class StepWork(ABC, Generic[Batch, Value]):
         if not continues:
             self._begin_step(message.step, message.exponents, message.audits)
             return
-        self._audits.begin(message.audits)
+        self._audits.begin(message.plan, message.audits)
         self._sums.adopt(message.plan)
         now = message.plan.of_pass
         is_evaluated = message.plan.evaluation is not None
@@ -222,8 +222,8 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._holdings.begin_step(exponents)
         self._sums.begin_step(self.plan, step)
         self._mail.forget_before(step, self.plan.generation)
-        self._audits.begin(audits)
-        self.progress.begin(with_audits(self._program, audits, self._worker, self._num_layers))
+        self._audits.begin(self.plan, audits)
+        self.progress.begin(with_audits(self._program, audits, self._worker, self.plan))
 
     def give_up(self) -> None:
         """Drops what is kept for the step in progress: it will not be finished here."""

@@ -278,6 +278,10 @@ class Interpreter(StepWork[Batch, Tensors]):
             self._exchanged_s += self._pace.stopwatch() - began
         return found
 
+    def _audit(self, instruction: Instruction) -> None:
+        with self._mates.alone():
+            super()._audit(instruction)
+
     def _digest_of(self, value: Tensors) -> int:
         return digest_of_values(here(self._device.copied_out(value)))
 

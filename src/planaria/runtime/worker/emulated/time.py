@@ -131,11 +131,12 @@ class EmulatedPace:
     ) -> None:
         end = self._launched.get(instruction)
         if end is None:
-            seconds = sum(self._times(layer).forward_s for layer in forwards)
-            seconds += sum(self._times(layer).backward_input_s for layer in inputs)
-            seconds += sum(self._times(layer).backward_weight_s for layer in weights)
+            times = self._times if instruction.op is not Op.AUDIT else self._times_alone
+            seconds = sum(times(layer).forward_s for layer in forwards)
+            seconds += sum(times(layer).backward_input_s for layer in inputs)
+            seconds += sum(times(layer).backward_weight_s for layer in weights)
             if instruction.op is Op.BACKWARD_WEIGHT:
-                seconds += sum(self._times(layer).split_s for layer in weights)
+                seconds += sum(times(layer).split_s for layer in weights)
             self._computed_s += seconds * self.slowness
             end = self._launched[instruction] = self._launch(seconds)
         worked_s, _ = self._work
@@ -147,8 +148,12 @@ class EmulatedPace:
         del self._launched[instruction]
 
     def _times(self, layer: int) -> LayerTimes:
-        cost, sharing = self._profile.layers[layer], 1 if self._plan is None else self._plan.num_sharing
-        return cost.shared_by(sharing) if sharing > 1 else cost.on(self._devices[layer])
+        sharing = 1 if self._plan is None else self._plan.num_sharing
+        return self._profile.layers[layer].shared_by(sharing) if sharing > 1 else self._times_alone(layer)
+
+    def _times_alone(self, layer: int) -> LayerTimes:
+        """Returns the layer's times where this worker does all of it."""
+        return self._profile.layers[layer].on(self._devices[layer])
 
     def _launch(self, duration_s: float) -> float:
         self.free_at = max(self.free_at, self._clock() - AHEAD_S) + duration_s * self.slowness
