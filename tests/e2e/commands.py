@@ -16,7 +16,7 @@ import msgspec
 from tests.e2e.incubator import Incubator, Started
 from tests.e2e.jobs import LAYER_S, MODELS, profile
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 PLANARIA = [sys.executable, "-m", "planaria.ui.cli.main"]
 
 

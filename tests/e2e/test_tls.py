@@ -61,7 +61,7 @@ def test_a_node_is_killed_under_tls(
     job.wait_for("recovered")
     job.wait_for_step(job.last_step + 3)
     command = Command(job.folder, incubator).start("status", "runs/job")
-    said, _ = command.communicate(timeout=30)
+    said, _ = command.communicate(timeout=180)
     assert "training, step" in said
     train.send_signal(signal.SIGINT)
     assert train.wait(60) == 130, job.said

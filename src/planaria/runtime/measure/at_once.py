@@ -19,20 +19,21 @@ Work = Callable[[int, Meet], tuple[float, ...]]
 
 
 def at_once(number: int, work: Work) -> list[tuple[float, ...]] | None:
-    """Runs the work in so many processes; returns what each measured. None: one of them died, so all have ended."""
+    """Runs the work in so many processes; returns what each measured. None: one of them died, or there was no room for
+    it, so all have ended."""
     ends: list[Connection[Any, Any]] = []
-    pids = []
-    for place in range(number):
-        here, there = Pipe()
-        pid = os.fork()
-        if pid == 0:
-            for end in (*ends, here):
-                end.close()
-            _do(work, place, there)
-        there.close()
-        ends.append(here)
-        pids.append(pid)
+    pids: list[int] = []
     try:
+        for place in range(number):
+            here, there = Pipe()
+            ends.append(here)
+            pid = os.fork()
+            if pid == 0:
+                for end in ends:
+                    end.close()
+                _do(work, place, there)
+            pids.append(pid)
+            there.close()
         told = _of_each(ends)
         for end in ends:
             end.send(told)
@@ -40,11 +41,12 @@ def at_once(number: int, work: Work) -> list[tuple[float, ...]] | None:
     except (EOFError, OSError):
         return None
     finally:
-        for pid, end in zip(pids, ends, strict=True):
+        for end in ends:
+            end.close()
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # it may wait for one that died
             os.waitpid(pid, 0)
-            end.close()
 
 
 def _of_each(ends: Sequence[Connection[Any, Any]]) -> list[Any]:

@@ -16,28 +16,17 @@ from planaria.runtime.worker.compute import layers
 from planaria.runtime.worker.compute.layers import autocast
 from planaria.runtime.worker.compute.weight_copies import begin_run, copies_of, drop_copies, parameter
 from tests.model.small_models import TRAIN, VOCAB_SIZE
-from tests.runtime.worker.compute.test_layers import CPU, MICROBATCHES, Rig, sections
+from tests.runtime.worker.compute.test_layers import CPU, MICROBATCHES, Rig, needs_processor_for, sections
 
 BFLOAT16 = msgspec.structs.replace(TRAIN, dtype=DType.BFLOAT16)
-
-
-def has_recurrent_bfloat16() -> bool:
-    """Returns whether this processor runs recurrent layers in bfloat16: some with AVX2 alone do not."""
-    try:
-        with autocast(BFLOAT16, CPU.place):
-            nn.LSTM(2, 2)(torch.zeros(1, 1, 2))
-    except RuntimeError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("recomputes", [False, True], ids=["plain", "recomputed"])
 @pytest.mark.parametrize("name", sections())
 def test_the_numbers_are_autocasts(name: str, recomputes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With two microbatches in flight, and in the step after an update that no version counter tells of."""
-    if name == "recurrent" and not has_recurrent_bfloat16():
-        pytest.skip("this processor runs no recurrent layers in bfloat16")
     train = msgspec.structs.replace(BFLOAT16, activation_checkpointing=recomputes)
+    needs_processor_for(name, train)
     model = load_model(sections()[name], train, vocab_size=VOCAB_SIZE)
     tokens = torch.randint(VOCAB_SIZE, (2, 16), generator=torch.Generator().manual_seed(1))
     batch = {"input_ids": tokens, "labels": tokens.roll(-1, 1)}

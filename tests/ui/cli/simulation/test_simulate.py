@@ -247,7 +247,7 @@ def test_it_needs_no_torch(scenario: Path) -> None:
         "from planaria.ui.cli.main import cli\n"
         f"cli(['simulate', {str(scenario)!r}, '--policy', 'ideal', '--processes', '1'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     assert "ideal" in done.stdout
 
@@ -278,7 +278,7 @@ def test_an_interrupted_sweep_goes_on_from_what_it_kept(scenario: Path, tmp_path
     while not list(kept.glob("*.json")) and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=180)
     assert process.returncode == 130, said
     assert "Traceback" not in said
     num_kept = len(list(kept.glob("*.json")))
