@@ -58,6 +58,11 @@ def renamed_stages(
     )
 
 
+def first_sharing(worker: WorkerId, num_sharing: int) -> WorkerId:
+    """Returns the first of so many workers that share microbatches with one; see `Plan.num_sharing`."""
+    return WorkerId(worker - worker % num_sharing)
+
+
 def runs_of(worker: WorkerId, layers: Collection[int], num_devices: int = 1) -> list[Stage]:
     """Returns the contiguous ranges of a worker's layers, as stages on its devices."""
     return [

@@ -24,7 +24,7 @@ from planaria.plan.pipeline import NodeId as NodeId
 from planaria.plan.pipeline import Pipeline as Pipeline
 from planaria.plan.pipeline import Stage as Stage
 from planaria.plan.pipeline import WorkerId as WorkerId
-from planaria.plan.pipeline import exchanged
+from planaria.plan.pipeline import exchanged, first_sharing
 from planaria.plan.pipeline import runs_of as runs_of
 from planaria.plan.schedule_kind import ScheduleKind as ScheduleKind
 
@@ -444,7 +444,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
 
     def first_of(self, worker: WorkerId) -> WorkerId:
         """Returns the worker that routes name for what a worker runs: itself, or the first device of its stage."""
-        return WorkerId(worker - worker % self.num_sharing)
+        return first_sharing(worker, self.num_sharing)
 
     def node_of(self, worker: WorkerId) -> NodeId:
         return NodeId(worker // self.devices_per_node)

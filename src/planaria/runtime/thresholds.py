@@ -326,8 +326,8 @@ MEASURE_REPEATS = 5
 """Times that a layer's kind, sums, the optimizer and links are measured; the median counts. Not measured."""
 
 CONTENTION_S = 0.3
-"""Seconds for which so many processes do the same work at once, where that is measured; the median counts. Not
-measured."""
+"""Seconds for which so many processes do the same work at once, where that is measured; the median counts, of exchanges
+the mean. Not measured."""
 
 START_TOLD_EVERY_S = 10.0
 """Seconds of a start after which its stage is told, where no panel shows it. Not measured."""

@@ -146,8 +146,8 @@ class _Owners:
         pieces: list[_Piece] = []
         at = hop.first_layer
         while at < hop.end_layer:
-            beside = [w for w in self._of[at] if self._plan.first_of(w) not in passed]
-            able = [worker for worker in beside if self._plan.node_of(worker) != node]
+            others = [w for w in self._of[at] if self._plan.node_of(w) != node]
+            able = [worker for worker in others if self._plan.first_of(worker) not in passed]
             end = at + 1
             while able and end < hop.end_layer and (more := [w for w in able if w in self._of[end]]):
                 able, end = more, end + 1

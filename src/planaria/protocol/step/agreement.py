@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from planaria.plan.pipeline import first_sharing
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.from_worker import NO_SUM, PART, WEIGHTS, Computed, Digest
 from planaria.protocol.messages.journal import Disputed, OpenDispute
@@ -77,8 +78,7 @@ def claims_of(computed: Mapping[WorkerId, Collection[Computed]], num_sharing: in
                 given = () if is_message else one.given[:1] if name.startswith(OF_FORWARDS) else one.given
                 if name.startswith(PART):
                     whole = Computation(*piece, given, WEIGHTS + name.removeprefix(PART))
-                    first = WorkerId(worker - worker % num_sharing)
-                    parts.setdefault(whole, {}).setdefault(first, []).append(digest)
+                    parts.setdefault(whole, {}).setdefault(first_sharing(worker, num_sharing), []).append(digest)
                 else:
                     claims.setdefault(Computation(*piece, given, name), {})[worker] = Digest(0, digest)
             for name, digest in zip(INPUTS, () if is_message else one.given, strict=False):

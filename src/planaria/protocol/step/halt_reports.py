@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from planaria.plan.ledger import Ledger, combine, mask_of
+from planaria.plan.pipeline import first_sharing
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.from_worker import Report
 
@@ -65,7 +66,7 @@ class Salvage:
         """Returns what the devices of each stage reported, by the stage's first device."""
         stages: dict[WorkerId, list[Ledger]] = {}
         for worker, report in sorted(self._reports.items()):
-            stages.setdefault(WorkerId(worker - worker % self._num_sharing), []).append(report.ledger)
+            stages.setdefault(first_sharing(worker, self._num_sharing), []).append(report.ledger)
         return stages
 
     def _is_one(self, reported: Sequence[Ledger]) -> bool:

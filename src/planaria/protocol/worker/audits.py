@@ -175,17 +175,16 @@ class Audits(Generic[Value]):
         if audit.first_layer:
             yield f"{Kind.GRADIENT}{audit.first_layer}", audit.first_layer
 
-    def _names_of_results(self, audit: Audit) -> tuple[str, ...]:
+    def _names_of_results(self, audit: Audit, weights: str = WEIGHTS) -> tuple[str, ...]:
         above = f"{Kind.ACTIVATION}{audit.end_layer}" if audit.end_layer < self._num_layers else LOSS
         below = (f"{Kind.GRADIENT}{audit.first_layer}",) if audit.first_layer else ()
-        return (above, *_of_layers(WEIGHTS, audit), *below)
+        return (above, *_of_layers(weights, audit), *below)
 
     def _names_of_own(self, audit: Audit) -> tuple[str, ...]:
         """Returns the names of what this worker tells of its own work, or of its part of a stage's."""
-        parts = _of_layers(self._weights, audit)
-        if audit.worker != self._worker:
-            return parts
-        return (*parts, *(name for name in self._names_of_results(audit) if not name.startswith(WEIGHTS)))
+        if audit.worker == self._worker:
+            return self._names_of_results(audit, self._weights)
+        return _of_layers(self._weights, audit)
 
     def _of(self, audit: Audit, told: dict[str, int | None], names: Sequence[str]) -> Computed | None:
         given = {name[0]: told[name] for name in self._names_of_inputs(audit)}
