@@ -95,7 +95,7 @@ def devices_at_work(job: Job) -> int:
     """Returns how many devices of a host are at work at a time: those of a node, or of all nodes of this machine."""
     cluster = job.cluster
     nodes = cluster.least_nodes if cluster.launcher is Launcher.LOCAL and cluster.device is Device.CPU else 1
-    return cluster.devices_per_node * nodes if cluster.devices_per_node > 1 else 1
+    return cluster.devices_per_node * nodes
 
 
 def is_emulated(job: Job) -> bool:

@@ -46,7 +46,8 @@ def test_workers_share_cores_where_they_compute_on_fewer(
     ("overrides", "at_work"),
     [
         ((), 8),
-        (("cluster.devices_per_node=1",), 1),
+        (("cluster.devices_per_node=1",), 4),
+        (("cluster.devices_per_node=1", "cluster.device=cuda"), 1),
         (('cluster.launcher="agents"',), 2),
         (("cluster.device=cuda",), 2),
         (("cluster.device=emulated", "cluster.profile=a.json"), 2),

@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -28,9 +28,10 @@ from planaria.runtime.measure.allocations import follow_allocations
 from planaria.runtime.measure.at_once import Meet, at_once
 from planaria.runtime.measure.contention import measure_contention
 from planaria.runtime.measure.layers import CountedMates, measure_layers, split_backward
+from planaria.runtime.measure.machine import Update, measure_step
 from planaria.runtime.measure.measure import measure_into
 from planaria.runtime.measure.memory import own_bytes
-from planaria.runtime.thresholds import LEAST_BACKWARD_SHARE
+from planaria.runtime.thresholds import LEAST_BACKWARD_SHARE, MEASURED_PARAMETERS
 
 CPU = torch.device("cpu")
 MODEL = """
@@ -347,11 +348,12 @@ def test_a_given_profile_is_taken_for_the_model_that_it_is_of(job: Job, tmp_path
 def test_devices_of_one_host_are_measured_at_work_at_once(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two nodes of three devices are processes of this machine: six, of which as many work at a time as have cores."""
-    monkeypatch.setattr("planaria.runtime.measure.measure.num_cores", lambda: 2.5)
+    """Two nodes of one device are processes of this machine; of three, six, of which as many work at a time as have
+    cores."""
+    monkeypatch.setattr("planaria.runtime.measure.dependencies.num_cores", lambda: 2.5)
     output = tmp_path / "profile.json"
     assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
-    assert decode_profile(output.read_bytes()).contention == ()
+    assert [each.num_devices for each in decode_profile(output.read_bytes()).contention] == [2]
     job = msgspec.structs.replace(job, cluster=msgspec.structs.replace(job.cluster, devices_per_node=3))
     assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
     measured = decode_profile(output.read_bytes()).contention
@@ -359,11 +361,33 @@ def test_devices_of_one_host_are_measured_at_work_at_once(
     assert all(each.compute >= 1 and each.update >= 1 for each in measured)
 
 
+@pytest.mark.parametrize("compares", [False, True])
+def test_the_end_of_a_step_is_measured_as_workers_have_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch, compares: bool
+) -> None:
+    """Of no more parameters than the model has; with the digests that are told, and that of what was written."""
+    digested: list[int] = []
+
+    def digest(vectors: Iterable[torch.Tensor], *, is_on_host: bool) -> int:
+        digested.append(sum(vector.numel() for vector in vectors))
+        return 0
+
+    monkeypatch.setattr("planaria.runtime.measure.machine.digest_of", digest)
+    update = Update(job.train, torch.device("cpu"), 32, compares=compares)
+    assert update.size_bytes == 32 * 4
+    update()
+    assert digested == ([4 * 32, 3 * 32] if compares else [])
+    costs = measure_step(update, LinkCost(latency_s=0.0, bandwidth_bytes_per_s=1e9))
+    assert costs.apply_s_per_byte > 0
+    assert costs.sum_s_per_byte > 0
+    assert Update(job.train, torch.device("cpu"), 1 << 40, compares=False).size_bytes == MEASURED_PARAMETERS * 4
+
+
 def test_where_a_process_dies_nothing_is_told_of_so_many(capfd: pytest.CaptureFixture[str]) -> None:
     def fails() -> None:
         raise MemoryError("no room")
 
-    assert measure_contention(lambda: lambda: None, lambda: fails, [2]) == ()
+    assert measure_contention(lambda: lambda: None, lambda: fails, (1.0, 1.0), [2]) == ()
     assert "no room" in capfd.readouterr().err
 
 

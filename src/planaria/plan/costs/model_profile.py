@@ -169,7 +169,8 @@ class StepCosts(Part, frozen=True, kw_only=True):
 
     Attributes:
         vote_s: from the last vote to the commit at a worker.
-        apply_s_per_byte: the optimizer's step, per byte of parameters that a device owns.
+        apply_s_per_byte: the optimizer's step and the digests by which replicas are compared, per byte of parameters
+            that a device owns.
         sum_s_per_byte: computing the sum of one more owner's gradients, per byte of parameters.
     """
 

@@ -33,6 +33,7 @@ from planaria.runtime.thresholds import (
     LEAST_BACKWARD_SHARE,
     LEAST_SEEN_BYTES,
     MEASURE_REPEATS,
+    MEASURED_PARAMETERS,
     MOST_OVERHEAD,
     ROWS_LOOKED_AHEAD,
 )
@@ -58,6 +59,7 @@ class _Measured:
         allocated_bytes: allocated by a forward and kept, outputs included.
         workspace_bytes: beside what is kept, at the peak.
         copy_bytes: copies of weights, made once for all microbatches.
+        num_parameters: that are trained.
     """
 
     layer: int
@@ -68,6 +70,7 @@ class _Measured:
     allocated_bytes: int
     workspace_bytes: int
     copy_bytes: int
+    num_parameters: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,11 +82,13 @@ class MeasuredLayers:
         allocator_overhead: see `DeviceKind`.
         make_stage: makes a stage of the commonest kind of layer; what it returns computes a microbatch, forwards and
             backwards.
+        stage_s: what that takes one device, by what its layers were measured to take.
     """
 
     costs: tuple[LayerCost, ...]
     allocator_overhead: float
     make_stage: Callable[[], Callable[[], None]]
+    stage_s: float
 
 
 class CountedMates:
@@ -172,12 +177,21 @@ class _Meter:
         held = tuple(
             msgspec.structs.replace(cost, workspace_bytes=round(factor * cost.workspace_bytes)) for cost in costs
         )
-        return MeasuredLayers(costs=held, allocator_overhead=overhead, make_stage=self._make_stage)
+        alone = self._commonest.times[0]
+        stage_s = len(self._stage) * (alone.forward_s + alone.backward_s)
+        return MeasuredLayers(costs=held, allocator_overhead=overhead, make_stage=self._make_stage, stage_s=stage_s)
 
     def _make_stage(self) -> Callable[[], None]:
+        for layer in self._stage:
+            self._hold(layer)
+        return partial(self._run_stage, self._commonest, self._stage, 1, rounds=0)
+
+    @property
+    def _stage(self) -> list[int]:
+        """Layers of the commonest kind: so many that a core's caches do not hold them until the next microbatch."""
         common = self._commonest
-        self._hold(common.layer)
-        return partial(self._run_stage, common, 1, rounds=0)
+        alike = [layer for layer, kind in enumerate(self._kinds) if kind is common]
+        return alike[: max(1, MEASURED_PARAMETERS // max(1, common.num_parameters))]
 
     @property
     def _commonest(self) -> _Measured:
@@ -193,7 +207,8 @@ class _Meter:
         """
         common = self._commonest
         self._hold(common.layer)
-        self._run_stage(common, 1, rounds=0)  # accumulators are made at first use
+        layers = (common.layer,) * STAGE_LAYERS
+        self._run_stage(common, layers, 1, rounds=0)  # to make its accumulators
         few, many = (STAGE_LAYERS * in_flight * common.allocated_bytes for in_flight in IN_FLIGHT)
         if few < LEAST_SEEN_BYTES or not give_back(self._device):
             self._holdings.forget_all()
@@ -201,22 +216,22 @@ class _Meter:
         before = held_bytes(self._device)
         held = []
         for in_flight in IN_FLIGHT:
-            self._run_stage(common, in_flight, rounds=ALLOCATOR_ROUNDS)
+            self._run_stage(common, layers, in_flight, rounds=ALLOCATOR_ROUNDS)
             held.append(held_bytes(self._device) - before)
         self._holdings.forget_all()
         share = min(max((held[1] - held[0]) / (many - few), 1.0), MOST_OVERHEAD)
         beside = held[0] - share * few - common.copy_bytes
         return share - 1.0, max(beside / max(common.workspace_bytes, 1), 1.0)
 
-    def _run_stage(self, kind: _Measured, in_flight: int, *, rounds: int) -> None:
+    def _run_stage(self, kind: _Measured, layers: Sequence[int], in_flight: int, *, rounds: int) -> None:
         compute = self._holdings.compute
         deadline = time.perf_counter() + ENOUGH_S
         for microbatch in range(in_flight + rounds):
-            for number in range(STAGE_LAYERS):
-                compute.forward(1, (microbatch, number), kind.layer, kind.inputs, self._batch, keep=True)
+            for number, layer in enumerate(layers):
+                compute.forward(1, (microbatch, number), layer, kind.inputs, self._batch, keep=True)
             oldest = microbatch - in_flight + 1
-            for number in reversed(range(STAGE_LAYERS)) if oldest >= 0 else ():
-                compute.backward(1, (oldest, number), kind.layer, kind.gradients, counted=True)
+            for number, layer in reversed(list(enumerate(layers))) if oldest >= 0 else ():
+                compute.backward(1, (oldest, number), layer, kind.gradients, counted=True)
             if oldest > 0 and time.perf_counter() > deadline:
                 break
         compute.forget(lambda work: False)
@@ -270,12 +285,11 @@ class _Meter:
         self._kinds.append(measured)
         values = value_bytes(self._train)
         num_trained = sum(parameter.numel() for parameter in parameters)
-        num_parameters = sum(view.numel() for view in self._holdings.views(layer).values())
         cost = LayerCost(
             name=name,
             times=measured.times,
-            parameter_bytes=values.parameter * num_parameters,
-            gradient_bytes=values.gradient * num_parameters,
+            parameter_bytes=values.parameter * measured.num_parameters,
+            gradient_bytes=values.gradient * measured.num_parameters,
             optimizer_bytes=values.optimizer * num_trained,
             activation_bytes=measured.activation_bytes,
             recompute_activation_bytes=sum(tensor.nbytes for tensor in inputs),
@@ -328,6 +342,7 @@ class _Meter:
             allocated_bytes=allocated_bytes,
             workspace_bytes=workspace_bytes,
             copy_bytes=sum(copy.nbytes for copy in copies_of(module.parameters())),
+            num_parameters=sum(view.numel() for view in self._holdings.views(layer).values()),
         )
 
     def _shared(

@@ -24,7 +24,7 @@ from planaria.runtime.measure.clock import compute_now
 from planaria.runtime.thresholds import LARGE_MESSAGE_BYTES, MEASURE_REPEATS, MEASURED_PARAMETERS
 from planaria.runtime.worker.compute.accumulator import add_up, squared_norm
 from planaria.runtime.worker.compute.device.opening import device_at
-from planaria.runtime.worker.compute.replica import Replica, apply_optimizer
+from planaria.runtime.worker.compute.replica import Replica, apply_optimizer, digest_of
 from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
 from planaria.runtime.worker.transport.transport import Transport
 
@@ -68,32 +68,47 @@ def measure_link() -> LinkCost:
     return LinkCost(latency_s=there_and_back / 2, bandwidth_bytes_per_s=bandwidth)
 
 
-def measure_step(train: TrainSection, device: torch.device, link: LinkCost) -> StepCosts:
-    """Measures a step's costs, with the worker's own sum and optimizer, and the coordinator's journal."""
-    update = Update(train, device)
-    clock = partial(compute_now, device)
+def measure_step(update: Update, link: LinkCost) -> StepCosts:
+    """Measures a step's costs, with the worker's own sum, digests and optimizer, and the coordinator's journal."""
+    sums, applies = [], []
+    for _ in range(MEASURE_REPEATS + 1):  # in turn, as in a step: neither finds in caches what it left there
+        began = update.now()
+        update.sum_up()
+        summed = update.now()
+        update.apply()
+        sums.append(summed - began)
+        applies.append(update.now() - summed)
     return StepCosts(
         # A vote goes in, the journal is written, the commit comes out.
         vote_s=2 * link.time_s(256) + _journal_s(),
-        apply_s_per_byte=_median_s(update.apply, clock) / update.size_bytes,
-        sum_s_per_byte=_median_s(update.sum_up, clock) / update.size_bytes,
+        apply_s_per_byte=statistics.median(applies[1:]) / update.size_bytes,
+        sum_s_per_byte=statistics.median(sums[1:]) / update.size_bytes,
     )
 
 
 class Update:
-    """The end of a step of one group of parameters: the sum of two owners' gradients, and the optimizer's step.
+    """The end of a step of one group of parameters: the sum of two owners' gradients, digests, the optimizer's step.
+
+    Args:
+        train: the optimizer and its settings.
+        device: where the parameters are.
+        size: number of parameters; above `MEASURED_PARAMETERS`, so many.
+        compares: digests are made of replicas and sums.
 
     Attributes:
         size_bytes: of the parameters.
     """
 
-    def __init__(self, train: TrainSection, device: torch.device) -> None:
-        spec = ParameterSpec(name="weight", shape=(MEASURED_PARAMETERS,), decays=True, uses=((0, "weight"),))
+    def __init__(self, train: TrainSection, device: torch.device, size: int, *, compares: bool) -> None:
+        size = max(1, min(size, MEASURED_PARAMETERS))
+        spec = ParameterSpec(name="weight", shape=(size,), decays=True, uses=((0, "weight"),))
         self._train = msgspec.structs.replace(train, parameters=())
         self._replica = Replica(GroupSpec(layers=(0,), parameters=(spec,)), self._train, device_at(device))
         dtype = torch.float64 if train.numerics is Numerics.EXACT else torch.float32
-        self._parts = [torch.zeros(MEASURED_PARAMETERS, dtype=dtype, device=device) for _ in range(2)]
+        self._parts = [torch.zeros(self._replica.layout.size, dtype=dtype, device=device) for _ in range(2)]
+        self._compares = compares
         self.size_bytes = self._replica.parameters.nbytes
+        self.now = partial(compute_now, device)
 
     def __call__(self) -> None:
         self.sum_up()
@@ -104,7 +119,14 @@ class Update:
         squared_norm(self._replica.gradient)
 
     def apply(self) -> None:
+        """Makes the vote's digests, the step, and the digest of what it wrote."""
+        self._digest(self._replica.gradient, *self._replica.state)
         apply_optimizer([self._replica], self._train, 1, 1.0, self._train.learning_rate)
+        self._digest(*self._replica.state)
+
+    def _digest(self, *vectors: torch.Tensor) -> None:
+        if self._compares:
+            digest_of(vectors, is_on_host=vectors[0].device.type == "cpu")
 
 
 def _journal_s() -> float:

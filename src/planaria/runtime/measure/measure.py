@@ -19,24 +19,21 @@ from planaria.checkpoint.start import check_start
 from planaria.data.job_data import JobData
 from planaria.data.opening import open_data
 from planaria.job.errors import UserCodeError, UserError
-from planaria.job.registry import OptimizerName
-from planaria.job.sections.cluster import Device, StageParallelism
-from planaria.job.sections.data import DataSection, Packing
+from planaria.job.sections.cluster import Device
 from planaria.job.sections.train import TrainSection
 from planaria.job.settings import Job
 from planaria.job.users_code import look_in
-from planaria.job.values import is_dataset
 from planaria.job.version import __version__
 from planaria.model.load import compare_with_whole, load_model
 from planaria.model.model import Model
-from planaria.model.training.optimizer import optimizer_of, value_bytes
-from planaria.plan.costs.model_profile import DeviceKind, Links, ModelProfile, device_counts
+from planaria.model.training.optimizer import value_bytes
+from planaria.plan.costs.model_profile import DeviceKind, Links, ModelProfile
 from planaria.plan.costs.profile_check import check_profile, decode_profile
 from planaria.plan.plan import Group, PlanError
-from planaria.runtime.component_settings import devices_at_work, most_sharing, named_profile
-from planaria.runtime.machine.limits import num_cores
+from planaria.runtime.component_settings import named_profile
 from planaria.runtime.measure import ERROR_SUFFIX
 from planaria.runtime.measure.contention import measure_contention
+from planaria.runtime.measure.dependencies import at_once, dependencies, shared_by
 from planaria.runtime.measure.layers import CountedMates, measure_layers
 from planaria.runtime.measure.machine import Update, measure_link, measure_step
 from planaria.runtime.measure.memory import device_bytes, process_bytes
@@ -44,56 +41,11 @@ from planaria.runtime.worker.compute.compilation import check_compiler
 from planaria.runtime.worker.compute.device.opening import open_device
 from planaria.runtime.worker.compute.layers import LayerFailed
 
-MEASURES = "split backwards, copies of weights"
-"""Names what is measured beside forwards, backwards and bytes: profiles without it are measured again."""
-
 
 def fingerprint(job: Job) -> str:
     """Returns what a profile depends on: machine, library, model and shapes."""
-    train = job.train
-    parts = [
-        platform.node(),
-        platform.machine(),
-        _device_name(job),
-        torch.__version__,
-        msgspec.json.encode(job.model, order="deterministic").decode(),
-        f"{train.microbatch}/{train.sequence_length}/{train.dtype.value}/{train.boundary_dtype.value}",
-        f"{job.data.tokenizer}/{train.numerics.value}",
-        *_of_data(job.data),
-        *_of_optimizer(train),
-        *_of_rules(train),
-        *(["compiled"] if train.compile else []),
-        *([f"{devices_at_work(job)} at work"] if devices_at_work(job) > 1 else []),
-        *([f"shared by {shared_by(job)}, exchanges measured"] if shared_by(job) else []),
-        MEASURES,
-    ]
+    parts = [platform.node(), platform.machine(), _device_name(job), torch.__version__, *dependencies(job)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def shared_by(job: Job) -> tuple[int, ...]:
-    """Returns by how many devices a microbatch may be shared in the job."""
-    is_asked = job.cluster.stage_parallelism is not StageParallelism.SHARDED
-    most = min(most_sharing(job), job.cluster.devices_per_node) if is_asked else 0
-    return tuple(number for number in (2, 4, 8) if number <= most)
-
-
-def _of_data(data: DataSection) -> list[str]:
-    """Returns what a batch's tensors depend on, where they are not those of tokens alone."""
-    if is_dataset(data.source):
-        return [msgspec.json.encode(data, order="deterministic").decode()]
-    return [data.windows.value] if data.windows in (Packing.APART, Packing.TRANSLATE) else []
-
-
-def _of_optimizer(train: TrainSection) -> list[str]:
-    """Returns what of the optimizer is measured and counted, where it is not the default one."""
-    is_default = train.optimizer is OptimizerName.ADAMW
-    return [] if is_default else [train.optimizer.value, *optimizer_of(train).states(train)]
-
-
-def _of_rules(train: TrainSection) -> list[str]:
-    """Returns the rules that say what is trained, where some of it is not."""
-    rules = [f"{rule.match} {rule.trainable}" for rule in train.parameters]
-    return [] if all(rule.trainable for rule in train.parameters) else rules
 
 
 def measure_into(job: Job, data_folder: Path, output: Path, import_path: str | None) -> int:
@@ -169,16 +121,21 @@ def measure(job: Job, model: Model, data: JobData) -> ModelProfile:
     link = measure_link()
     mates = [CountedMates(number, link) for number in shared_by(job)]
     measured = measure_layers(model, job.train, device, batch, mates)
-    at_once = min(devices_at_work(job), math.ceil(num_cores())) if device.type == "cpu" else 1
-    contention = measure_contention(measured.make_stage, partial(Update, job.train, device), device_counts(at_once)[1:])
+    groups = _groups(model, job.train)
+    size = sum(group.size_bytes for group in groups) // value_bytes(job.train).parameter
+    make_update = partial(Update, job.train, device, size, compares=job.compares_replicas)
+    update = make_update()
+    step = measure_step(update, link)
+    alone_s = measured.stage_s, update.size_bytes * (step.apply_s_per_byte + step.sum_s_per_byte)
+    contention = measure_contention(measured.make_stage, make_update, alone_s, at_once(job))
     layers, overhead = measured.costs, measured.allocator_overhead
-    del measured  # it holds memory
+    del measured, update  # they hold memory
     own_bytes = process_bytes(device)
     profile = ModelProfile(
         name=job.model.type,
         microbatch_size=job.train.microbatch,
         layers=layers,
-        groups=_groups(model, job.train),
+        groups=groups,
         # All nodes are on this machine.
         links=Links(within_node=link, between_nodes=link),
         device=DeviceKind(
@@ -188,7 +145,7 @@ def measure(job: Job, model: Model, data: JobData) -> ModelProfile:
             allocator_overhead=overhead,
             is_host=device.type == "cpu",
         ),
-        step=measure_step(job.train, device, link),
+        step=step,
         contention=contention,
         provenance=f"measured by planaria {__version__} on {platform.node()}, one thread a worker",
         fingerprint=fingerprint(job),

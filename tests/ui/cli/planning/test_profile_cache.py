@@ -31,11 +31,20 @@ nodes = 3
 """
 
 
+SHARED = (
+    "model.virtual_shards=2",
+    "cluster.devices_per_node=2",
+    "cluster.devices_per_stage=2",
+    'cluster.stage_parallelism="tensor"',
+)
+
+
 def job(*overrides: str) -> Job:
     return parse_job(JOB, overrides=overrides, origin="job.toml")
 
 
-def test_a_profile_is_found_again_for_what_it_was_measured_for(tmp_path: Path) -> None:
+def test_a_profile_is_found_again_for_what_it_was_measured_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planaria.runtime.measure.dependencies.num_cores", lambda: 2.0)
     cache = ProfileCache(tmp_path / "profiles")
     assert cache.find(job()) is None
     cache.keep(job(), PROFILE)
@@ -50,6 +59,10 @@ def test_a_profile_is_found_again_for_what_it_was_measured_for(tmp_path: Path) -
         job("model.config.n_layer=2"),
         job('train.numerics="fast"'),
         job('cluster.device="cuda"'),
+        job('train.optimizer="sgd"'),
+        job("train.compile=true"),
+        job("resilience.compare_replicas=false"),
+        job("cluster.nodes=1", "resilience.fault_tolerance=0"),
     ):
         assert cache.find(other) is None
 
@@ -143,3 +156,11 @@ def test_the_profile_of_a_run_folder(measuring: Measuring, tmp_path: Path) -> No
     path.write_bytes(msgspec.json.encode(PROFILE))
     assert f"layer costs: from {path.name}" in plan("--profile", path.name).stdout
     assert measuring.times == 0
+
+
+def test_whether_microbatches_are_shared_is_measured_anew(tmp_path: Path) -> None:
+    """Of one model: devices that take microbatches in turn were measured, and no exchanges."""
+    cache, apart = ProfileCache(tmp_path), job(*SHARED[:3])
+    cache.keep(apart, PROFILE)
+    assert cache.find(apart) is not None
+    assert cache.find(job(*SHARED)) is None

@@ -22,7 +22,7 @@ from planaria.job.version import __version__
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import PlanError
-from planaria.runtime.component_settings import devices_at_work
+from planaria.runtime.measure.dependencies import dependencies
 from planaria.runtime.run_folder.recorder import write_atomically
 
 
@@ -63,19 +63,14 @@ class ProfileCache:
     def _path(self, job: Job) -> Path | None:
         if is_function(job.model.type) or is_dataset(job.data.source) or job.model.weights is not None:
             return None
-        train = job.train
         parts = [
             __version__,
             *(_version(package) for package in ("torch", "transformers")),
             platform.node(),
             platform.machine(),
             job.cluster.device.value,
-            msgspec.json.encode(job.model, order="deterministic").decode(),
-            f"{train.microbatch}/{train.sequence_length}/{train.numerics.value}",
-            f"{train.dtype.value}/{train.boundary_dtype.value}",
             _stamp(job.data.tokenizer),
-            job.data.windows.value,
-            *([f"{devices_at_work(job)} at work"] if devices_at_work(job) > 1 else []),
+            *dependencies(job),
         ]
         return self._folder / f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:32]}.json"
 
