@@ -109,6 +109,13 @@ def cases() -> Iterator[Case]:
     yield Case(name="8 nodes, slow link, kill", nodes=8, kills=(7,), layers=UNEVEN, link_ms=6.0, overrides=f_n0(1, 3))
     yield Case(name="12 nodes, 2 kills", nodes=12, kills=(3, 10), layers=EVEN, overrides=f_n0(2, 3))
     yield Case(name="12 nodes, uneven, 3 kills", nodes=12, kills=(0, 4, 8), layers=UNEVEN, overrides=f_n0(1, 4))
+    for nodes, pipeline, share in ((4, 2, 0.2), (8, 4, 0.05)):
+        yield Case(
+            name=f"{nodes} nodes, {share:.0%} audited",
+            nodes=nodes,
+            layers=[4 * ms for ms in EVEN],
+            overrides=[f"resilience.audit={share}", *f_n0(1, pipeline)],
+        )
     for per_node, devices, alone in ((4, (1, 2, 4), 1.0), (4, (1, 4), 10.0), (8, (1, 2, 4, 8), 1.0), (8, (1, 8), 10.0)):
         counts = "/".join(str(count) for count in devices if count > 1 or alone == 1)
         yield Case(

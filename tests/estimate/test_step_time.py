@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 
 from planaria.estimate.conditions import Conditions
-from planaria.estimate.step_time import simulate, step_time_s
+from planaria.estimate.step_time import audit_s, simulate, step_time_s
 from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile, StepCosts
 from planaria.plan.costs.stage_costs import pipeline_cost
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
@@ -109,16 +112,44 @@ def test_a_slow_node_and_shared_cores_lengthen_the_step() -> None:
         Conditions(num_cores=0)
 
 
-def test_audits_take_their_share_or_one_microbatch_in_the_steps_that_have_any() -> None:
+def test_audits_take_what_the_worker_runs_that_has_drawn_most() -> None:
     profile = uniform_profile(4, link=FREE)
     plan = plan_for(profile, 2, 8, 1, f=1)
     step_s, busiest_s = step_time_s(plan, profile), 4 * 4 * 0.030
     assert step_time_s(plan, profile, Conditions(audit=1.0)) == pytest.approx(step_s + busiest_s)
-    any_ = 1 - 0.99**8
-    assert step_time_s(plan, profile, Conditions(audit=0.01)) == pytest.approx(step_s + any_ * busiest_s / 4)
+    at_most = [sum(math.comb(4, k) * 0.1**k * 0.9 ** (4 - k) for k in range(drawn + 1)) for drawn in range(4)]
+    most = sum(1 - chance**2 for chance in at_most)  # of two workers that may draw four
+    assert step_time_s(plan, profile, Conditions(audit=0.1)) == pytest.approx(step_s + most * busiest_s / 4)
     cores = Conditions(num_cores=1.0)
     longer_s = step_time_s(plan, profile, Conditions(num_cores=1.0, audit=0.1)) - step_time_s(plan, profile, cores)
     assert longer_s == pytest.approx(0.1 * 2 * busiest_s)
+
+
+def test_audits_wait_for_nobody_who_has_time_to_spare() -> None:
+    """The second of two stages is done a backward, two thirds of an audit, before the first."""
+    profile = uniform_profile(4, link=FREE, tied=False)
+    plan = plan_for(profile, 4, 4, 2, f=1)
+    compute_s = dict.fromkeys(plan.workers, 2 * 0.060)
+    drawn = [0.25, 0.5, 0.25]  # of two turns at even chances: none, one, both
+    expected = sum(
+        max(0.0, a, b, c - 2 / 3, d - 2 / 3) * drawn[a] * drawn[b] * drawn[c] * drawn[d]
+        for a, b, c, d in itertools.product(range(3), repeat=4)
+    )
+    assert audit_s(plan, profile, compute_s, Conditions(audit=0.5)) == pytest.approx(0.060 * expected)
+
+
+def test_an_auditor_runs_alone_what_several_devices_compute_together() -> None:
+    profile = uniform_profile(4, link=FREE, tied=False)
+    plan = plan_for(profile, 2, 4, 1, f=1)
+    compute_s, half = dict.fromkeys(plan.workers, 4 * 0.060), Conditions(audit=0.5)
+    expected = 2 - 0.25**2 - 0.75**2  # of two workers that may draw two
+    assert audit_s(plan, profile, compute_s, half) == pytest.approx(0.120 * expected)
+    shared = msgspec.structs.replace(plan, devices_per_stage=2, devices_per_node=2, shares_microbatches=True)
+    assert audit_s(shared, profile, compute_s, half) == pytest.approx(2 * 0.060 * expected)
+    slow = (LayerTimes(num_devices=2, forward_s=0.008, backward_input_s=0.008, backward_weight_s=0.008),)
+    layers = tuple(msgspec.structs.replace(layer, times=(*layer.times, *slow)) for layer in profile.layers)
+    dear = msgspec.structs.replace(profile, layers=layers)
+    assert audit_s(shared, dear, compute_s, half) == pytest.approx(0.060 * 30 / 24 * expected)
 
 
 def test_a_device_count_that_was_not_profiled_is_named() -> None:

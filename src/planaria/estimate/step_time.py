@@ -13,10 +13,15 @@ What the simulation does not know: switches shared by several links, and compute
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.cores import least_step_s, on_shared_cores
@@ -112,37 +117,86 @@ def outline(
         found = replace(found, compute_s=compute_s)
     if conditions.num_cores is not None or conditions.stretch != 1.0:
         found = on_shared_cores(found, plan, durations, conditions)
-    return _audited(found, plan, conditions) if conditions.audit else found
+    return _with_audits(found, plan, profile, conditions) if conditions.audit else found
 
 
-def _audited(found: StepEstimate, plan: Plan, conditions: Conditions) -> StepEstimate:
+def _with_audits(found: StepEstimate, plan: Plan, profile: ModelProfile, conditions: Conditions) -> StepEstimate:
     """Returns the estimate of a step with its audits: each is one instruction, of a forward and a backward."""
-    whole_s = audit_s(plan, found.compute_s, replace(conditions, audit=1.0)) * conditions.stretch
-    longest_s = whole_s * len(plan.pipelines) / max(1, plan.num_counted)
+    more_s = audit_s(plan, profile, found.compute_s, conditions)
+    longest_s = max((each.one_s for each in _auditors(plan, profile, found.compute_s)), default=0.0)
     return replace(
         found,
-        step_time_s=found.step_time_s + audit_s(plan, found.compute_s, conditions) * conditions.stretch,
-        longest_instruction_s=max(found.longest_instruction_s, longest_s),
+        step_time_s=found.step_time_s + more_s * conditions.stretch,
+        longest_instruction_s=max(found.longest_instruction_s, longest_s * conditions.stretch),
     )
 
 
-def audit_s(plan: Plan, compute_s: Mapping[WorkerId, float], conditions: Conditions) -> float:
-    """Returns the seconds that audits add to a step, at most, as expected: as if nobody had time to spare for them.
+def audit_s(plan: Plan, profile: ModelProfile, compute_s: Mapping[WorkerId, float], conditions: Conditions) -> float:
+    """Returns the seconds that audits add to a step, as expected.
 
-    Where cores are shared, they do all of it. Else the busiest workers do their share, and one audit at least if there
-    is any in the step.
+    Where cores are shared, they do all of it. Else which are run is drawn, and all wait for the worker that is done
+    last: a stage has time to spare until the last backward has gone down to the first.
 
     Args:
         plan: whose step it is.
+        profile: what layers cost.
         compute_s: of each worker's forwards and backwards.
         conditions: which share is audited, and how many cores there are.
     """
-    share = conditions.audit
+    auditors = Counter(_auditors(plan, profile, compute_s))
+    turns = plan.num_counted / len(plan.pipelines)
     if conditions.num_cores is not None:
-        return share * sum(compute_s.values()) / conditions.num_cores
-    busiest_s = max(compute_s.values(), default=0.0)
-    one_s = busiest_s * len(plan.pipelines) / max(1, plan.num_counted)
-    return max(share * busiest_s, (1.0 - (1.0 - share) ** plan.num_counted) * one_s)
+        all_s = turns * sum(count * each.one_s for each, count in auditors.items())
+        return conditions.audit * all_s / conditions.num_cores
+    return _last_s(math.ceil(turns), conditions.audit, frozenset(auditors.items()))
+
+
+class _Auditor(NamedTuple):
+    """A worker as an auditor.
+
+    Attributes:
+        one_s: seconds of one audit, of a microbatch in its layers.
+        spare_s: seconds at the end of a step in which it has nothing else to do.
+    """
+
+    one_s: float
+    spare_s: float
+
+
+def _auditors(plan: Plan, profile: ModelProfile, compute_s: Mapping[WorkerId, float]) -> Iterator[_Auditor]:
+    """Yields the workers that own layers, as auditors. What several devices, each of a pipeline of its own, compute
+    together one of them runs alone."""
+    times = [(layer.on(1), layer.shared_by(plan.num_sharing)) for layer in profile.layers]
+    whole_s = sum(alone.forward_s + alone.backward_s for alone, _ in times)
+    alone = whole_s / (sum(shared.forward_s + shared.backward_s for _, shared in times) or 1.0)
+    backward = sum(alone.backward_s for alone, _ in times) / (whole_s or 1.0)
+    microbatches = plan.num_counted * plan.num_sharing / len(plan.pipelines)
+    for pipeline in plan.pipelines:
+        spare_s = 0.0
+        for stage in pipeline.stages:
+            busy_s = compute_s.get(stage.worker, 0.0) / microbatches
+            yield _Auditor(alone * busy_s, spare_s)
+            spare_s += backward * busy_s
+
+
+@lru_cache(maxsize=1024)
+def _last_s(turns: int, share: float, auditors: frozenset[tuple[_Auditor, int]]) -> float:
+    """Returns by how much the last of the auditors is later, as expected, where each turn is drawn with this chance."""
+    at_most = np.cumsum([_chance(number, turns, share) for number in range(turns + 1)])
+    ends_s = np.unique([max(0.0, n * each.one_s - each.spare_s) for each, _ in auditors for n in range(turns + 1)])
+    all_done = np.ones(len(ends_s))
+    for each, count in auditors:
+        drawn = np.floor((ends_s + each.spare_s) / max(each.one_s, 1e-12) + 1e-9).astype(int)
+        all_done *= at_most[np.minimum(drawn, turns)] ** count
+    return float(np.sum((1.0 - all_done[:-1]) * np.diff(ends_s)))
+
+
+def _chance(number: int, turns: int, share: float) -> float:
+    """Returns the chance that so many of the turns are drawn."""
+    if share >= 1.0:
+        return float(number == turns)
+    ways = math.lgamma(turns + 1) - math.lgamma(number + 1) - math.lgamma(turns - number + 1)
+    return math.exp(ways + number * math.log(share) + (turns - number) * math.log1p(-share))
 
 
 def _outline_of_paths(plan: Plan, durations: Durations, conditions: Conditions, known: EstimateCache) -> StepEstimate:

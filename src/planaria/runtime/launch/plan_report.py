@@ -141,18 +141,19 @@ def plan_for(
         memory={w: memory_use(proposal.plan, profile, w, settings.audit) for w in proposal.plan.workers},
         planning_s=planning_s,
         after_losses=after_losses,
-        audits=_audits(proposal.plan, timeline, settings),
+        audits=_audits(proposal.plan, profile, timeline, settings),
     )
 
 
-def _audits(plan: Plan, timeline: Timeline, settings: PlannerSettings) -> AuditReport | None:
+def _audits(plan: Plan, profile: ModelProfile, timeline: Timeline, settings: PlannerSettings) -> AuditReport | None:
     from planaria.estimate.conditions import Conditions
     from planaria.estimate.step_time import audit_s
     from planaria.plan.program.audits import unaudited
 
     if not settings.audit:
         return None
-    seconds = audit_s(plan, timeline.compute_s, Conditions(num_cores=settings.num_cores, audit=settings.audit))
+    conditions = Conditions(num_cores=settings.num_cores, audit=settings.audit)
+    seconds = audit_s(plan, profile, timeline.compute_s, conditions)
     return AuditReport(share=settings.audit, seconds=seconds, unaudited=unaudited(plan))
 
 

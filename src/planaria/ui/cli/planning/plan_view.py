@@ -250,8 +250,8 @@ def _evaluations(found: EvaluationShare) -> str:
 
 
 def _audits(found: AuditReport) -> str:
-    """Describes what audits take, and what they cannot look at."""
-    takes = f"Audits of {found.share:.3g} of all forwards and backwards take at most {duration(found.seconds)} of that."
+    """Describes what audits take, as expected, and what they cannot look at."""
+    takes = f"Audits of {found.share:.3g} of all forwards and backwards take {duration(found.seconds)} of that."
     if not found.unaudited:
         return takes
     return f"{takes} Layers {listed(found.unaudited)} are not audited: no other node could run them again."
