@@ -40,6 +40,7 @@ MS_BIND = 0x1000
 MS_REC_PRIVATE = 0x4000 | 0x40000
 MAX_DESCRIPTORS = 3
 MAX_ORDER_BYTES = 1 << 16
+GREETING = b"here"
 
 
 class Started:
@@ -125,17 +126,25 @@ class Incubator:
     def __init__(self, prefix: Sequence[str] = (), shared: str = "") -> None:
         self._is_shared = bool(shared)
         self._process: subprocess.Popen[bytes] | None = None
-        self._ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         address: str | bytes = f"\0planaria-tests-{shared}" if shared else ""  # none: the kernel finds a name
+        while not self._reach(address, prefix):
+            time.sleep(0.01)  # whoever has the name is about to listen, or about to end
+
+    def _reach(self, address: str | bytes, prefix: Sequence[str]) -> bool:
+        """Connects to the process with that name, which it starts if there is none; returns whether it answers."""
+        self._ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             try:
                 listener.bind(address)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
-                while self._ours.connect_ex(address) == errno.ECONNREFUSED:
-                    time.sleep(0.01)  # whoever has the name is about to listen
-                return
+                with contextlib.suppress(ConnectionError):
+                    self._ours.connect(address)
+                    if self._ours.recv(len(GREETING)):
+                        return True
+                self._ours.close()
+                return False
             listener.listen()
             self._ours.connect(listener.getsockname())
             self._process = subprocess.Popen(
@@ -145,6 +154,7 @@ class Incubator:
                 env={**os.environ, "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
                 start_new_session=True,
             )
+        return True
 
     def start(
         self,
@@ -354,6 +364,8 @@ def main(descriptor: int) -> None:
         for key, _ in selector.select():
             if key.fileobj is listener:
                 connection, _ = listener.accept()
+                with contextlib.suppress(OSError):  # whoever connected may be gone
+                    connection.send(GREETING)
                 connections.add(connection)
                 selector.register(connection, selectors.EVENT_READ)
             elif isinstance(sock := key.fileobj, socket.socket):

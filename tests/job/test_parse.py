@@ -368,7 +368,10 @@ TENSOR = (
         ("cluster.devices_per_stage=1", r"cluster\.devices_per_stage = 1 does not go with .* Set it to 2"),
         ("cluster.devices_per_stage=auto", r"cluster\.devices_per_stage = 'auto' does not go with .* Set it to 2"),
         ("model.virtual_shards=2", r"model\.virtual_shards = 2 is not shared by the 4 devices .* Set it to 4"),
-        ("model.virtual_shards=0", r"model\.virtual_shards = 0 is not shared by the 4 devices .* Set it to 4"),
+        (
+            "model.virtual_shards=0",
+            r"model\.virtual_shards = 0 is not shared by .* Set it to 4.*numerics = \"fast\"",
+        ),
         ("cluster.device=cuda", r"cluster\.device = 'cuda' does not go with .*tensor.* Set it to \"cpu\""),
     ],
 )
@@ -377,6 +380,21 @@ def test_what_does_not_go_with_tensor_stages_is_refused(other: str, says: str) -
     parse(*TENSOR, "resilience.policy=redundancy", "resilience.audit=0.1")
     with pytest.raises(UserError, match=says):
         parse(*TENSOR, other)
+
+
+@pytest.mark.parametrize("other", ["model.type=layers:transformer", "model.lora={r=2}", "train.compile=true"])
+def test_layers_that_are_whole_are_not_shared(other: str) -> None:
+    with pytest.raises(UserError, match=r"stage_parallelism = 'tensor' does not go with .* Set it to \"sharded"):
+        parse(*TENSOR[:3], "train.numerics=fast", other)
+
+
+def test_in_fast_numerics_each_device_of_a_tensor_stage_has_a_shard() -> None:
+    fast = (*TENSOR[:3], "train.numerics=fast")
+    assert parse(*fast).model.virtual_shards == 4
+    assert parse(*fast, "model.virtual_shards=8").model.virtual_shards == 8
+    assert parse(*fast, "cluster.stage_parallelism=sharded").model.virtual_shards == 0
+    with pytest.raises(UserError, match=r"devices_per_stage = 3 does not go with"):
+        parse(*fast, "cluster.devices_per_node=6", "cluster.devices_per_stage=3")
 
 
 @pytest.mark.parametrize(

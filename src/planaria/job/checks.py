@@ -11,7 +11,7 @@ from collections import Counter
 from planaria.job.errors import UserError
 from planaria.job.registry import Launcher, PolicyName
 from planaria.job.sections.budget import check_budget
-from planaria.job.sections.cluster import Device, StageDevices, StageParallelism, check_cluster
+from planaria.job.sections.cluster import ClusterSection, Device, StageDevices, StageParallelism, check_cluster
 from planaria.job.sections.data import check_data
 from planaria.job.sections.eval import check_eval
 from planaria.job.sections.model import check_model
@@ -20,7 +20,7 @@ from planaria.job.sections.resilience import check_resilience
 from planaria.job.sections.run import check_run
 from planaria.job.sections.train import DType, Numerics, check_train
 from planaria.job.settings import Job
-from planaria.job.values import ETCD_TLS_URL, is_dataset, is_hub_stream, refuse, shown
+from planaria.job.values import ETCD_TLS_URL, is_dataset, is_function, is_hub_stream, refuse, shown
 from planaria.plan.settings import Objective
 
 
@@ -105,10 +105,16 @@ def _check_tensor_stages(job: Job) -> None:
     cluster, shards = job.cluster, job.model.virtual_shards
     if cluster.stage_parallelism is not StageParallelism.TENSOR:
         return
-    devices = cluster.devices_per_stage
-    if isinstance(devices, StageDevices) or devices < 2 or devices & (devices - 1):
+    if whole := whole_layers_of(job):
         refuse(
-            "cluster.devices_per_stage", devices.value if isinstance(devices, StageDevices) else devices,
+            "cluster.stage_parallelism", StageParallelism.TENSOR.value,
+            f"does not go with {whole}, whose layers are whole", 'Set it to "sharded".',
+        )  # fmt: skip
+    devices = tensor_devices(cluster)
+    if not devices:
+        asked = cluster.devices_per_stage
+        refuse(
+            "cluster.devices_per_stage", asked.value if isinstance(asked, StageDevices) else asked,
             'does not go with cluster.stage_parallelism = "tensor", whose stages are on 2, 4 or 8 devices',
             'Set it to 2, for instance, or stage_parallelism = "sharded".',
         )  # fmt: skip
@@ -116,9 +122,27 @@ def _check_tensor_stages(job: Job) -> None:
         refuse(
             "model.virtual_shards", shards,
             f'is not shared by the {devices} devices of a stage (cluster.stage_parallelism = "tensor")',
-            f'Set it to {devices}, or to a larger power of two, or stage_parallelism = "sharded".',
+            f'Set it to {devices}, or to a larger power of two, or stage_parallelism = "sharded"'
+            + (', or train.numerics = "fast".' if not shards else "."),
         )  # fmt: skip
     check_shared_microbatches(job)
+
+
+def whole_layers_of(job: Job) -> str:
+    """Returns what of the job has layers that are not computed in shards; empty: nothing."""
+    if is_function(job.model.type):
+        return f"model.type = {shown(job.model.type)}"
+    if job.model.lora is not None:
+        return "model.lora"
+    return "train.compile = true" if job.train.compile else ""
+
+
+def tensor_devices(cluster: ClusterSection) -> int:
+    """Returns how many devices share each microbatch in the job's tensor stages; 0: it has none, or so many cannot."""
+    devices = cluster.devices_per_stage
+    if cluster.stage_parallelism is not StageParallelism.TENSOR or isinstance(devices, StageDevices):
+        return 0
+    return 0 if devices < 2 or devices & (devices - 1) else devices
 
 
 def check_shared_microbatches(job: Job) -> None:

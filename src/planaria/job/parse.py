@@ -20,12 +20,12 @@ from typing import Any
 
 import msgspec
 
-from planaria.job.checks import check_job
+from planaria.job.checks import check_job, tensor_devices, whole_layers_of
 from planaria.job.errors import UserError
 from planaria.job.sections.cluster import Device, check_dealing
 from planaria.job.sections.model import ModelSection
 from planaria.job.sections.section import Section
-from planaria.job.sections.train import TrainSection
+from planaria.job.sections.train import Numerics, TrainSection
 from planaria.job.settings import Job
 from planaria.job.suggestions import did_you_mean
 from planaria.job.values import shown
@@ -119,9 +119,18 @@ def job_from_table(table: Mapping[str, Any]) -> Job:
         elif field.required:
             # An empty section says which of its fields must be given.
             sections[name] = _section(name, {}, field.type)
-    job = Job(**sections)
+    job = _with_shards(Job(**sections))
     check_job(job)
     return job
+
+
+def _with_shards(job: Job) -> Job:
+    """Returns the job with a shard for each device of a tensor stage, where it does not say how many there are. Numbers
+    then depend on how many devices a stage has, so only in fast numerics."""
+    model, devices = job.model, tensor_devices(job.cluster)
+    if model.virtual_shards or not devices or whole_layers_of(job) or job.train.numerics is not Numerics.FAST:
+        return job
+    return msgspec.structs.replace(job, model=msgspec.structs.replace(model, virtual_shards=devices))
 
 
 def sections(table: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:

@@ -52,7 +52,8 @@ class ModelSection(Section, frozen=True):
         lora: adapters (LoRA, by peft) that are trained in place of the model's own parameters; see
             docs/howto/fine-tuning.md.
         virtual_shards: in so many shards each block's matrices are computed, and summed in one fixed order: a power
-            of two that divides the heads, part of the job's numbers; see docs/howto/own-model.md. 0: none.
+            of two that divides the heads, part of the job's numbers; see docs/howto/own-model.md. 0: none; in fast
+            numerics, with tensor stages, as many as a stage has devices.
     """
 
     type: str

@@ -32,6 +32,9 @@ _GPT2 = {
 """GPT-2's plan, for which transformers has none."""
 
 
+_FEWER_DEVICES = "; no more devices may share a stage (cluster.devices_per_stage)"
+
+
 def find_splits(whole: Any, shards: int) -> dict[str, Split]:
     """Returns how the sections of a model are split, by path.
 
@@ -58,14 +61,14 @@ def find_splits(whole: Any, shards: int) -> dict[str, Split]:
     if heads % shards:
         raise ModelError(
             f"{said} does not divide the {heads} heads of the {config.model_type} model. "
-            f"Set it to {math.gcd(heads, shards)}, or to 0."
+            f"Set it to {math.gcd(heads, shards)}, or to 0{_FEWER_DEVICES}."
         )
     for section, split in splits.items():
         found = undivided(whole.get_submodule(section), split, shards)
         if found is not None:
             raise ModelError(
                 f"{said} does not divide the {found[1]} parts of {section}.{found[0]}. "
-                f"Set it to {math.gcd(found[1], shards)}, or to 0."
+                f"Set it to {math.gcd(found[1], shards)}, or to 0{_FEWER_DEVICES}."
             )
     return splits
 
