@@ -369,7 +369,9 @@ def main(descriptor: int) -> None:
                 connections.add(connection)
                 selector.register(connection, selectors.EVENT_READ)
             elif isinstance(sock := key.fileobj, socket.socket):
-                data, descriptors, _, _ = socket.recv_fds(sock, MAX_ORDER_BYTES, MAX_DESCRIPTORS)
+                data, descriptors = b"", list[int]()
+                with contextlib.suppress(ConnectionResetError):  # the one who started this never reads the greeting
+                    data, descriptors, _, _ = socket.recv_fds(sock, MAX_ORDER_BYTES, MAX_DESCRIPTORS)
                 if not data:
                     selector.unregister(sock)
                     sock.close()
