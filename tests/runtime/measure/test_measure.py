@@ -348,16 +348,16 @@ def test_a_given_profile_is_taken_for_the_model_that_it_is_of(job: Job, tmp_path
 def test_devices_of_one_host_are_measured_at_work_at_once(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two nodes of one device are processes of this machine; of three, six, of which as many work at a time as have
-    cores."""
-    monkeypatch.setattr("planaria.runtime.measure.dependencies.num_cores", lambda: 2.5)
+    """Two nodes of one device are processes of this machine; of three, six, more than cores, which take turns."""
+    for module in ("dependencies", "measure"):
+        monkeypatch.setattr(f"planaria.runtime.measure.{module}.num_cores", lambda: 2.5)
     output = tmp_path / "profile.json"
     assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
     assert [each.num_devices for each in decode_profile(output.read_bytes()).contention] == [2]
     job = msgspec.structs.replace(job, cluster=msgspec.structs.replace(job.cluster, devices_per_node=3))
     assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
     measured = decode_profile(output.read_bytes()).contention
-    assert [each.num_devices for each in measured] == [2, 3]
+    assert [each.num_devices for each in measured] == [8]
     assert all(each.compute >= 1 and each.update >= 1 for each in measured)
 
 
@@ -387,7 +387,7 @@ def test_where_a_process_dies_nothing_is_told_of_so_many(capfd: pytest.CaptureFi
     def fails() -> None:
         raise MemoryError("no room")
 
-    assert measure_contention(lambda: lambda: None, lambda: fails, (1.0, 1.0), [2]) == ()
+    assert measure_contention(lambda: lambda: None, lambda: fails, (1.0, 1.0), 2) == ()
     assert "no room" in capfd.readouterr().err
 
 

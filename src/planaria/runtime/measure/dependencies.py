@@ -13,9 +13,9 @@ from planaria.job.sections.train import TrainSection
 from planaria.job.settings import Job
 from planaria.job.values import is_dataset
 from planaria.model.training.optimizer import optimizer_of
-from planaria.plan.costs.model_profile import device_counts
 from planaria.runtime.component_settings import devices_at_work, most_sharing
 from planaria.runtime.machine.limits import num_cores
+from planaria.runtime.thresholds import MOST_AT_ONCE
 
 MEASURES = "split backwards, copies of weights, ends of steps"
 """Names what is measured beside forwards, backwards and bytes: profiles without it are measured again."""
@@ -39,12 +39,13 @@ def dependencies(job: Job) -> list[str]:
     ]
 
 
-def at_once(job: Job) -> tuple[int, ...]:
-    """Returns for which numbers of devices, 2 or more each, it is measured what they cost each other at work: at most
-    as many as there are, and as have a core."""
-    if job.cluster.device is not Device.CPU:
-        return ()
-    return device_counts(min(devices_at_work(job), math.ceil(num_cores())))[1:]
+def at_once(job: Job) -> int:
+    """Returns for how many devices it is measured what they cost each other at work: those that there are, or up to the
+    next power of two, so that a few more need no other profile; 0: nothing is to be measured."""
+    at_work, cores = devices_at_work(job), math.ceil(num_cores())
+    if job.cluster.device is not Device.CPU or at_work < 2:
+        return 0
+    return int(min(1 << (at_work - 1).bit_length(), cores if at_work <= cores else max(cores, MOST_AT_ONCE)))
 
 
 def shared_by(job: Job) -> tuple[int, ...]:

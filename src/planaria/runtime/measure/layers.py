@@ -82,13 +82,13 @@ class MeasuredLayers:
         allocator_overhead: see `DeviceKind`.
         make_stage: makes a stage of the commonest kind of layer; what it returns computes a microbatch, forwards and
             backwards.
-        stage_s: what that takes one device, by what its layers were measured to take.
+        stage: the layers of that.
     """
 
     costs: tuple[LayerCost, ...]
     allocator_overhead: float
     make_stage: Callable[[], Callable[[], None]]
-    stage_s: float
+    stage: tuple[int, ...]
 
 
 class CountedMates:
@@ -177,9 +177,7 @@ class _Meter:
         held = tuple(
             msgspec.structs.replace(cost, workspace_bytes=round(factor * cost.workspace_bytes)) for cost in costs
         )
-        alone = self._commonest.times[0]
-        stage_s = len(self._stage) * (alone.forward_s + alone.backward_s)
-        return MeasuredLayers(costs=held, allocator_overhead=overhead, make_stage=self._make_stage, stage_s=stage_s)
+        return MeasuredLayers(costs=held, allocator_overhead=overhead, make_stage=self._make_stage, stage=self._stage)
 
     def _make_stage(self) -> Callable[[], None]:
         for layer in self._stage:
@@ -187,10 +185,10 @@ class _Meter:
         return partial(self._run_stage, self._commonest, self._stage, 1, rounds=0)
 
     @property
-    def _stage(self) -> list[int]:
+    def _stage(self) -> tuple[int, ...]:
         """Layers of the commonest kind: so many that a core's caches do not hold them until the next microbatch."""
         common = self._commonest
-        alike = [layer for layer, kind in enumerate(self._kinds) if kind is common]
+        alike = tuple(layer for layer, kind in enumerate(self._kinds) if kind is common)
         return alike[: max(1, MEASURED_PARAMETERS // max(1, common.num_parameters))]
 
     @property

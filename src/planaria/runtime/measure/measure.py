@@ -9,6 +9,7 @@ import hashlib
 import math
 import platform
 import traceback
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,16 +28,18 @@ from planaria.job.version import __version__
 from planaria.model.load import compare_with_whole, load_model
 from planaria.model.model import Model
 from planaria.model.training.optimizer import value_bytes
-from planaria.plan.costs.model_profile import DeviceKind, Links, ModelProfile
+from planaria.plan.costs.model_profile import DeviceKind, LayerCost, Links, ModelProfile
 from planaria.plan.costs.profile_check import check_profile, decode_profile
 from planaria.plan.plan import Group, PlanError
 from planaria.runtime.component_settings import named_profile
+from planaria.runtime.machine.limits import memory_bytes, num_cores
 from planaria.runtime.measure import ERROR_SUFFIX
 from planaria.runtime.measure.contention import measure_contention
 from planaria.runtime.measure.dependencies import at_once, dependencies, shared_by
 from planaria.runtime.measure.layers import CountedMates, measure_layers
 from planaria.runtime.measure.machine import Update, measure_link, measure_step
 from planaria.runtime.measure.memory import device_bytes, process_bytes
+from planaria.runtime.thresholds import ENOUGH_S
 from planaria.runtime.worker.compute.compilation import check_compiler
 from planaria.runtime.worker.compute.device.opening import open_device
 from planaria.runtime.worker.compute.layers import LayerFailed
@@ -126,8 +129,10 @@ def measure(job: Job, model: Model, data: JobData) -> ModelProfile:
     make_update = partial(Update, job.train, device, size, compares=job.compares_replicas)
     update = make_update()
     step = measure_step(update, link)
-    alone_s = measured.stage_s, update.size_bytes * (step.apply_s_per_byte + step.sum_s_per_byte)
-    contention = measure_contention(measured.make_stage, make_update, alone_s, at_once(job))
+    stage = [measured.costs[layer] for layer in measured.stage]
+    stage_s = sum(layer.on(1).forward_s + layer.on(1).backward_s for layer in stage)
+    alone_s = stage_s, update.size_bytes * (step.apply_s_per_byte + step.sum_s_per_byte)
+    contention = measure_contention(measured.make_stage, make_update, alone_s, _with_room(at_once(job), stage, stage_s))
     layers, overhead = measured.costs, measured.allocator_overhead
     del measured, update  # they hold memory
     own_bytes = process_bytes(device)
@@ -151,6 +156,15 @@ def measure(job: Job, model: Model, data: JobData) -> ModelProfile:
         fingerprint=fingerprint(job),
     )
     return check_profile(profile)
+
+
+def _with_room(number: int, stage: Sequence[LayerCost], stage_s: float) -> int:
+    """Returns that number of devices, or fewer: there is memory for as many stages, and where they are more than cores,
+    they take turns soon enough."""
+    cores = math.ceil(num_cores())
+    held_bytes = sum(layer.state_bytes + layer.activation_bytes + layer.workspace_bytes for layer in stage)
+    soon = max(cores, int(cores * ENOUGH_S / max(stage_s, 1e-9)))
+    return min(number, soon, memory_bytes() // (2 * max(held_bytes, 1)))
 
 
 def _device_name(job: Job) -> str:
