@@ -144,7 +144,7 @@ def audit_s(plan: Plan, profile: ModelProfile, compute_s: Mapping[WorkerId, floa
         conditions: which share is audited, and how many cores there are.
     """
     auditors = Counter(_auditors(plan, profile, compute_s))
-    turns = plan.num_counted / len(plan.pipelines)
+    turns = plan.num_counted / max(1, len(plan.pipelines))
     if conditions.num_cores is not None:
         all_s = turns * sum(count * each.one_s for each, count in auditors.items())
         return conditions.audit * all_s / conditions.num_cores
@@ -170,8 +170,8 @@ def _auditors(plan: Plan, profile: ModelProfile, compute_s: Mapping[WorkerId, fl
     whole_s = sum(alone.forward_s + alone.backward_s for alone, _ in times)
     alone = whole_s / (sum(shared.forward_s + shared.backward_s for _, shared in times) or 1.0)
     backward = sum(alone.backward_s for alone, _ in times) / (whole_s or 1.0)
-    microbatches = plan.num_counted * plan.num_sharing / len(plan.pipelines)
     for pipeline in plan.pipelines:
+        microbatches = max(1, plan.num_counted) * plan.num_sharing / len(plan.pipelines)
         spare_s = 0.0
         for stage in pipeline.stages:
             busy_s = compute_s.get(stage.worker, 0.0) / microbatches

@@ -383,6 +383,24 @@ def test_the_end_of_a_step_is_measured_as_workers_have_it(
     assert Update(job.train, torch.device("cpu"), 1 << 40, compares=False).size_bytes == MEASURED_PARAMETERS * 4
 
 
+def test_layers_that_share_a_weight_are_at_work_together(job: Job, tmp_path: Path) -> None:
+    """They are the commonest kind, and run in turn where it is measured what devices at work cost each other."""
+    tmp_path.joinpath("tied_model.py").write_text(
+        """
+from torch import nn
+
+def layers():
+    first, second = nn.Linear(32, 32), nn.Linear(32, 32)
+    second.weight = first.weight
+    return [nn.Embedding(300, 32), first, second, nn.Linear(32, 300)]
+"""
+    )
+    tied = msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, type="tied_model:layers"))
+    output = tmp_path / "profile.json"
+    assert measure_into(tied, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
+    assert len(decode_profile(output.read_bytes()).contention) == 1
+
+
 def test_where_a_process_dies_nothing_is_told_of_so_many(capfd: pytest.CaptureFixture[str]) -> None:
     def fails() -> None:
         raise MemoryError("no room")

@@ -43,6 +43,7 @@ from planaria.runtime.worker.compute.layers import Compute, LayerFailed
 from planaria.runtime.worker.compute.weight_copies import copies_of
 
 STAGE_LAYERS = 3
+MOST_STAGE_LAYERS = 8
 IN_FLIGHT = (1, 3)
 
 
@@ -180,16 +181,15 @@ class _Meter:
         return MeasuredLayers(costs=held, allocator_overhead=overhead, make_stage=self._make_stage, stage=self._stage)
 
     def _make_stage(self) -> Callable[[], None]:
-        for layer in self._stage:
-            self._hold(layer)
+        self._hold(*self._stage)
         return partial(self._run_stage, self._commonest, self._stage, 1, rounds=0)
 
     @property
     def _stage(self) -> tuple[int, ...]:
-        """Layers of the commonest kind: so many that a core's caches do not hold them until the next microbatch."""
+        """Layers of the commonest kind: of small ones so many that caches hold no more of them than in a step."""
         common = self._commonest
         alike = tuple(layer for layer, kind in enumerate(self._kinds) if kind is common)
-        return alike[: max(1, MEASURED_PARAMETERS // max(1, common.num_parameters))]
+        return alike[: min(MOST_STAGE_LAYERS, max(1, MEASURED_PARAMETERS // max(1, common.num_parameters)))]
 
     @property
     def _commonest(self) -> _Measured:
@@ -234,16 +234,17 @@ class _Meter:
                 break
         compute.forget(lambda work: False)
 
-    def _hold(self, layer: int) -> nn.Module:
-        """Makes what the layer's owner holds: replicas of its groups, and the module bound to them."""
+    def _hold(self, *layers: int) -> nn.Module:
+        """Makes what the layers' owner holds: replicas of their groups, and modules bound to them. Returns the last."""
         for group, spec in enumerate(self._model.groups):
-            if layer in spec.layers:
+            if not set(layers).isdisjoint(spec.layers):
                 replica = self._holdings.new_replica(group)
                 replica.initialise(self._model.initial_state(group, self._train.seed))
                 self._holdings.put(group, replica)
         self._holdings.begin_step((0,) * len(self._model.groups))
-        module = self._model.build_layer(layer)
-        self._holdings.compute.add_layer(layer, module, self._holdings.views(layer))
+        for layer in layers:
+            module = self._model.build_layer(layer)
+            self._holdings.compute.add_layer(layer, module, self._holdings.views(layer))
         return module
 
     def _check_room(self, layer: int, module: nn.Module, inputs: Tensors) -> None:
