@@ -77,8 +77,12 @@ def serving() -> Iterator[S3]:
     thread = threading.Thread(target=proxy.serve_forever, daemon=True)
     thread.start()
     connection = http.client.HTTPConnection("127.0.0.1", port)
-    connection.request("PUT", f"/{BUCKET}", headers={"Host": "127.0.0.1", "Authorization": _SIGNED})
-    assert connection.getresponse().status == 200
+    # All servers of a process have the same objects.
+    for method, path in (("POST", "/moto-api/reset"), ("PUT", f"/{BUCKET}")):
+        connection.request(method, path, headers={"Host": "127.0.0.1", "Authorization": _SIGNED})
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == 200
     try:
         yield s3
     finally:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 from pathlib import Path
@@ -31,8 +33,7 @@ class Hosts:
         (folder / "profile.json").write_bytes(msgspec.json.encode(profile()))
         (folder / "token").write_text("0123456789abcdef")
         (folder / "token").chmod(0o600)
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         lines = [f"{key} = {json.dumps(value)}" for key, value in resilience.items()]
         (folder / "job.toml").write_text(
             f"""
@@ -91,6 +92,15 @@ heartbeat_timeout_s = 2.0
 
     def wait_for_step(self, step: int) -> None:
         assert wait_until(lambda: self.last_step >= step), self.said
+
+
+def free_port() -> int:
+    """Returns a port on which nobody listens. It is below those that the kernel gives to outgoing connections, so none
+    has it by the time somebody listens there."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Agent:

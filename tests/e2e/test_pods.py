@@ -99,6 +99,7 @@ def test_pods_go_and_come_and_the_coordinator_moves(folder: Path, names: Names, 
     node = evicted.node
     evicted.signal_everybody(Signals.SIGTERM)
     assert evicted.wait() == 4, evicted.said
+    pods.wait_for("node_released")  # it is let go first, then told
     assert [event["node"] for event in pods.events("node_released")] == [node]
     assert not pods.events("node_lost")
     assert pods.start_pod().node == NUM_NODES, "a new pod is a new node"
