@@ -166,10 +166,7 @@ class _Auditor(NamedTuple):
 def _auditors(plan: Plan, profile: ModelProfile, compute_s: Mapping[WorkerId, float]) -> Iterator[_Auditor]:
     """Yields the workers that own layers, as auditors. What several devices, each of a pipeline of its own, compute
     together one of them runs alone."""
-    times = [(layer.on(1), layer.shared_by(plan.num_sharing)) for layer in profile.layers]
-    whole_s = sum(alone.forward_s + alone.backward_s for alone, _ in times)
-    alone = whole_s / (sum(shared.forward_s + shared.backward_s for _, shared in times) or 1.0)
-    backward = sum(alone.backward_s for alone, _ in times) / (whole_s or 1.0)
+    alone, backward = _parts(profile, plan.num_sharing)
     for pipeline in plan.pipelines:
         microbatches = max(1, plan.num_counted) * plan.num_sharing / len(plan.pipelines)
         spare_s = 0.0
@@ -177,6 +174,16 @@ def _auditors(plan: Plan, profile: ModelProfile, compute_s: Mapping[WorkerId, fl
             busy_s = compute_s.get(stage.worker, 0.0) / microbatches
             yield _Auditor(alone * busy_s, spare_s)
             spare_s += backward * busy_s
+
+
+@lru_cache(maxsize=16)
+def _parts(profile: ModelProfile, sharing: int) -> tuple[float, float]:
+    """Returns how many times as long as one of so many devices that share a microbatch a device takes for all of it,
+    and which part of that the backward is."""
+    times = [(layer.on(1), layer.shared_by(sharing)) for layer in profile.layers]
+    whole_s = sum(alone.forward_s + alone.backward_s for alone, _ in times)
+    shared_s = sum(shared.forward_s + shared.backward_s for _, shared in times)
+    return whole_s / (shared_s or 1.0), sum(alone.backward_s for alone, _ in times) / (whole_s or 1.0)
 
 
 @lru_cache(maxsize=1024)

@@ -383,6 +383,15 @@ def test_the_end_of_a_step_is_measured_as_workers_have_it(
     assert Update(job.train, torch.device("cpu"), 1 << 40, compares=False).size_bytes == MEASURED_PARAMETERS * 4
 
 
+def test_without_memory_for_several_stages_nothing_is_run_at_once(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planaria.runtime.measure.measure.memory_bytes", lambda: 1)
+    output = tmp_path / "profile.json"
+    assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
+    assert decode_profile(output.read_bytes()).contention == ()
+
+
 def test_layers_that_share_a_weight_are_at_work_together(job: Job, tmp_path: Path) -> None:
     """They are the commonest kind, and run in turn where it is measured what devices at work cost each other."""
     tmp_path.joinpath("tied_model.py").write_text(

@@ -45,7 +45,8 @@ def at_once(job: Job) -> int:
     at_work, cores = devices_at_work(job), math.ceil(num_cores())
     if job.cluster.device is not Device.CPU or at_work < 2:
         return 0
-    return int(min(1 << (at_work - 1).bit_length(), cores if at_work <= cores else max(cores, MOST_AT_ONCE)))
+    most = cores if at_work <= cores else max(cores, MOST_AT_ONCE)
+    return min(1 << (at_work - 1).bit_length(), most)
 
 
 def shared_by(job: Job) -> tuple[int, ...]:
