@@ -112,6 +112,9 @@ class OverWire(Transport):
     def host_of(self, worker: WorkerId) -> WorkerId:
         return worker
 
+    def memory_of(self, worker: WorkerId) -> WorkerId:
+        return worker
+
 
 class Member:
     """One of eight devices, in one medium.

@@ -88,6 +88,9 @@ class Apart(Transport):
     def host_of(self, worker: WorkerId) -> WorkerId:
         return worker
 
+    def memory_of(self, worker: WorkerId) -> WorkerId:
+        return worker
+
 
 class Sums:
     """42 MB in groups, and the ways to sum them."""

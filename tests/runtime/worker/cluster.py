@@ -30,6 +30,7 @@ from planaria.checkpoint.manifest import read_manifest, weights_sha256, write_ma
 from planaria.data.opening import open_data
 from planaria.job.parse import job_fingerprint
 from planaria.job.registry import PolicyName
+from planaria.job.sections.cluster import TransportKind
 from planaria.job.sections.model import ModelSection
 from planaria.job.sections.resilience import WhenExhausted
 from planaria.job.sections.train import TrainSection
@@ -97,6 +98,8 @@ from planaria.runtime.component_settings import planner_settings
 from planaria.runtime.worker import fatal_errors
 from planaria.runtime.worker import loop as agent_module
 from planaria.runtime.worker.compute import engine as engine_module
+from planaria.runtime.worker.compute.device.hazards import Clock
+from planaria.runtime.worker.compute.device.stand_in import StandInQueues
 from planaria.runtime.worker.compute.device_clock import OwnPace
 from planaria.runtime.worker.compute.engine import real_engine
 from planaria.runtime.worker.fatal_errors import last_words
@@ -396,6 +399,8 @@ class Cluster:
             settings, usual, past, Shortages(profile, partial(make, job.resilience.policy)), make
         )
         self.machine = self._make(None)
+        self.known: Clock = {}
+        """What the coordinator has heard to be done, on stand-ins for GPUs."""
         self.incarnation = next(self._incarnations)
         nodes = max([job.cluster.nodes, *(visit.node + 1 for visit in visits)])
         per_node = job.cluster.devices_per_node
@@ -655,8 +660,9 @@ class Cluster:
         elif node not in self._evicted or (node in self._released and is_last):
             self.handle(NodeGone(NodeId(node), cause))
 
-    def received(self, worker: Worker, data: bytes, incarnation: int) -> None:
+    def received(self, worker: Worker, data: bytes, incarnation: int, known: Clock) -> None:
         if worker.number in self.connected and incarnation == self.incarnation:
+            self.known = {actor: max(known.get(actor, 0), self.known.get(actor, 0)) for actor in {*known, *self.known}}
             message: FromWorker = decode_from_worker(data)
             self.handle(Received(worker.number, message))
 
@@ -843,11 +849,28 @@ class Worker:
             self.cluster.at(0.0, self._resume)
 
     def tell(self, message: ToWorker) -> None:
-        data = encode(message)
-        self.down.send(lambda: self._order(data), self.cluster.vary(self.cluster.weather.control_s))
+        data, known = encode(message), dict(self.cluster.known)
+        self.down.send(lambda: self._order(data, known), self.cluster.vary(self.cluster.weather.control_s))
 
-    def _order(self, data: bytes) -> None:
+    def clock(self) -> Clock:
+        """Returns what the worker knows to be done, on a stand-in for a GPU."""
+        queues = self._queues
+        return {} if queues is None else queues._clocks.now(queues.host)
+
+    def learn(self, clock: Clock) -> None:
+        """Takes note of what somebody knew who told it something."""
+        queues = self._queues
+        if queues is not None:
+            queues._clocks.after(queues.host, clock)
+
+    @property
+    def _queues(self) -> StandInQueues | None:
+        device = None if self.agent is None else self.agent._device
+        return getattr(device, "queues", None)
+
+    def _order(self, data: bytes, known: Clock) -> None:
         if not self.is_over:
+            self.learn(known)
             order = decode_order(data, None)
             assert not isinstance(order, Challenge)
             self.cluster.note(f"        {type(order).__name__} reaches {self.number}")
@@ -878,7 +901,9 @@ class Worker:
         """To the coordinator that this worker is connected to."""
         cluster, incarnation = self.cluster, self.cluster.incarnation
         if self.is_linked:
-            self.up.send(lambda: cluster.received(self, data, incarnation), cluster.vary(cluster.weather.control_s))
+            known = self.clock()
+            heard = partial(cluster.received, self, data, incarnation, known)
+            self.up.send(heard, cluster.vary(cluster.weather.control_s))
         elif isinstance(decode_from_worker(data), Notice | Failed):
             self.unsent.append(data)
 
@@ -1072,15 +1097,21 @@ class SimulatedTransport:
     def host_of(self, worker: WorkerId) -> int:
         return 0 if self._worker.cluster.weather.one_host else worker
 
+    def memory_of(self, worker: WorkerId) -> int:
+        is_apart = self._worker.cluster.job.cluster.transport is TransportKind.TCP
+        return worker if is_apart else self.host_of(worker)
+
     def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         worker = self._worker
         cluster = worker.cluster
         assert peer in worker.peers, f"worker {worker.number} sends to {peer}, which is not in its plan"
         target = cluster.workers[peer]
+        known = worker.clock()
 
         def arrive() -> None:
             if target.is_over:
                 return
+            target.learn(known)
             weather = cluster.weather
             if weather.damage and key.kind in weather.damaged and cluster.random.random() < weather.damage:
                 cluster.note(f"damaged: {key} to {peer}")

@@ -28,6 +28,15 @@ class Device(enum.StrEnum):
     STAND_IN = "stand-in"
 
 
+class TransportKind(enum.StrEnum):
+    """By which way messages go from worker to worker."""
+
+    AUTO = "auto"
+    TCP = "tcp"
+    NCCL = "nccl"
+    GLOO = "gloo"
+
+
 class StageDevices(enum.StrEnum):
     """How many devices a stage is on, where the job does not say. `auto`: as many as is best."""
 
@@ -125,6 +134,10 @@ class ClusterSection(Section, frozen=True):
         tls: folder with ca.pem, cert.pem and key.pem (planaria certificates makes one): every connection is under TLS,
             and both ends show a certificate that ca.pem has signed. Goes with agents, which name theirs by --tls.
         data_encryption: false: with cluster.tls, tensors between workers travel plain nevertheless.
+        transport: auto: over TCP by way of the host's memory, but between GPUs of a host, where the machine lets
+            processes read each other's, in their memory. tcp: always over TCP. nccl: between GPUs that do not read each
+            other's memory, NCCL carries activations, gradients and state, without encryption and without checksums; it
+            has not run on GPUs. gloo: the same between processors, in which it was tried; it is slower than TCP.
         zones: names of zones, to which nodes that are processes of this machine are dealt out in turn, to try out what
             an outage of one does: each named once, or one for each node; agents say theirs by --zone. Whatever fails as
             one is a zone: the replicas of a layer are spread over zones as far as can be.
@@ -149,6 +162,7 @@ class ClusterSection(Section, frozen=True):
     host: str = LOOPBACK
     tls: str = ""
     data_encryption: bool = True
+    transport: TransportKind = TransportKind.AUTO
     zones: tuple[str, ...] = ()
     most_workers: int = 0
 
@@ -229,6 +243,17 @@ def _check_host(cluster: ClusterSection) -> None:
         refuse("cluster.tls", cluster.tls, 'goes with cluster.launcher = "agents" only', "Leave it out.")
     if not cluster.data_encryption and not cluster.tls:
         refuse("cluster.data_encryption", False, "goes with cluster.tls only", "Leave it out, or set cluster.tls.")
+    needed = {TransportKind.NCCL: Device.CUDA, TransportKind.GLOO: Device.CPU}.get(cluster.transport)
+    if needed not in (None, cluster.device):
+        refuse(
+            "cluster.transport", cluster.transport.value,
+            f'goes with cluster.device = "{needed}", not with "{cluster.device}"', "Leave it out.",
+        )  # fmt: skip
+    if needed is not None and cluster.tls and cluster.data_encryption:
+        refuse(
+            "cluster.transport", cluster.transport.value, "carries tensors without encryption, and cluster.tls is set",
+            "Leave it out, or set cluster.data_encryption = false.",
+        )  # fmt: skip
     if cluster.launcher is Launcher.LOCAL and cluster.host != LOOPBACK:
         refuse(
             "cluster.host", cluster.host, 'goes with cluster.launcher = "agents" only',

@@ -137,6 +137,7 @@ class Interpreter(StepWork[Batch, Tensors]):
         for first, last, factor in self._timed:
             self.compute_s += self._device.seconds_between(first, last) * factor
         self._timed.clear()
+        self._device.finish()  # once the step is committed, others write what is read here in place
         vote = super().vote(generation, step)
         return vote if step % FLOWS_EVERY else msgspec.structs.replace(vote, flows=self._outbox.flows())
 

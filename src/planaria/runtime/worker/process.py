@@ -23,6 +23,7 @@ from planaria.protocol.messages.from_worker import CutOff, Hello, StoreTried
 from planaria.protocol.messages.message import PROTOCOL_VERSION
 from planaria.runtime.thresholds import SIGTERM_GRACE_S
 from planaria.runtime.wire.tls import security_of
+from planaria.runtime.worker.compute.device.opening import memory_of
 from planaria.runtime.worker.compute.engine import Engine, real_engine
 from planaria.runtime.worker.emulated.numbers import emulated_engine, read_costs
 from planaria.runtime.worker.emulated.time import EmulatedMailbox, EmulatedPace, EmulatedTransport
@@ -120,6 +121,7 @@ def _real_parts(settings: WorkerSettings) -> Parts:
         settings.host,
         cut_off=lambda peer, address: control.send(CutOff(peer=peer, address=address)),
         security=security if job.cluster.data_encryption else None,
+        memory=memory_of(job),
     )
     worked = processor_time()
     data = functools.cache(lambda: open_data(job, Path(settings.data_folder)))

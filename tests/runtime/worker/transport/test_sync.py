@@ -55,9 +55,9 @@ class Owner:
             note_taken=lambda *part: Holdings.note_taken(cast(Any, self.holdings), *part),
             _compares=True,
         )
-        transport = SimpleNamespace(
-            send=group.send, host_of=lambda worker: group.hosts[worker], pace=lambda peers, bytes_per_s: None
-        )
+        at = lambda worker: group.hosts[worker]  # noqa: E731
+        quiet = lambda peers, bytes_per_s: None  # noqa: E731
+        transport = SimpleNamespace(send=group.send, host_of=at, memory_of=at, pace=quiet)
         pace = SimpleNamespace(add_up=lambda piece: None)
         parts: tuple[Any, ...] = (self.holdings, transport, self.mailbox, pace)
         self.sync = Sync(worker, *parts)

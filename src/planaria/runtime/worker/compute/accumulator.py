@@ -21,7 +21,6 @@ from planaria.plan.compiled import Kernel
 from planaria.runtime.thresholds import CHUNK_FLOATS, SMALL_FLOATS
 from planaria.runtime.worker.compute.device.device import Device
 from planaria.runtime.worker.compute.replica import Layout, Slot, weighed_sum
-from planaria.runtime.worker.compute.shared_memory import SharedVector
 
 HEADROOM = 12
 
@@ -134,7 +133,7 @@ class Accumulator:
 
     Attributes:
         total: flat sum, float64 (exact) or float32.
-        shared: where `total` lies when it is in host memory, so that co-owners on the same host read it in place.
+        shared: where `total` lies, so that co-owners on the same host may read it in place.
         is_empty: nothing is counted; `total` then holds what an earlier step left.
         exponent: grid exponent of the step.
     """
@@ -143,10 +142,8 @@ class Accumulator:
         self, layout: Layout, numerics: Numerics, rounding: Rounding, contributions: int, device: Device
     ) -> None:
         dtype = torch.float64 if numerics is Numerics.EXACT else torch.float32
-        self.shared = SharedVector(layout.size, dtype) if device.is_on_host else None
-        self.total = (
-            torch.zeros(layout.size, dtype=dtype, device=device.place) if self.shared is None else self.shared.tensor
-        )
+        self.shared = device.vector(layout.size, dtype)
+        self.total = self.shared.tensor
         self.is_empty = True
         self.exponent = 0
         self._layout = layout

@@ -17,7 +17,6 @@ from planaria.model.training.optimizer import Update, optimizer_of
 from planaria.model.training.treatment import Treatment, treatment_of
 from planaria.runtime.thresholds import HUGE_FROM_BYTES, SMALL_FLOATS
 from planaria.runtime.worker.compute.device.device import Device, here
-from planaria.runtime.worker.compute.shared_memory import SharedVector
 
 NamedState = Mapping[str, Mapping[str, torch.Tensor]]
 """Parameters and optimizer state, each by parameter name; see `planaria.checkpoint.state.GroupState`."""
@@ -33,7 +32,7 @@ class Replica:
         step: the last step that it has been through; one that was not applied counts.
         gradient: flat float32, the step's whole sum; valid between the sync and the apply. Empty, where another device
             of the stage needs it.
-        shared_gradient: where `gradient` lies when it is in host memory, so that co-owners on the same host read it.
+        shared_gradient: where `gradient` lies, so that co-owners on the same host may read it; None: it is empty.
         written: digest of the state as this worker itself wrote it last; see `planaria.protocol.step.agreement`.
     """
 
@@ -43,11 +42,9 @@ class Replica:
         self.parameters = zeros(self.layout.size, device.place)
         names = optimizer_of(train).states(train) if is_whole and not spec.is_statistics else ()
         self.states = {name: zeros(self.layout.size, device.place) for name in names}
-        self.shared_gradient = SharedVector(self.layout.size, torch.float32) if is_whole and device.is_on_host else None
+        self.shared_gradient = device.vector(self.layout.size, torch.float32) if is_whole else None
         self.gradient = (
-            torch.zeros(self.layout.size if is_whole else 0, device=device.place)
-            if self.shared_gradient is None
-            else self.shared_gradient.tensor
+            torch.zeros(0, device=device.place) if self.shared_gradient is None else self.shared_gradient.tensor
         )
         self.step = 0
         self.written: int | None = None

@@ -9,8 +9,12 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+from collections.abc import Callable
 
 import torch
+
+HOST_MEMORY = "host"
+"""Name of the memory of a host's processors."""
 
 _serials = itertools.count(1)
 
@@ -38,36 +42,52 @@ class SharedVector:
         os.close(self._descriptor)
 
 
-class SharedReader:
-    """Maps peers' vectors, each once."""
+def opened(address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """Returns the vector at an address, in place; None when its owner ended before it was mapped.
 
-    def __init__(self) -> None:
-        self._mapped: dict[tuple[int, int], tuple[tuple[int, int], torch.Tensor]] = {}
+    Raises:
+        OSError: it is there and cannot be mapped (no right to, or too many files are open).
+    """
+    pid, descriptor, _, count = (int(number) for number in address)
+    try:
+        file = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except PermissionError:
+        if has_ended(pid):
+            return None
+        raise
+    try:
+        memory = mmap.mmap(file, max(1, count) * dtype.itemsize)
+    finally:
+        os.close(file)
+    return torch.frombuffer(memory, dtype=dtype)[:count]
+
+
+class SharedReader:
+    """Opens peers' vectors, each once.
+
+    Args:
+        opens: one that is new.
+    """
+
+    def __init__(self, opens: Callable[[torch.Tensor, torch.dtype], torch.Tensor | None] = opened) -> None:
+        self._opens = opens
+        self._mapped: dict[tuple[int, int], tuple[bytes, torch.Tensor]] = {}
 
     def read(self, peer: int, item: int, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         """Returns the peer's vector for `item`, in place; None when its owner ended before it was mapped.
 
         Raises:
-            OSError: it is there and cannot be mapped (no right to, or too many files are open).
+            OSError: see `opened`.
         """
-        pid, descriptor, serial, count = (int(number) for number in address)
+        name = address.numpy().tobytes()
         known = self._mapped.get((peer, item))
-        if known is not None and known[0] == (pid, serial):
+        if known is not None and known[0] == name:
             return known[1]
-        try:
-            opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        except PermissionError:
-            if _has_ended(pid):
-                return None
-            raise
-        try:
-            memory = mmap.mmap(opened, max(1, count) * dtype.itemsize)
-        finally:
-            os.close(opened)
-        vector = torch.frombuffer(memory, dtype=dtype)[:count]
-        self._mapped[peer, item] = ((pid, serial), vector)
+        vector = self._opens(address, dtype)
+        if vector is not None:
+            self._mapped[peer, item] = name, vector
         return vector
 
     def keep_only(self, peers: set[int]) -> None:
@@ -76,7 +96,7 @@ class SharedReader:
             del self._mapped[entry]
 
 
-def _has_ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     """Whether a process is a zombie, or about to be one, whose files only root may open."""
     try:
         with open(f"/proc/{pid}/status") as status:

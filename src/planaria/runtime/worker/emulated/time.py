@@ -345,6 +345,9 @@ class EmulatedTransport(Transport):
         """Returns what `EmulatedPace.host_of` says: emulated nodes have no memory in common."""
         return self._pace.host_of(worker)
 
+    def memory_of(self, worker: WorkerId) -> Hashable:
+        return self._pace.host_of(worker)
+
     def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         moment = self._pace.sent(peer, key)
         super().send(peer, key, (*tensors, torch.tensor([moment], dtype=torch.float64)))

@@ -43,6 +43,9 @@ class Outbox:
     def host_of(self, worker: WorkerId) -> Hashable:
         return self._transport.host_of(worker)
 
+    def memory_of(self, worker: WorkerId) -> Hashable:
+        return self._transport.memory_of(worker)
+
     def pace(self, peers: Collection[WorkerId], bytes_per_s: float | None) -> None:
         self._transport.pace(peers, bytes_per_s)
 

@@ -1,6 +1,6 @@
 """Sums gradients across the owners of each group, as tensors (`planaria.protocol.worker.sums`).
 
-Owners on one host read each other's accumulators and totals where they lie: nobody writes to an accumulator between its
+Owners in one memory read each other's accumulators and totals where they lie: nobody writes to an accumulator between its
 sync and the commit, nor to a total before the next step's, except for a plan whose sync epoch makes the old sum void.
 The thread that computes does the adding; sending and receiving go on beside it.
 """
@@ -8,6 +8,7 @@ The thread that computes does the adding; sending and receiving go on beside it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import SupportsFloat
 
 import torch
@@ -16,22 +17,21 @@ from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.sums.slices import Slices
 from planaria.protocol.worker.sums import Piece, Sums
 from planaria.runtime.worker.compute.accumulator import Accumulator, add_up, grid_step
-from planaria.runtime.worker.compute.device.device import LateTensors, here
+from planaria.runtime.worker.compute.device.device import LateTensors
 from planaria.runtime.worker.compute.device_clock import DeviceClock
 from planaria.runtime.worker.compute.holdings import Holdings
-from planaria.runtime.worker.compute.shared_memory import SharedReader, SharedVector
+from planaria.runtime.worker.compute.shared_memory import SharedReader
 from planaria.runtime.worker.transport.grid_encoding import add_decoded, encoded
 from planaria.runtime.worker.transport.mailbox import Mailbox
 from planaria.runtime.worker.transport.outbox import Outbox
 from planaria.runtime.worker.transport.pacing import Pacing
 
 Tensors = tuple[torch.Tensor, ...]
-Part = Tensors | LateTensors
+Sent = Tensors | LateTensors
 
 
-class Sync(Sums[Accumulator, Part, Part]):
-    """The sums of one worker in the step in progress. A part is a vector in place, or a device's that is on its way to
-    the host, or what came: a slice, encoded.
+class Sync(Sums[Accumulator, Sent, Tensors]):
+    """The sums of one worker in the step in progress. A part is a vector in place, or what came: a slice, encoded.
 
     Attributes:
         wire_bytes_per_s: what the wire of a host takes; 0: that is not known.
@@ -46,8 +46,8 @@ class Sync(Sums[Accumulator, Part, Part]):
         self._outbox = outbox
         self._device = holdings.device
         self._pace = pace
-        self._counts = SharedReader()
-        self._totals = SharedReader()
+        self._counts = SharedReader(self._device.opened)
+        self._totals = SharedReader(self._device.opened)
         self._pacing = Pacing()
         self._far: dict[WorkerId, Hashable] = {}
         self._begun: Plan | None = None
@@ -81,21 +81,19 @@ class Sync(Sums[Accumulator, Part, Part]):
             self.do(piece)
         return piece is not None
 
-    def do(self, piece: Piece[Part]) -> None:
+    def do(self, piece: Piece[Tensors]) -> None:
         self._pace.add_up(piece)
         with self._device.on_sums():
             super().do(piece)
 
     def _host_of(self, worker: WorkerId) -> Hashable:
-        return self._outbox.host_of(worker) if self._holdings.is_on_host else worker
+        return self._outbox.memory_of(worker)
 
-    def _own(self, accumulator: Accumulator, slices: Slices) -> Part:
-        if len(slices.host_of) == 1:
-            return (accumulator.total,)  # nobody else's is added
-        return self._device.copied_out((accumulator.total,))
+    def _own(self, accumulator: Accumulator, slices: Slices) -> Tensors:
+        return (accumulator.total,)
 
-    def _place(self, accumulator: Accumulator | None) -> Tensors:
-        return () if accumulator is None else _address(accumulator.shared)
+    def _place(self, accumulator: Accumulator | None) -> Sent:
+        return () if accumulator is None else self._device.place_of(accumulator.shared)
 
     def _part_at(self, owner: WorkerId, group: int, sent: Tensors) -> tuple[Tensors | None] | None:
         if not sent:
@@ -103,16 +101,18 @@ class Sync(Sums[Accumulator, Part, Part]):
         part = self._counts.read(owner, group, sent[0], self._holdings.sum_dtype)
         return None if part is None else ((part,),)
 
-    def _encoded(self, group: int, about: WorkerId, slices: Slices, parts: Sequence[Part]) -> Tensors:
+    def _encoded(self, group: int, about: WorkerId, slices: Slices, parts: Sequence[Tensors]) -> Sent:
         if not parts:
             return ()
-        counts = [here(part)[0] for part in parts]
-        begin, end = slices.bounds(about, counts[0].numel())
-        own = [count[begin:end] for count in counts]
+        begin, end = slices.bounds(about, parts[0][0].numel())
+        own = [count[begin:end] for (count,) in parts]
         total = own[0] if len(own) == 1 else torch.empty_like(own[0])
         if total is not own[0]:
             add_up(own, total)
-        return encoded(total, self._grid_step(group)) if total.dtype is torch.float64 else (total,)
+        out, step = self._device.copied_out((total,)), self._grid_step(group)
+        if total.dtype is not torch.float64:
+            return out
+        return encoded(out[0], step) if isinstance(out, tuple) else _ToEncode(out, step)
 
     def _grid_step(self, group: int) -> float:
         return grid_step(self._holdings.exponents[group])
@@ -120,21 +120,26 @@ class Sync(Sums[Accumulator, Part, Part]):
     def _came(self, sent: Tensors) -> Tensors | None:
         return sent or None
 
-    def _add_up(self, group: int, slices: Slices, in_place: Sequence[Part], came: Sequence[Part]) -> None:
+    def _add_up(self, group: int, slices: Slices, in_place: Sequence[Tensors], came: Sequence[Tensors]) -> None:
         target = self._slice(group, self._worker, slices)
         begin, end = slices.bounds(self._worker, self._gradient(group).numel())
-        if not came and all(isinstance(part, tuple) for part in in_place):
-            add_up([here(part)[0][begin:end] for part in in_place], target)
+        own = [part[begin:end] for (part,) in in_place]
+        if not came:
+            add_up(own, target)
             self._note_added_up(group, slices)
             return
-        total = torch.empty(end - begin, dtype=self._holdings.sum_dtype)
-        add_up([here(part)[0][begin:end] for part in in_place], total)
-        for part in map(here, came):
-            if total.dtype is torch.float64:
-                add_decoded((part[0], part[1], part[2]), self._grid_step(group), total)
-            else:
-                total += part[0]
-        self._device.fill(target, total)
+        total = torch.empty(end - begin, dtype=self._holdings.sum_dtype, device=self._device.place)
+        add_up(own, total)
+        if total.dtype is not torch.float64:
+            for part in came:
+                total += self._device.copied_in((part[0],))[0]
+        else:
+            wide = total if self._device.is_on_host else torch.zeros(end - begin, dtype=total.dtype)
+            for part in came:
+                add_decoded((part[0], part[1], part[2]), self._grid_step(group), wide)
+            if wide is not total:
+                total += self._device.copied_in((wide,))[0]
+        target.copy_(total)
         self._note_added_up(group, slices)
 
     def _gradient(self, group: int) -> torch.Tensor:
@@ -146,11 +151,13 @@ class Sync(Sums[Accumulator, Part, Part]):
         begin, end = slices.bounds(about, gradient.numel())
         return gradient[begin:end]
 
-    def _total(self, group: int, about: WorkerId, slices: Slices) -> Part:
+    def _total(self, group: int, about: WorkerId, slices: Slices) -> Sent:
         return self._device.copied_out((self._slice(group, about, slices),))
 
-    def _total_place(self, group: int) -> Tensors:
-        return _address(self._holdings.replicas[group].shared_gradient)
+    def _total_place(self, group: int) -> Sent:
+        shared = self._holdings.replicas[group].shared_gradient
+        assert shared is not None, "an owner has the whole sum"
+        return self._device.place_of(shared)
 
     def _take(self, group: int, about: WorkerId, slices: Slices, sent: Tensors) -> None:
         self._note_taken(group, about, slices)
@@ -176,6 +183,16 @@ class Sync(Sums[Accumulator, Part, Part]):
         return self._holdings.squared_norm(group)
 
 
-def _address(shared: SharedVector | None) -> Tensors:
-    assert shared is not None, "a vector that other workers of the host read is in its memory"
-    return (shared.address(),)
+@dataclass(frozen=True, slots=True)
+class _ToEncode:
+    """A slice on its way from the device, which is encoded on the host; see `LateTensors`."""
+
+    out: LateTensors
+    step: float
+
+    @property
+    def are_here(self) -> bool:
+        return self.out.are_here
+
+    def tensors(self) -> Tensors:
+        return encoded(self.out.tensors()[0], self.step)

@@ -19,10 +19,15 @@ from planaria.protocol.messages.from_worker import Flow
 from planaria.protocol.thresholds import CUT_OFF_S
 from planaria.runtime.wire.listener import PeerListener, greeting
 from planaria.runtime.wire.tls import Security
+from planaria.runtime.worker.compute.shared_memory import HOST_MEMORY
 from planaria.runtime.worker.transport.frames import Arrived, DamagedFrame, data_frame
 from planaria.runtime.worker.transport.incoming import Incoming
 from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
 from planaria.runtime.worker.transport.outgoing import Connection, Outgoing
+
+
+_MEMORY = "/"
+"""In an address, what comes before the name of a memory other than processors'."""
 
 
 class Transport:
@@ -35,6 +40,7 @@ class Transport:
         host: to listen on.
         cut_off: told, from another thread, of a peer in the plan to which the connection is lost, and of its address.
         security: what peers have to show, and are shown; None: connections are plain.
+        memory: name of the memory that workers of a host with the same name read in place; "": nobody reads this one's.
     """
 
     def __init__(
@@ -45,8 +51,10 @@ class Transport:
         host: str = "127.0.0.1",
         cut_off: Callable[[WorkerId, str], None] = lambda peer, address: None,
         security: Security | None = None,
+        memory: str = HOST_MEMORY,
     ) -> None:
         self._worker = worker
+        self._memory = memory
         self._token = token
         self._mailbox = mailbox
         self._host = host
@@ -61,7 +69,8 @@ class Transport:
     def start(self) -> str:
         """Begins to listen; returns the address that peers need."""
         self._incoming.start()
-        return f"{self._host}:{self._greeter.start(self._host)}"
+        memory = "" if self._memory == HOST_MEMORY else f"{_MEMORY}{self._memory}"
+        return f"{self._host}:{self._greeter.start(self._host)}{memory}"
 
     def set_peers(self, addresses: Mapping[WorkerId, str]) -> None:
         """Sets the peers of the plan. Connections to all others are closed; those that stay are not touched."""
@@ -70,14 +79,24 @@ class Transport:
         self._addresses = dict(addresses)
 
     def host_of(self, worker: WorkerId) -> Hashable:
-        """Returns the host in whose memory the worker's vectors can be read."""
+        """Returns the host of a worker."""
         return self._host if worker == self._worker else self._addresses[worker].rpartition(":")[0]
+
+    def memory_of(self, worker: WorkerId) -> Hashable:
+        """Returns the memory that a worker's vectors are in: who has the same one reads them in place."""
+        if worker == self._worker:
+            name = self._memory
+        else:
+            _, mark, name = self._addresses[worker].partition(_MEMORY)
+            name = name if mark else HOST_MEMORY
+        return (self.host_of(worker), name) if name else worker
 
     def _connection(self, peer: WorkerId, *, is_state: bool) -> Connection:
         found = self._connections.get((peer, is_state))
         if found is None:
             address, hello = self._addresses[peer], greeting(self._worker, self._token)
-            found = self._outgoing.connect(address, hello, lambda: self._broken(peer, address), gives_way=is_state)
+            place = address.partition(_MEMORY)[0]
+            found = self._outgoing.connect(place, hello, lambda: self._broken(peer, address), gives_way=is_state)
             self._connections[peer, is_state] = found
         return found
 

@@ -1,9 +1,15 @@
-"""Finds every place of the worker where one stream, or the host, waits for another; and leaves one of them out."""
+"""Finds every place of the worker where one stream, or the host, waits for another; and leaves one of them out.
+
+Workers of one process are held to each other's memory too: what one reads in place has to be ordered with what its
+owner does there, by messages and events.
+"""
 
 from __future__ import annotations
 
 import ast
+import itertools
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,11 +17,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+
 import planaria.runtime.worker as worker
 from planaria.runtime.worker.compute.device import streams
+from planaria.runtime.worker.compute.device.hazards import Actor, Clocks, Use
 from planaria.runtime.worker.compute.device.queues import Stream
 from planaria.runtime.worker.compute.device.stand_in import StandInEvent, StandInQueues
 from planaria.runtime.worker.compute.device.streams import StreamDevice
+from planaria.runtime.worker.compute.shared_memory import SharedVector
+from tests.runtime.worker.cluster import Worker, _building
 
 ROOM = Path(worker.__file__).parent
 STREAMS = Path(streams.__file__)
@@ -57,6 +68,35 @@ def sites() -> list[Site]:
     return sorted(found)
 
 
+class CommonClocks(Clocks):
+    """Clocks of all devices of a cluster. What is read of another's memory under a plan that is no more is void, so it
+    need not be ordered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._worker_of: dict[Actor, Worker | None] = {}
+        self._plan_of: dict[Use, int] = {}
+
+    def queues_of(self, worker: Worker | None, serial: int) -> str:
+        """Returns a name for the streams of a worker."""
+        name = f" of {serial}"
+        self._worker_of |= {f"{stream}{name}": worker for stream in Stream}
+        return name
+
+    def _generation(self, actor: Actor) -> int:
+        worker = self._worker_of.get(actor)
+        return 0 if worker is None or worker.agent is None else worker.agent._machine.generation
+
+    def use(self, actor: Actor, tensor: torch.Tensor, what: str, *, is_write: bool) -> None:
+        worker, buffer = self._worker_of.get(actor), self.buffer(tensor, actor)
+        plan = self._generation(actor)
+        buffer.uses = [
+            use for use in buffer.uses if self._worker_of.get(use.actor) is worker or self._plan_of.get(use, plan) == plan
+        ]
+        super().use(actor, tensor, what, is_write=is_write)
+        self._plan_of |= dict.fromkeys(buffer.uses[-1:], plan)
+
+
 class Orders:
     """Notes which of the sites are passed; one may be left out.
 
@@ -80,8 +120,23 @@ class Orders:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Is at work in all workers inside; no time passes on their devices."""
+        clocks, serials = CommonClocks(), itertools.count()
+        vectors = weakref.WeakValueDictionary[int, SharedVector]()
+        begin, vector = StandInQueues.__init__, StandInQueues.vector
         record, wait = StandInQueues.record, StandInQueues.wait
         synchronize, uses, after = StandInQueues.synchronize, StandInQueues.uses, StreamDevice.after
+
+        def patched_begin(queues: StandInQueues) -> None:
+            begin(queues, clocks, clocks.queues_of(_building[-1] if _building else None, next(serials)))
+
+        def patched_vector(queues: StandInQueues, count: int, dtype: torch.dtype) -> SharedVector:
+            made = vector(queues, count, dtype)
+            vectors[made.serial] = made
+            return made
+
+        def patched_opened(queues: StandInQueues, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+            owner = vectors.get(int(address[2]))
+            return None if owner is None else owner.tensor
 
         def patched_record(queues: StandInQueues, stream: Stream) -> StandInEvent:
             if self._leaves_out("record"):
@@ -104,6 +159,9 @@ class Orders:
             after(device, *(stream for stream in given if not self._leaves_out("after", stream.name)))
 
         with (
+            mock.patch.object(StandInQueues, "__init__", patched_begin),
+            mock.patch.object(StandInQueues, "vector", patched_vector),
+            mock.patch.object(StandInQueues, "opened", patched_opened),
             mock.patch.object(StandInQueues, "clock_s", staticmethod(lambda: 0.0)),
             mock.patch.object(StandInQueues, "record", patched_record),
             mock.patch.object(StandInQueues, "wait", patched_wait),

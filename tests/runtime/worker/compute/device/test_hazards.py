@@ -12,7 +12,7 @@ HOST, ONE, TWO = "host", "one", "two"
 
 @pytest.fixture
 def clocks() -> Clocks:
-    return Clocks(HOST)
+    return Clocks()
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def memory() -> torch.Tensor:
 
 
 def use(clocks: Clocks, actor: str, tensor: torch.Tensor, *, writes: bool) -> None:
-    clocks.begin(actor)
+    clocks.begin(actor, HOST)
     clocks.use(actor, tensor, "a test", is_write=writes)
 
 
@@ -101,14 +101,14 @@ def test_memory_is_given_back_after_its_last_use(how: str, clocks: Clocks) -> No
         buffer.told.add(TWO)
     view = memory[1:]
     del memory
-    clocks.begin(ONE)  # a view keeps it
+    clocks.begin(ONE, HOST)  # a view keeps it
     del view
-    clocks.begin(TWO)  # which is not given it
+    clocks.begin(TWO, HOST)  # which is not given it
     if how == "nobody waits":
         with pytest.raises(Hazard, match="memory of one is given back in the middle of"):
-            clocks.begin(ONE)
+            clocks.begin(ONE, HOST)
     else:
-        clocks.begin(ONE)
+        clocks.begin(ONE, HOST)
 
 
 def test_an_owner_may_wait_after_its_memory_was_given_back_and_before_it_is_given_it(clocks: Clocks) -> None:
@@ -119,4 +119,4 @@ def test_an_owner_may_wait_after_its_memory_was_given_back_and_before_it_is_give
     use(clocks, TWO, memory, writes=False)
     del memory
     clocks.after(ONE, clocks.now(TWO))
-    clocks.begin(ONE)
+    clocks.begin(ONE, HOST)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import torch
 
-from planaria.job.sections.cluster import Device, OptimizerState
+from planaria.job.sections.cluster import Device, OptimizerState, TransportKind
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.records import RunStatus
 from planaria.runtime.worker.compute.device.device import here
@@ -50,12 +50,21 @@ Scenario = Callable[[Laboratory], None]
 """Raises for a hazard, and for a broken promise."""
 
 
-def job(kills: tuple[Kill, ...] = (), visits: tuple[Visit, ...] = (), **given: Any) -> Scenario:
+def job(
+    kills: tuple[Kill, ...] = (),
+    visits: tuple[Visit, ...] = (),
+    *,
+    one_host: bool = False,
+    compares: bool = True,
+    **given: Any,
+) -> Scenario:
     """A whole job."""
 
     def run(laboratory: Laboratory) -> None:
-        made = job_of(source=str(laboratory.source), **given)
-        plain = Schedule(seed=1, job=made, kills=kills, visits=visits, weather=Weather(), stop_at_s=None)
+        made, weather = job_of(source=str(laboratory.source), **given), Weather(one_host=one_host)
+        resilience = msgspec.structs.replace(made.resilience, compare_replicas=compares)
+        made = msgspec.structs.replace(made, resilience=resilience)
+        plain = Schedule(seed=1, job=made, kills=kills, visits=visits, weather=weather, stop_at_s=None)
         laboratory.reference(made)
         outcome = laboratory.run(on_stand_in(plain))
         assert outcome.finish.status is not RunStatus.FAILED, outcome.finish.message
@@ -128,6 +137,8 @@ SCENARIOS: dict[str, Scenario] = {
         (Kill(node=0, at="forward", step=2),), redundancy="eager-lazy", **SHADOWS
     ),
     "two pipelines": job(**TWO_PIPELINES),
+    "two pipelines in one memory": job(one_host=True, **TWO_PIPELINES),
+    "owners in one memory that compare nothing": job(one_host=True, compares=False, **TWO_PIPELINES),
     "a loss": job((Kill(node=1, at="backward", step=2),), checkpoint_every=1, **SPARE),
     "a loss at the vote": job((Kill(node=1, at="vote", step=2),), **SPARE),
     "a node comes": job(visits=(Visit(node=4, after="StepCommitted"),), nodes=4, smallest=2, steps=4),
@@ -144,7 +155,8 @@ def test_every_scenario_ends_well(scenario: str, laboratory: Laboratory) -> None
 
 def test_a_stages_devices_with_memories_of_their_own_give_a_keeper_what_they_counted(laboratory: Laboratory) -> None:
     made = job_of(nodes=3, devices=2, smallest=1, steps=3, source=str(laboratory.source))
-    cluster = msgspec.structs.replace(made.cluster, devices_per_stage=2, optimizer_state=OptimizerState.SPREAD)
+    apart = {"optimizer_state": OptimizerState.SPREAD, "transport": TransportKind.TCP}
+    cluster = msgspec.structs.replace(made.cluster, devices_per_stage=2, **apart)
     made = msgspec.structs.replace(made, cluster=cluster)
     kills = (Kill(node=1, at="backward", step=2),)
     plain = Schedule(seed=1, job=made, kills=kills, visits=(), weather=Weather(), stop_at_s=None)

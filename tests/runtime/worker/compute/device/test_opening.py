@@ -79,6 +79,7 @@ def test_a_process_keeps_its_gpu(tmp_path: Path, held: list[object], monkeypatch
     job = parse_job(JOB, origin="test")
     device._claimed.cache_clear()
     monkeypatch.setattr(device, "CudaQueues", lambda place: None)
+    monkeypatch.setattr(device, "shared_name", lambda: "")
     first = [device.open_device(job, 0).place.index for _ in range(2)]
     device._claimed.cache_clear()
     another = device.open_device(job, 2).place.index

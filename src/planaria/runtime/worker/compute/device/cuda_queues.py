@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from planaria.runtime.worker.compute.device.cuda_memory import CudaVector, opened
 from planaria.runtime.worker.compute.device.queues import Stream
 
 
@@ -54,6 +55,12 @@ class CudaQueues:
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         with torch.cuda.stream(self._streams[stream]):
             target.copy_(source, non_blocking=True)
+
+    def vector(self, count: int, dtype: torch.dtype) -> CudaVector:
+        return CudaVector(count, dtype, self._place)
+
+    def opened(self, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        return opened(address, dtype, self._place)
 
     def uses(self, tensor: torch.Tensor, stream: Stream) -> None:
         tensor.record_stream(self._streams[stream])

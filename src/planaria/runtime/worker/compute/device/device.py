@@ -11,7 +11,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from planaria.model.model import Tensors
-from planaria.runtime.worker.compute.device.queues import Stream
+from planaria.runtime.worker.compute.device.queues import Stream, Vector
+from planaria.runtime.worker.compute.shared_memory import SharedVector, opened
 
 
 class LateTensors(Protocol):
@@ -31,10 +32,12 @@ class Device(ABC):
     Attributes:
         place: where torch has it.
         is_on_host: its memory is the host's, and whatever it is given is done at once.
+        shares: other workers of the host that compute on such devices can read what is in a `vector`.
     """
 
     place: torch.device
     is_on_host: bool
+    shares: bool
 
     @abstractmethod
     def in_use(self) -> AbstractContextManager[object]:
@@ -67,6 +70,22 @@ class Device(ABC):
         there. On the host these are the tensors themselves."""
 
     @abstractmethod
+    def vector(self, count: int, dtype: torch.dtype) -> Vector:
+        """Returns a new vector, which other workers of the host can read in place if the device shares."""
+
+    @abstractmethod
+    def opened(self, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        """Returns another worker's vector, in place; None: that has ended before. May be called from any thread."""
+
+    @abstractmethod
+    def place_of(self, vector: Vector) -> Tensors | LateTensors:
+        """Returns the address of a vector, for who may read there what the device was given to write so far."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Returns when all is done that the device was given, and that computation waits for."""
+
+    @abstractmethod
     def number(self, value: torch.Tensor) -> SupportsFloat:
         """Returns a tensor's only value: a number, or what becomes one when it is needed."""
 
@@ -88,7 +107,7 @@ class HostDevice(Device):
 
     def __init__(self) -> None:
         self.place = torch.device("cpu")
-        self.is_on_host = True
+        self.is_on_host = self.shares = True
 
     def in_use(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -110,6 +129,18 @@ class HostDevice(Device):
 
     def copied_out(self, tensors: Sequence[torch.Tensor]) -> Tensors:
         return tuple(tensors)
+
+    def vector(self, count: int, dtype: torch.dtype) -> Vector:
+        return SharedVector(count, dtype)
+
+    def opened(self, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        return opened(address, dtype)
+
+    def place_of(self, vector: Vector) -> Tensors:
+        return (vector.address(),)
+
+    def finish(self) -> None:
+        """Does nothing: all is done at once."""
 
     def number(self, value: torch.Tensor) -> float:
         return float(value)

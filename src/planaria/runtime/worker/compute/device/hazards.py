@@ -51,16 +51,11 @@ class Buffer:
 
 
 class Clocks:
-    """Vector clocks of actors, and what they used.
+    """Vector clocks of actors, and what they used."""
 
-    Args:
-        host: the actor that gives the others their work, after all that it knows to be done.
-    """
-
-    def __init__(self, host: Actor) -> None:
+    def __init__(self) -> None:
         self._given_back: dict[Actor, list[Use]] = {}
         """Uses that others may still be at, of memory that is nobody's any more, by who owned it."""
-        self._host = host
         self._clocks: dict[Actor, dict[Actor, int]] = {}
         self._buffers: dict[int, Buffer] = {}
 
@@ -81,15 +76,15 @@ class Clocks:
         own = self._clock(actor)
         return all(own.get(other, 0) >= time for other, time in clock.items())
 
-    def begin(self, actor: Actor) -> None:
-        """Begins a piece of work.
+    def begin(self, actor: Actor, host: Actor) -> None:
+        """Begins a piece of work, which the host gives to the actor after all that the host knows to be done.
 
         Raises:
             Hazard: it may be given memory that another actor still uses.
         """
         own = self._clock(actor)
-        if actor != self._host:
-            self.after(actor, self._clock(self._host))
+        if actor != host:
+            self.after(actor, self._clock(host))
         for use in self._given_back.pop(actor, ()):
             if own.get(use.actor, 0) < use.time:
                 raise Hazard(f"memory of {actor} is given back in the middle of: {_words(use)}")

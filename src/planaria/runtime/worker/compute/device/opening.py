@@ -15,12 +15,15 @@ from typing import IO
 import torch
 
 from planaria.job.sections.cluster import Device as DeviceName
+from planaria.job.sections.cluster import TransportKind
 from planaria.job.sections.train import DType, Numerics
 from planaria.job.settings import Job
+from planaria.runtime.worker.compute.device.cuda_memory import shared_name
 from planaria.runtime.worker.compute.device.cuda_queues import CudaQueues
 from planaria.runtime.worker.compute.device.device import Device, HostDevice
 from planaria.runtime.worker.compute.device.stand_in import StandInQueues
 from planaria.runtime.worker.compute.device.streams import StreamDevice
+from planaria.runtime.worker.compute.shared_memory import HOST_MEMORY
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +32,20 @@ _REPRODUCIBLE = (":4096:8", ":16:8")
 """Workspaces with which cuBLAS gives the same bits on several streams (its manual, on reproducibility)."""
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def memory_of(job: Job) -> str:
+    """Returns the name of the memory that workers of this host with the same name read in place; "": this one's is its
+    own. Before any device is opened."""
+    match job.cluster.device:
+        case DeviceName.CPU | DeviceName.EMULATED:
+            return HOST_MEMORY
+        case _ if job.cluster.transport is TransportKind.TCP:
+            return ""
+        case DeviceName.STAND_IN:
+            return "stand-in"
+        case DeviceName.CUDA:
+            return shared_name()
 
 
 def open_device(job: Job, worker: int) -> Device:
@@ -44,7 +61,7 @@ def open_device(job: Job, worker: int) -> Device:
         case DeviceName.CPU | DeviceName.EMULATED:
             return HostDevice()
         case DeviceName.STAND_IN:
-            return StreamDevice(torch.device("cpu"), StandInQueues())
+            return StreamDevice(torch.device("cpu"), StandInQueues(), shares=bool(memory_of(job)))
         case DeviceName.CUDA:
             pass
     count = torch.cuda.device_count()
@@ -53,12 +70,12 @@ def open_device(job: Job, worker: int) -> Device:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job.train.dtype is DType.TF32
     if job.train.numerics is Numerics.EXACT:
         make_reproducible()
-    return device_at(torch.device("cuda", _claimed(count, worker % count)))
+    return device_at(torch.device("cuda", _claimed(count, worker % count)), shares=bool(memory_of(job)))
 
 
-def device_at(place: torch.device) -> Device:
+def device_at(place: torch.device, *, shares: bool = False) -> Device:
     """Returns the device that torch has there."""
-    return StreamDevice(place, CudaQueues(place)) if place.type == "cuda" else HostDevice()
+    return StreamDevice(place, CudaQueues(place), shares=shares) if place.type == "cuda" else HostDevice()
 
 
 def make_reproducible() -> None:

@@ -27,6 +27,20 @@ Event = Any
 """A point of a stream: all that was given to it before. Each kind of device has its own."""
 
 
+class Vector(Protocol):
+    """A vector that other workers of the host may be able to read in place.
+
+    Attributes:
+        tensor: flat, zeroed at first.
+    """
+
+    tensor: torch.Tensor
+
+    def address(self) -> torch.Tensor:
+        """Returns what a peer needs to read it: numbers on the host, the same each time, and no other vector's."""
+        ...
+
+
 class Queues(Protocol):
     """Streams of one device. Nothing here makes the host wait, but `synchronize`."""
 
@@ -63,7 +77,16 @@ class Queues(Protocol):
         ...
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
-        """Gives a copy to the stream: from pinned memory to the device's, or the other way."""
+        """Gives a copy to the stream: from pinned memory to the device's, the other way, or within the device's."""
+        ...
+
+    def vector(self, count: int, dtype: torch.dtype) -> Vector:
+        """Returns new memory of the device that other processes of the host can read."""
+        ...
+
+    def opened(self, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        """Returns another process's vector, in place; None: that has ended before. What was opened once can be read
+        after its owner's end. May be called from any thread."""
         ...
 
     def uses(self, tensor: torch.Tensor, stream: Stream) -> None:

@@ -3,7 +3,7 @@
 Every operation of torch is looked at as it is given to a stream: what it reads and writes has to be ordered with all
 other uses of the same memory (`hazards`). Numbers are computed at once, so they are right whenever the orders are.
 Copies to the host alone arrive as late as they may: when somebody waits for an event behind them. Who does not wait
-finds bytes that nobody wrote.
+finds bytes that nobody wrote. Memory that other processes read in place is the host's shared memory.
 
 No thread runs here: who is late does not hang on chance.
 """
@@ -11,7 +11,7 @@ No thread runs here: who is late does not hang on chance.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from planaria.runtime.worker.compute.device.hazards import Actor, Clock, Clocks, Hazard
 from planaria.runtime.worker.compute.device.queues import Stream
+from planaria.runtime.worker.compute.shared_memory import SharedVector, opened
 
 HOST = "the host"
+_OTHERS = "other processes"
+"""To which shared memory belongs: it is given back once none of them reads it."""
 _NOT_WRITTEN = 0xA5
 """Bytes of pinned memory that no copy has come to."""
 
@@ -41,14 +44,20 @@ class StandInEvent:
 class StandInQueues:
     """Streams that are checked; see `planaria.runtime.worker.compute.device.queues.Queues`.
 
+    Args:
+        clocks: of several devices, whose uses of each other's memory are checked too.
+        name: of this one among them.
+
     Attributes:
         clock_s: seconds, by which streams are timed.
     """
 
     clock_s: Callable[[], float] = staticmethod(time.monotonic)
 
-    def __init__(self) -> None:
-        self._clocks = Clocks(HOST)
+    def __init__(self, clocks: Clocks | None = None, name: str = "") -> None:
+        self._clocks = Clocks() if clocks is None else clocks
+        self.host: Actor = f"{HOST}{name}"
+        self._actors: Mapping[Stream, Actor] = {stream: f"{stream}{name}" for stream in Stream}
         self._current = Stream.COMPUTE
         self._late: dict[Stream, list[Callable[[], object]]] = {stream: [] for stream in Stream}
         """Copies to the host that have not arrived."""
@@ -69,20 +78,20 @@ class StandInQueues:
     # Events
 
     def record(self, stream: Stream) -> StandInEvent:
-        return StandInEvent(stream, self._clocks.now(stream), self._num_copies[stream], self.clock_s())
+        return StandInEvent(stream, self._clocks.now(self._actors[stream]), self._num_copies[stream], self.clock_s())
 
     def wait(self, stream: Stream, event: StandInEvent) -> None:
-        self._clocks.after(stream, event.clock)
+        self._clocks.after(self._actors[stream], event.clock)
         self._arrive(event.stream, event.num_copies)
 
     def synchronize(self, event: StandInEvent) -> None:
-        self._clocks.after(HOST, event.clock)
+        self._clocks.after(self.host, event.clock)
         self._arrive(event.stream, event.num_copies)
 
     def is_over(self, event: StandInEvent) -> bool:
         """Returns whether the host knows that the event has happened: it might have at any time, and here never has
         before somebody waits."""
-        return self._clocks.has_seen(HOST, event.clock)
+        return self._clocks.has_seen(self.host, event.clock)
 
     def seconds_between(self, first: StandInEvent, last: StandInEvent) -> float:
         if not (self.is_over(first) and self.is_over(last)):
@@ -96,22 +105,22 @@ class StandInQueues:
             made = torch.empty(shape, dtype=dtype)
             if made.numel():
                 made.reshape(-1).view(torch.uint8).fill_(_NOT_WRITTEN)
-        self._clocks.buffer(made, HOST).is_device = False
+        self._clocks.buffer(made, self.host).is_device = False
         return made
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
-        is_from_host = self._clocks.buffer(source, HOST).is_device is False
-        of_device = self._clocks.buffer(target if is_from_host else source, stream)
-        of_host = self._clocks.buffer(source if is_from_host else target, HOST)
-        if of_host.is_device is not False or of_device.is_device is False:
-            raise Hazard("a copy beside the host's work is not between pinned memory and the device's")
-        of_device.is_device = True
+        actor = self._actors[stream]
+        ends = [self._clocks.buffer(tensor, actor) for tensor in (source, target)]
+        if not any(end.is_device is not False for end in ends):
+            raise Hazard("a copy beside the host's work is not from or to the device's memory")
+        for end in ends:
+            end.is_device = end.is_device is not False
         self._arrive(stream)
-        self._clocks.begin(stream)
-        self._clocks.use(stream, source, "a copy", is_write=False)
-        self._clocks.use(stream, target, "a copy", is_write=True)
+        self._clocks.begin(actor, self.host)
+        self._clocks.use(actor, source, "a copy", is_write=False)
+        self._clocks.use(actor, target, "a copy", is_write=True)
         with _disable_current_modes(), torch.no_grad():
-            if is_from_host:
+            if ends[1].is_device:
                 target.copy_(source)  # who looks at the device's memory is seen
                 return
             values = source.detach().clone()
@@ -127,7 +136,27 @@ class StandInQueues:
                 late.pop(0)()
 
     def uses(self, tensor: torch.Tensor, stream: Stream) -> None:
-        self._clocks.buffer(tensor, self._current).told.add(stream)
+        self._clocks.buffer(tensor, self._at_work).told.add(self._actors[stream])
+
+    @property
+    def _at_work(self) -> Actor:
+        """The actor of the current stream."""
+        return self._actors[self._current]
+
+    # Memory that others read
+
+    def vector(self, count: int, dtype: torch.dtype) -> SharedVector:
+        with _disable_current_modes():
+            made = SharedVector(count, dtype)
+        self._clocks.buffer(made.tensor, _OTHERS).is_device = True
+        return made
+
+    def opened(self, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        with _disable_current_modes():
+            found = opened(address, dtype)
+        if found is not None:
+            self._clocks.buffer(found, _OTHERS).is_device = True
+        return found
 
     # Operations
 
@@ -136,20 +165,20 @@ class StandInQueues:
 
         Whose memory it is that was made from nothing, its first use tells.
         """
-        buffers = [self._clocks.buffer(tensor, self._current) for tensor in (*reads, *writes)]
+        buffers = [self._clocks.buffer(tensor, self._at_work) for tensor in (*reads, *writes)]
         kinds = {buffer.is_device for buffer in buffers}
         if {True, False} <= kinds:
             raise Hazard(f"{name} on {self._current} has the host wait for a copy: use Device.copied_in or copied_out")
         is_device = True if True in kinds else False if False in kinds else None
-        actor: Actor = HOST if is_device is False else self._current
+        actor: Actor = self.host if is_device is False else self._at_work
         for buffer in buffers:
             if is_device is not None and buffer.is_device is None:
                 buffer.is_device = is_device
                 if not is_device:
-                    buffer.uses, buffer.owner = [], HOST
-        if actor is not HOST:
+                    buffer.uses, buffer.owner = [], self.host
+        if actor != self.host:
             self._arrive(self._current)
-        self._clocks.begin(actor)
+        self._clocks.begin(actor, self.host)
         for tensor in reads:
             self._clocks.use(actor, tensor, name, is_write=False)
         for tensor in writes:
@@ -167,12 +196,12 @@ class StandInQueues:
 
     def kind(self, tensors: Sequence[torch.Tensor]) -> bool | None:
         """Returns whether these tensors are the device's; None: nobody knows."""
-        kinds = {self._clocks.buffer(tensor, self._current).is_device for tensor in tensors} - {None}
+        kinds = {self._clocks.buffer(tensor, self._at_work).is_device for tensor in tensors} - {None}
         return kinds.pop() if kinds else None
 
     def host_waits(self) -> None:
         """Notes that the host has waited for the current stream, to know a value."""
-        self._clocks.after(HOST, self._clocks.now(self._current))
+        self._clocks.after(self.host, self._clocks.now(self._at_work))
 
 
 class _Watch(TorchDispatchMode):

@@ -14,7 +14,7 @@ import torch
 
 from planaria.model.model import Tensors
 from planaria.runtime.worker.compute.device.device import Device
-from planaria.runtime.worker.compute.device.queues import Event, Queues, Stream
+from planaria.runtime.worker.compute.device.queues import Event, Queues, Stream, Vector
 
 
 class StreamDevice(Device):
@@ -23,11 +23,13 @@ class StreamDevice(Device):
     Args:
         place: where torch has it.
         queues: its streams.
+        shares: see `Device`.
     """
 
-    def __init__(self, place: torch.device, queues: Queues) -> None:
+    def __init__(self, place: torch.device, queues: Queues, *, shares: bool = False) -> None:
         self.place = place
         self.is_on_host = False
+        self.shares = shares
         self.queues = queues
         self._current = Stream.COMPUTE
 
@@ -89,6 +91,18 @@ class StreamDevice(Device):
             made.append(target)
         return OnTheirWay(self.queues, made, self.queues.record(Stream.COPIES_OUT))
 
+    def vector(self, count: int, dtype: torch.dtype) -> Vector:
+        return self.queues.vector(count, dtype) if self.shares else OwnVector(count, dtype, self.place)
+
+    def opened(self, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        return self.queues.opened(address, dtype)
+
+    def place_of(self, vector: Vector) -> OnTheirWay:
+        return OnTheirWay(self.queues, (vector.address(),), self.queues.record(self._current))
+
+    def finish(self) -> None:
+        self.queues.synchronize(self.queues.record(Stream.COMPUTE))
+
     def number(self, value: torch.Tensor) -> LateNumber:
         return LateNumber(self.copied_out((value,)))
 
@@ -109,12 +123,22 @@ class StreamDevice(Device):
         return self.queues.seconds_between(first, last)
 
 
+class OwnVector:
+    """A vector of a device that shares nothing. See `planaria.runtime.worker.compute.device.queues.Vector`."""
+
+    def __init__(self, count: int, dtype: torch.dtype, place: torch.device) -> None:
+        self.tensor = torch.zeros(count, dtype=dtype, device=place)
+
+    def address(self) -> torch.Tensor:
+        raise AssertionError("nobody else can read it")
+
+
 class OnTheirWay:
-    """Tensors that are being copied to the host.
+    """Tensors of the host that can be handed on once an event of the device has happened, as copies of its own.
 
     Attributes:
-        pinned: where they will be.
-        event: when they are there.
+        pinned: those.
+        event: when they are there, or what they tell of is.
     """
 
     def __init__(self, queues: Queues, pinned: Sequence[torch.Tensor], event: Event) -> None:
