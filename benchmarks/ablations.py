@@ -139,7 +139,7 @@ class Member:
             self.transport: Transport = EmulatedTransport(self.worker, "token", mailbox, mailbox.pace)
         else:
             self.transport = OverWire(self.worker, "token", self.mailbox)
-        self.outbox = Outbox(self.transport)
+        self.outbox = Outbox(self.worker, self.transport, HostDevice())
         addresses: list[str] = [""] * NUM_DEVICES
         dist.all_gather_object(addresses, self.transport.start())
         self.addresses = {WorkerId(rank): address for rank, address in enumerate(addresses)}

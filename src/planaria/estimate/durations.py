@@ -206,7 +206,7 @@ class Durations:
 
     def _host_of(self, worker: WorkerId) -> Hashable:
         """Returns in whose memory a worker's vectors can be read; where devices have their own, each is for itself."""
-        if not self._profile.device.is_host:
+        if not self._profile.device.is_read_in_place:
             return worker
         node, network = self._plan.node_of(worker), self._conditions.network
         return node if network is None else network.hosts.get(node) or node

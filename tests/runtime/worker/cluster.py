@@ -106,7 +106,9 @@ from planaria.runtime.worker.fatal_errors import last_words
 from planaria.runtime.worker.heartbeat import Heartbeat
 from planaria.runtime.worker.loop import WorkerLoop
 from planaria.runtime.worker.settings import WorkerSettings
-from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Mailbox
+from planaria.runtime.worker.transport.frames import Loan
+from planaria.runtime.worker.transport.lending import Lending
+from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.runtime.worker.writer import write
 from tests.testkit.cluster.recorder import HistoryRecorder
 from tests.testkit.witness.witness import judge
@@ -817,6 +819,7 @@ class Worker:
         self.num_links = 1
         self.unsent: list[bytes] = []
         self.agent: WorkerLoop | None = None
+        self.lending: Lending | None = None
         self.mailbox = SimulatedMailbox(self)
         self._is_waiting = False
         self._dying = False
@@ -1101,7 +1104,10 @@ class SimulatedTransport:
         is_apart = self._worker.cluster.job.cluster.transport is TransportKind.TCP
         return worker if is_apart else self.host_of(worker)
 
-    def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
+    def lends(self, lending: Lending) -> None:
+        self._worker.lending = lending
+
+    def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...], loan: Loan | None = None) -> None:
         worker = self._worker
         cluster = worker.cluster
         assert peer in worker.peers, f"worker {worker.number} sends to {peer}, which is not in its plan"
@@ -1117,6 +1123,9 @@ class SimulatedTransport:
                 cluster.note(f"damaged: {key} to {peer}")
                 target.mailbox.put_damaged(key)
                 target.wake()
+            elif loan is not None or key.kind == Kind.READ:
+                assert target.lending is not None
+                target.lending.arrived(target.mailbox, key, loan, tensors)
             else:
                 target.mailbox.put(key, tuple(tensor.detach().clone() for tensor in tensors))
 

@@ -153,8 +153,8 @@ class DeviceKind(Part, frozen=True, kw_only=True):
         process_bytes: of them, taken by a process that trains nothing yet.
         allocator_overhead: what the allocator holds for activations beyond what it is asked for, as a share of it,
             where forwards and backwards alternate.
-        is_host: it computes in the host's memory, so there is no other to move anything to, and owners on one host read
-            each other's gradients in place.
+        is_host: it computes in the host's memory, so there is no other to move anything to.
+        shares: it has memory of its own, which other devices of the host read in place.
     """
 
     name: str
@@ -162,6 +162,12 @@ class DeviceKind(Part, frozen=True, kw_only=True):
     process_bytes: int = 0
     allocator_overhead: float = 0.0
     is_host: bool = False
+    shares: bool = False
+
+    @property
+    def is_read_in_place(self) -> bool:
+        """Whether owners on one host read each other's gradients where they lie."""
+        return self.is_host or self.shares
 
 
 class StepCosts(Part, frozen=True, kw_only=True):

@@ -34,6 +34,8 @@ class Kind:
     """Parameters that another device of the stage has made in the optimizer's step."""
     PARTIAL = "x"
     """What shards give at another device of the stage, with which a microbatch is shared."""
+    READ = "d"
+    """Says that a message, which lies in its sender's memory, was read there; the item is the number of the loan."""
 
     SUMS: Final = frozenset({SUM, SHARED_SUM, TOTAL, SHARED_TOTAL})
     NAMES: Final = {

@@ -32,6 +32,7 @@ def dependencies(job: Job) -> list[str]:
         *_of_optimizer(train),
         *_of_rules(train),
         *(["compiled"] if train.compile else []),
+        *([job.cluster.transport.value] if job.cluster.device is Device.CUDA else []),
         *([f"{at_once(job)} at once"] if at_once(job) else []),
         *(["replicas compared"] if job.compares_replicas else []),
         *([f"shared by {shared_by(job)}, exchanges measured"] if shared_by(job) else []),

@@ -68,8 +68,9 @@ def _share(
     def exchange(peer: WorkerId, key: Key, part: torch.Tensor | None) -> torch.Tensor:
         if part is not None:
             transport.send(peer, key, (part,))
-        (found,) = mailbox.take(key._replace(sender=peer), lambda: False)
-        return found
+        came = mailbox.take(key._replace(sender=peer), lambda: False)
+        assert isinstance(came, tuple)
+        return came[0]
 
     mates = _TimedMates(own, exchange)
     mates.share_with(sorted(everyone))

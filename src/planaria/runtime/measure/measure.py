@@ -41,7 +41,7 @@ from planaria.runtime.measure.machine import Update, measure_link, measure_step
 from planaria.runtime.measure.memory import device_bytes, process_bytes
 from planaria.runtime.thresholds import ENOUGH_S
 from planaria.runtime.worker.compute.compilation import check_compiler
-from planaria.runtime.worker.compute.device.opening import open_device
+from planaria.runtime.worker.compute.device.opening import memory_of, open_device
 from planaria.runtime.worker.compute.layers import LayerFailed
 
 
@@ -149,6 +149,7 @@ def measure(job: Job, model: Model, data: JobData) -> ModelProfile:
             process_bytes=own_bytes,
             allocator_overhead=overhead,
             is_host=device.type == "cpu",
+            shares=device.type != "cpu" and bool(memory_of(job)),
         ),
         step=step,
         contention=contention,

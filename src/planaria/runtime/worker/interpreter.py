@@ -258,20 +258,19 @@ class Interpreter(StepWork[Batch, Tensors]):
             return sent[0]
 
         self._faults.corrupt("send", self.step, own_copy)
-        out = self._device.copied_out(sent[0])
-        self._outbox.send(peer, key, out)
-        return lambda: digest_of_values(here(out))
+        self._outbox.give(peer, key, sent[0])
+        return lambda: self._digest_of(sent[0])
 
     def _take(self, key: Key) -> Tensors:
         with self._heartbeat.during(Activity.WAITING, WorkerId(key.sender)):
             arrived = self._mailbox.take(key, self._idle)
-        return self._device.copied_in(arrived)
+        return self._outbox.brought_in(arrived)
 
     def _exchange(self, peer: WorkerId, key: Key, part: torch.Tensor | None) -> torch.Tensor:
         """Sends another device of the stage a part of a sum, unless it has that, and returns its own."""
         self._faults.check("exchange", self.step)
         if part is not None:
-            self._outbox.send(peer, key._replace(step=self.step), self._device.copied_out((part,)))
+            self._outbox.give(peer, key._replace(step=self.step), (part,))
         began = self._pace.stopwatch()
         try:
             (found,) = self._take(key._replace(sender=peer, step=self.step))

@@ -72,7 +72,7 @@ class WorkerLoop(WorkerExecutor):
         holdings = Holdings(engine.model, job.train, engine.device, engine.make_compute, compares=job.compares_replicas)
         trace = None if settings.trace is None else Trace(Path(settings.trace))
         self._device = engine.device
-        outbox = Outbox(transport)
+        outbox = Outbox(settings.worker, transport, engine.device)
         transfers = StateTransfer(
             settings.worker,
             self._machine,

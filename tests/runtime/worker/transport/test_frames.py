@@ -80,7 +80,7 @@ def header(*metas: TensorMeta) -> DataHeader:
 def test_tensors_of_every_kind(pair: Pair, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = (torch.randn(shape) * 10).to(dtype)
     pair[0].sendall(b"".join(data_frame(KEY, (tensor, tensor.clone()))))
-    [(key, tensors)] = came(pair[1])
+    [(key, tensors, _)] = came(pair[1])
     assert key == KEY
     assert tensors is not None
     assert [t.dtype for t in tensors] == [dtype, dtype]
@@ -91,7 +91,7 @@ def test_tensors_that_are_not_contiguous_or_need_gradients(pair: Pair) -> None:
     tensor = torch.randn(4, 6, requires_grad=True)
     views = (tensor.t(), tensor[:, ::2], tensor[1:2].expand(3, 6))
     pair[0].sendall(b"".join(data_frame(KEY, views)))
-    [(_, tensors)] = came(pair[1])
+    [(_, tensors, _)] = came(pair[1])
     assert tensors is not None
     for view, got in zip(views, tensors, strict=True):
         assert torch.equal(view, got)
@@ -100,8 +100,8 @@ def test_tensors_that_are_not_contiguous_or_need_gradients(pair: Pair) -> None:
 
 def test_nothing_at_all_is_a_message_too(pair: Pair) -> None:
     pair[0].sendall(b"".join(data_frame(KEY, ())) + b"".join(data_frame(KEY, (torch.ones(2),))))
-    nothing, (_, tensors) = came(pair[1])
-    assert nothing == (KEY, ())
+    nothing, (_, tensors, _) = came(pair[1])
+    assert nothing == (KEY, (), None)
     assert tensors is not None
     assert tensors[0].tolist() == [1, 1]
 
@@ -170,8 +170,8 @@ def test_a_flipped_bit_is_found(data: st.DataObject) -> None:
         near.sendall(bytes(first) + second)
         near.close()
         if bit // 8 >= len(first) - payload_size:
-            damaged, (key, _) = came(far)
-            assert damaged == (STATE_KEY, None)
+            damaged, (key, _, _) = came(far)
+            assert damaged == (STATE_KEY, None, None)
             assert key.item == 6
         else:
             with contextlib.suppress(FrameError):  # a longer header than there is ends with the connection
@@ -192,7 +192,7 @@ def test_messages_of_any_size_in_pieces_of_any_size(pair: Pair) -> None:
         pair[0].sendall(data[at:end])
         at = end
         found += reader.read()
-    for index, (tensor, (key, got)) in enumerate(zip(tensors, found, strict=True)):
+    for index, (tensor, (key, got, _)) in enumerate(zip(tensors, found, strict=True)):
         assert key.item == index
         assert got is not None
         assert torch.equal(got[0], tensor)

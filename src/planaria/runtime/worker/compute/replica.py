@@ -17,6 +17,7 @@ from planaria.model.training.optimizer import Update, optimizer_of
 from planaria.model.training.treatment import Treatment, treatment_of
 from planaria.runtime.thresholds import HUGE_FROM_BYTES, SMALL_FLOATS
 from planaria.runtime.worker.compute.device.device import Device, here
+from planaria.runtime.worker.compute.device.queues import Vector
 
 NamedState = Mapping[str, Mapping[str, torch.Tensor]]
 """Parameters and optimizer state, each by parameter name; see `planaria.checkpoint.state.GroupState`."""
@@ -39,9 +40,15 @@ class Replica:
     def __init__(self, spec: GroupSpec, train: TrainSection, device: Device, *, is_whole: bool = True) -> None:
         self.layout = Layout.of(spec, train)
         self.is_whole = is_whole
-        self.parameters = zeros(self.layout.size, device.place)
         names = optimizer_of(train).states(train) if is_whole and not spec.is_statistics else ()
-        self.states = {name: zeros(self.layout.size, device.place) for name in names}
+        self._shared: dict[str, Vector] = {}
+        if device.shares and not device.is_on_host:
+            self._shared = {name: device.vector(self.layout.size, torch.float32) for name in (PARAMETER, *names)}
+            kinds = {name: vector.tensor for name, vector in self._shared.items()}
+        else:
+            kinds = {name: zeros(self.layout.size, device.place) for name in (PARAMETER, *names)}
+        self.parameters = kinds.pop(PARAMETER)
+        self.states = kinds
         self.shared_gradient = device.vector(self.layout.size, torch.float32) if is_whole else None
         self.gradient = (
             torch.zeros(0, device=device.place) if self.shared_gradient is None else self.shared_gradient.tensor
@@ -69,6 +76,7 @@ class Replica:
         """Drops the optimizer's state and the sum: another device of the stage has them."""
         self.is_whole = False
         self.states = {}
+        self._shared = {name: vector for name, vector in self._shared.items() if name == PARAMETER}
         self.gradient, self.shared_gradient, self.added_up = self.gradient[:0].clone(), None, None
 
     def load(self, state: Sequence[torch.Tensor], step: int) -> None:

@@ -35,20 +35,21 @@ class SharedVector:
         self.tensor = torch.frombuffer(mmap.mmap(self._descriptor, size), dtype=dtype)[:count]
 
     def address(self) -> torch.Tensor:
-        """Returns what a peer needs to map the vector: int64 (pid, descriptor, serial, count)."""
-        return torch.tensor([os.getpid(), self._descriptor, self.serial, self.tensor.numel()])
+        """Returns what a peer needs to map the vector: int64 (pid, descriptor, serial, bytes)."""
+        return torch.tensor([os.getpid(), self._descriptor, self.serial, self.tensor.nbytes])
 
     def __del__(self) -> None:
         os.close(self._descriptor)
 
 
 def opened(address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Returns the vector at an address, in place; None when its owner ended before it was mapped.
+    """Returns what lies at an address, in place, as a vector of that type; None when its owner ended before it was
+    mapped.
 
     Raises:
         OSError: it is there and cannot be mapped (no right to, or too many files are open).
     """
-    pid, descriptor, _, count = (int(number) for number in address)
+    pid, descriptor, _, size_bytes = (int(number) for number in address)
     try:
         file = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
@@ -58,10 +59,10 @@ def opened(address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
             return None
         raise
     try:
-        memory = mmap.mmap(file, max(1, count) * dtype.itemsize)
+        memory = mmap.mmap(file, max(dtype.itemsize, size_bytes))
     finally:
         os.close(file)
-    return torch.frombuffer(memory, dtype=dtype)[:count]
+    return torch.frombuffer(memory, dtype=dtype)[: size_bytes // dtype.itemsize]
 
 
 class SharedReader:

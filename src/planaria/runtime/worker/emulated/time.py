@@ -32,6 +32,7 @@ from planaria.plan.sums.slices import slices_in
 from planaria.protocol.worker.sums import Piece, read_share
 from planaria.runtime.thresholds import AHEAD_S
 from planaria.runtime.wire.tls import Security
+from planaria.runtime.worker.transport.frames import Loan
 from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.runtime.worker.transport.transport import Transport
 
@@ -218,7 +219,7 @@ class EmulatedPace:
 
     def host_of(self, worker: WorkerId) -> Hashable:
         """Returns in whose memory a worker's vectors can be read: its node's, or those of its device alone."""
-        return self.node_of(worker) if self._profile.device.is_host else worker
+        return self.node_of(worker) if self._profile.device.is_read_in_place else worker
 
     def _link(self, peer: int) -> LinkCost:
         assert self._plan is not None
@@ -262,6 +263,7 @@ class EmulatedMailbox(Mailbox):
             found = self._mail.look(key)
         if found is None:
             return None
+        assert isinstance(found, tuple), "emulated devices lend nothing"
         now = self._clock()
         moment = arrival = float(found[-1])
         if moment <= now:
@@ -348,6 +350,6 @@ class EmulatedTransport(Transport):
     def memory_of(self, worker: WorkerId) -> Hashable:
         return self._pace.host_of(worker)
 
-    def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
+    def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...], loan: Loan | None = None) -> None:
         moment = self._pace.sent(peer, key)
-        super().send(peer, key, (*tensors, torch.tensor([moment], dtype=torch.float64)))
+        super().send(peer, key, (*tensors, torch.tensor([moment], dtype=torch.float64)), loan)

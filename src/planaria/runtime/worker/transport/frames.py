@@ -11,6 +11,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -38,8 +39,36 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-Arrived = tuple[Key, tuple[torch.Tensor, ...] | None]
-"""A message that arrived; without tensors: its payload is damaged."""
+class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Loan(msgspec.Struct, frozen=True, array_like=True):
+    """Tells that a message's tensors are the addresses of memory in which it lies.
+
+    Attributes:
+        number: by which the sender knows it; 0: it need not be told that it was read.
+        tensors: what lies at each address.
+        offsets: where it begins there, in bytes.
+    """
+
+    number: int
+    tensors: tuple[TensorMeta, ...]
+    offsets: tuple[int, ...]
+
+
+class Arrived(NamedTuple):
+    """A message that arrived.
+
+    Attributes:
+        tensors: None: its payload is damaged.
+        loan: None: they are the message itself.
+    """
+
+    key: Key
+    tensors: tuple[torch.Tensor, ...] | None
+    loan: Loan | None
 
 
 class DamagedFrame(FrameError):
@@ -47,11 +76,6 @@ class DamagedFrame(FrameError):
 
     def __init__(self) -> None:
         super().__init__("a header is damaged")
-
-
-class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class DataHeader(msgspec.Struct, frozen=True, array_like=True):
@@ -62,6 +86,7 @@ class DataHeader(msgspec.Struct, frozen=True, array_like=True):
     item: int
     layer: int
     tensors: tuple[TensorMeta, ...]
+    loan: Loan | None = None
 
 
 _header_encoder = msgspec.msgpack.Encoder()
@@ -76,11 +101,11 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def _meta(tensor: torch.Tensor) -> TensorMeta:
+def meta_of(tensor: torch.Tensor) -> TensorMeta:
     return TensorMeta(NAMES[tensor.dtype], tuple(tensor.shape))
 
 
-def data_frame(key: Key, tensors: tuple[torch.Tensor, ...]) -> list[memoryview]:
+def data_frame(key: Key, tensors: tuple[torch.Tensor, ...], loan: Loan | None = None) -> list[memoryview]:
     """Returns the pieces of a data frame, header first; the tensors' memory is not copied."""
     host = [tensor.detach().to("cpu").contiguous() for tensor in tensors]
     header = _header_encoder.encode(
@@ -91,7 +116,8 @@ def data_frame(key: Key, tensors: tuple[torch.Tensor, ...]) -> list[memoryview]:
             key.epoch,
             key.item,
             key.layer,
-            tuple(map(_meta, host)),
+            tuple(map(meta_of, host)),
+            loan,
         )
     )
     payload = [view for view in (bytes_of(tensor) for tensor in host) if len(view)]
@@ -232,9 +258,12 @@ class _Arriving:
                 raise FrameError("a data frame's payload does not have the size that its header tells")
             self._key = Key(header.kind, header.sender, header.step, header.epoch, header.item, header.layer)
             placed = place(self._key)
-            if placed is None or tuple(map(_meta, placed)) != header.tensors:
+            if placed is None or tuple(map(meta_of, placed)) != header.tensors:
                 placed = tuple([torch.empty(meta.shape, dtype=DTYPES[meta.dtype]) for meta in header.tensors])
-            self._tensors = placed
+            loan = header.loan
+            if loan is not None and not len(loan.tensors) == len(loan.offsets) == len(placed):
+                raise FrameError("a data frame's loan does not have the addresses that it tells of")
+            self._tensors, self._loan = placed, loan
         except (msgspec.DecodeError, UnicodeDecodeError, KeyError, RuntimeError, TypeError) as error:
             raise FrameError(f"a data frame's header makes no sense: {str(error).partition(chr(10))[0]}") from error
         self._sum = payload_sum
@@ -259,7 +288,7 @@ class _Arriving:
 
     def message(self) -> Arrived:
         """Returns the message, all of which has come; without tensors if it is damaged."""
-        return self._key, self._tensors if self._digest.intdigest() == self._sum else None
+        return Arrived(self._key, self._tensors if self._digest.intdigest() == self._sum else None, self._loan)
 
 
 def _sum(views: Iterable[memoryview]) -> int:

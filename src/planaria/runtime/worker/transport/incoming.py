@@ -84,8 +84,8 @@ class Incoming:
         sender, reader = key.data
         try:
             for arrived in reader.read():
-                if arrived[0].sender != sender:
-                    raise FrameError(f"worker {sender} sent a message in the name of {arrived[0].sender}")
+                if arrived.key.sender != sender:
+                    raise FrameError(f"worker {sender} sent a message in the name of {arrived.key.sender}")
                 self._take(sender, arrived)
             return True
         except DamagedFrame as damaged:

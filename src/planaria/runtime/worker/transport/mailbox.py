@@ -10,19 +10,40 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from planaria.model.model import Tensors
+from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.to_worker import ToWorker
 from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
 from planaria.protocol.worker.mail import Key, Kind, Mail
 
-__all__ = ["Interrupted", "Key", "Kind", "Mailbox"]
+__all__ = ["Interrupted", "Key", "Kind", "Lent", "Mailbox", "Message"]
 
 
 class Interrupted(BaseException):
     """The coordinator has spoken: the work under way is put down. No error: what handles those lets it pass."""
 
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A message that lies in its sender's memory.
+
+    Attributes:
+        tensors: in place.
+        sender: whose they are.
+        number: by which it knows the loan; 0: it need not be told that they were read.
+    """
+
+    tensors: Tensors
+    sender: WorkerId
+    number: int
+
+
+Message = Tensors | Lent
+"""What arrives from a peer."""
 
 ControlEvent = ToWorker | CoordinatorGone | CoordinatorBack
 
@@ -36,7 +57,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.condition = threading.Condition(threading.Lock())
-        self._mail: Mail[tuple[torch.Tensor, ...]] = Mail()
+        self._mail: Mail[Message] = Mail()
         self._places: dict[Key, tuple[torch.Tensor, ...]] = {}
         self._orders: deque[ControlEvent] = deque()
         self._arrivals = 0
@@ -45,9 +66,9 @@ class Mailbox:
         self.when_damaged: Callable[[Key], None] = lambda key: None
         """Called by a thread that wants a message that arrived damaged, and goes on waiting, for a new plan."""
 
-    def put(self, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
+    def put(self, key: Key, message: Message) -> None:
         with self.condition:
-            if self._mail.put(key, tensors, time.monotonic()):
+            if self._mail.put(key, message, time.monotonic()):
                 self._arrivals += 1
                 self.condition.notify_all()
 
@@ -90,19 +111,19 @@ class Mailbox:
     def has_orders(self) -> bool:
         return bool(self._orders) or self._error is not None
 
-    def take(self, key: Key, idle: Callable[[], bool]) -> tuple[torch.Tensor, ...]:
+    def take(self, key: Key, idle: Callable[[], bool]) -> Message:
         """Waits for a message. Raises Interrupted as soon as there is an order.
 
         Args:
             idle: does a piece of other work while there is nothing else to do; False when it has none.
         """
-        found: list[tuple[torch.Tensor, ...]] = []
+        found: list[Message] = []
 
         def arrived() -> bool:
-            tensors = self.poll(key)
-            if tensors is not None:
-                found.append(tensors)
-            return tensors is not None
+            message = self.poll(key)
+            if message is not None:
+                found.append(message)
+            return message is not None
 
         self.wait_until(arrived, idle)
         return found[0]
@@ -124,7 +145,7 @@ class Mailbox:
             while self._arrivals == seen and not self.has_orders:
                 self.condition.wait()
 
-    def poll(self, key: Key) -> tuple[torch.Tensor, ...] | None:
+    def poll(self, key: Key) -> Message | None:
         """Takes a message if it is there."""
         with self.condition:
             is_damaged, found = self._mail.came_damaged(key), self._mail.take(key)

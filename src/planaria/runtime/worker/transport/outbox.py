@@ -1,4 +1,5 @@
-"""What a worker sends: at once what is in the host's memory, and what is on its way there from the device as it comes.
+"""What a worker sends: at once what is in the host's memory, and what is on its way there from the device as it comes;
+to a peer that reads the device's memory, where it lies.
 
 One thread does both, the one that computes: it looks whether bytes have come between two instructions, and waits for
 them where it has nothing else to do.
@@ -7,37 +8,84 @@ them where it has nothing else to do.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
 
 from planaria.model.model import Tensors
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.from_worker import Flow
-from planaria.runtime.worker.compute.device.device import LateTensors
-from planaria.runtime.worker.transport.mailbox import Key
+from planaria.runtime.worker.compute.device.device import Device, LateTensors, are_here, here
+from planaria.runtime.worker.transport.frames import Loan
+from planaria.runtime.worker.transport.lending import Lending
+from planaria.runtime.worker.transport.mailbox import Key, Kind, Lent, Message
 from planaria.runtime.worker.transport.transport import Transport
 
 
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """A message whose bytes, or the addresses of what is lent, are to be sent once they may be; of a loan that was
+    read, this keeps it until then."""
+
+    peer: WorkerId
+    key: Key
+    tensors: Tensors | LateTensors
+    loan: Loan | None = None
+    read: Lent | None = None
+
+
 class Outbox:
-    """Messages to peers, each sent once its bytes are in the host's memory.
+    """Messages to peers, each sent once its bytes are in the host's memory, or may be read in the device's.
 
     Args:
+        worker: whose.
         transport: sends them.
+        device: where they come from.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, worker: WorkerId, transport: Transport, device: Device) -> None:
+        self._worker = worker
         self._transport = transport
-        self._late: deque[tuple[WorkerId, Key, LateTensors]] = deque()
+        self._device = device
+        self._lending = Lending(device)
+        self._late: deque[_Late] = deque()
+        self._peers: frozenset[WorkerId] = frozenset()
+        transport.lends(self._lending)
+
+    def give(self, peer: WorkerId, key: Key, tensors: Sequence[torch.Tensor]) -> None:
+        """Sends tensors of the device, as they are when what it was given so far is done, without waiting."""
+        if self._device.is_on_host or self.memory_of(peer) != self.memory_of(self._worker):
+            self.send(peer, key, self._device.copied_out(tensors))
+        else:
+            loan, late = self._lending.lend(peer, key.step, tensors)
+            self._post(_Late(peer, key, late, loan))
+
+    def brought_in(self, message: Message) -> Tensors:
+        """Returns what came on the device; has its sender told, once it is read, where that has lent it."""
+        if not isinstance(message, Lent):
+            return self._device.copied_in(message)
+        made, late = self._device.copied_over(message.tensors)
+        if message.number and message.sender in self._peers:
+            key = Key(Kind.READ, self._worker, 0, 0, message.number, 0)
+            self._post(_Late(message.sender, key, late, read=message))
+        return made
 
     def send(self, peer: WorkerId, key: Key, tensors: Tensors | LateTensors) -> None:
-        """Sends without waiting; see `Transport.send`."""
-        if isinstance(tensors, tuple):
-            self._transport.send(peer, key, tensors)
+        """Sends what is on the host, or on its way there, without waiting; see `Transport.send`."""
+        self._post(_Late(peer, key, tensors))
+
+    def _post(self, late: _Late) -> None:
+        if isinstance(late.tensors, tuple):
+            self._transport.send(late.peer, late.key, late.tensors, late.loan)
         else:
-            self._late.append((peer, key, tensors))
+            self._late.append(late)
 
     def set_peers(self, addresses: Mapping[WorkerId, str]) -> None:
         """Sets the peers of the plan, once all is sent that is for those of the last one."""
         self.finish()
+        self._peers = frozenset(addresses)
+        self._lending.keep_only(addresses)
         self._transport.set_peers(addresses)
 
     def host_of(self, worker: WorkerId) -> Hashable:
@@ -54,15 +102,15 @@ class Outbox:
 
     def send_what_came(self) -> None:
         """Sends what has come from the device meanwhile."""
-        while self._late and self._late[0][2].are_here:
+        while self._late and are_here(self._late[0].tensors):
             self.send_next()
 
     def send_next(self) -> bool:
         """Waits for the oldest message's bytes, and sends it; returns False if there is none."""
         if not self._late:
             return False
-        peer, key, late = self._late.popleft()
-        self._transport.send(peer, key, late.tensors())
+        late = self._late.popleft()
+        self._transport.send(late.peer, late.key, here(late.tensors), late.loan)
         return True
 
     def finish(self) -> None:

@@ -23,7 +23,7 @@ from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.compute.replica import Replica
 from planaria.runtime.worker.faults import FaultInjector
 from planaria.runtime.worker.heartbeat import Heartbeat
-from planaria.runtime.worker.transport.mailbox import Key, Mailbox
+from planaria.runtime.worker.transport.mailbox import Key, Mailbox, Message
 from planaria.runtime.worker.transport.outbox import Outbox
 
 
@@ -103,11 +103,10 @@ class StateTransfer(StateTransfers[Replica]):
 
     def _send(self, transfer: Transfer, key: Key) -> None:
         replica = self._holdings.replicas[transfer.group]
-        moving = self._device.copied_out(_moving(self.plan, transfer, replica))
-        self._outbox.send(transfer.target, key, moving)
+        self._outbox.give(transfer.target, key, _moving(self.plan, transfer, replica))
 
-    def _fill(self, replica: Replica, transfer: Transfer, piece: tuple[torch.Tensor, ...]) -> None:
-        for own, given in zip(_moving(self.plan, transfer, replica), self._device.copied_in(piece), strict=True):
+    def _fill(self, replica: Replica, transfer: Transfer, piece: Message) -> None:
+        for own, given in zip(_moving(self.plan, transfer, replica), self._outbox.brought_in(piece), strict=True):
             if own.data_ptr() != given.data_ptr():
                 own.copy_(given)
 

@@ -1,7 +1,8 @@
 """Sums gradients across the owners of each group, as tensors (`planaria.protocol.worker.sums`).
 
-Owners in one memory read each other's accumulators and totals where they lie: nobody writes to an accumulator between its
-sync and the commit, nor to a total before the next step's, except for a plan whose sync epoch makes the old sum void.
+Owners in one memory read each other's accumulators and totals where they lie: nobody writes to an accumulator between
+its sync and the commit, nor to a total before the next step's, except for a plan whose sync epoch makes the old sum
+void.
 The thread that computes does the adding; sending and receiving go on beside it.
 """
 

@@ -20,11 +20,11 @@ from planaria.protocol.thresholds import CUT_OFF_S
 from planaria.runtime.wire.listener import PeerListener, greeting
 from planaria.runtime.wire.tls import Security
 from planaria.runtime.worker.compute.shared_memory import HOST_MEMORY
-from planaria.runtime.worker.transport.frames import Arrived, DamagedFrame, data_frame
+from planaria.runtime.worker.transport.frames import Arrived, DamagedFrame, Loan, data_frame
 from planaria.runtime.worker.transport.incoming import Incoming
+from planaria.runtime.worker.transport.lending import Lending
 from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
 from planaria.runtime.worker.transport.outgoing import Connection, Outgoing
-
 
 _MEMORY = "/"
 """In an address, what comes before the name of a memory other than processors'."""
@@ -62,6 +62,8 @@ class Transport:
         self._connections: dict[tuple[WorkerId, bool], Connection] = {}
         """By peer, and whether it is for state."""
         self._addresses: dict[WorkerId, str] = {}
+        self._lending: Lending | None = None
+        self._can_borrow = threading.Event()
         self._outgoing = Outgoing(security)
         self._incoming = Incoming(self._arrived, mailbox.place, self._header_damaged, mailbox.put_error)
         self._greeter = PeerListener(token, self._incoming.add, security)
@@ -111,9 +113,21 @@ class Transport:
         timer.daemon = True
         timer.start()
 
-    def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
-        """Sends without waiting. The tensors must not change until the peer has them (a later commit says so)."""
-        self._connection(peer, is_state=key.kind == Kind.STATE).send(data_frame(key, tensors))
+    def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...], loan: Loan | None = None) -> None:
+        """Sends without waiting. The tensors must not change until the peer has them (a later commit says so).
+
+        Args:
+            peer: to which.
+            key: of the message.
+            tensors: the message, on the host, or the addresses of what is lent.
+            loan: tells which of both.
+        """
+        self._connection(peer, is_state=key.kind == Kind.STATE).send(data_frame(key, tensors, loan))
+
+    def lends(self, lending: Lending) -> None:
+        """Sets who lends and borrows, once there is a device: until then what is lent waits."""
+        self._lending = lending
+        self._can_borrow.set()
 
     def pace(self, peers: Collection[WorkerId], bytes_per_s: float | None) -> None:
         """Sends to each of the peers no faster from now on, state aside; None: as fast as it goes."""
@@ -131,12 +145,16 @@ class Transport:
         return {peer: Flow(*flow) for peer, flow in far.items() if flow is not None and flow[0]}
 
     def _arrived(self, sender: int, arrived: Arrived) -> None:
-        key, tensors = arrived
-        if tensors is not None:
-            self._mailbox.put(key, tensors)
-        else:
+        key, tensors, loan = arrived
+        if tensors is None:
             self._tell_damage(sender, f"{key} is damaged")
             self._mailbox.put_damaged(key)
+        elif loan is None and key.kind != Kind.READ:
+            self._mailbox.put(key, tensors)
+        else:
+            self._can_borrow.wait()
+            assert self._lending is not None
+            self._lending.arrived(self._mailbox, key, loan, tensors)
 
     def _header_damaged(self, sender: int, damaged: DamagedFrame) -> None:
         self._tell_damage(sender, str(damaged))

@@ -91,7 +91,9 @@ class CommonClocks(Clocks):
         worker, buffer = self._worker_of.get(actor), self.buffer(tensor, actor)
         plan = self._generation(actor)
         buffer.uses = [
-            use for use in buffer.uses if self._worker_of.get(use.actor) is worker or self._plan_of.get(use, plan) == plan
+            use
+            for use in buffer.uses
+            if self._worker_of.get(use.actor) is worker or self._plan_of.get(use, plan) == plan
         ]
         super().use(actor, tensor, what, is_write=is_write)
         self._plan_of |= dict.fromkeys(buffer.uses[-1:], plan)

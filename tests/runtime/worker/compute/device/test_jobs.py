@@ -23,6 +23,9 @@ from planaria.runtime.worker.compute.device.stand_in import StandInQueues
 from planaria.runtime.worker.compute.device.streams import StreamDevice
 from planaria.runtime.worker.heartbeat import Heartbeat
 from planaria.runtime.worker.loop import WorkerLoop
+from planaria.runtime.worker.transport.frames import Loan
+from planaria.runtime.worker.transport.lending import Lending
+from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
 from planaria.runtime.worker.transport.outbox import Outbox
 from tests.proof import rest_in_proof
 from tests.runtime.worker.cluster import Kill, Visit, Weather
@@ -77,10 +80,11 @@ def adopt_on(device: StreamDevice, change: Callable[[], object]) -> None:
     worker = WorkerLoop.__new__(WorkerLoop)
     others = SimpleNamespace(
         set_peers=lambda peers: None,
+        lends=lambda lending: None,
         begin=lambda message, forgets: None,
         adopt=lambda message, continues: change(),
     )
-    worker._device, worker._transport, worker._worker = device, Outbox(others), WorkerId(0)  # type: ignore[arg-type]
+    worker._device, worker._transport, worker._worker = device, Outbox(WorkerId(0), others, device), WorkerId(0)  # type: ignore[arg-type]
     worker._transfers = worker._interpreter = others  # type: ignore[assignment]
     worker._heartbeat = Heartbeat(lambda message: None)
     message: Any = SimpleNamespace(plan=SimpleNamespace(generation=2, layers_of={}), step=1, addresses={})
@@ -123,12 +127,74 @@ def plan_in_the_middle_of_a_shadow(laboratory: Laboratory) -> None:
         assert torch.equal(here(device.copied_out((parameters,)))[0], torch.full((4,), 3.0))
 
 
+def spread_in_one_memory(laboratory: Laboratory) -> None:
+    """The devices of a stage read the parameters that the others have made, where these lie."""
+    made = job_of(nodes=2, devices=2, smallest=1, steps=3, source=str(laboratory.source))
+    cluster = msgspec.structs.replace(made.cluster, devices_per_stage=2, optimizer_state=OptimizerState.SPREAD)
+    resilience = msgspec.structs.replace(made.resilience, compare_replicas=False)
+    made = msgspec.structs.replace(made, cluster=cluster, resilience=resilience)
+    weather = Weather(one_host=True)
+    plain = Schedule(seed=1, job=made, kills=(), visits=(), weather=weather, stop_at_s=None)
+    reference = laboratory.reference(made)
+    assert laboratory.run(on_stand_in(plain)).weights == reference.weights
+
+
+class Pair:
+    """Two workers whose devices read each other's memory."""
+
+    def __init__(self) -> None:
+        self.devices = [StreamDevice(torch.device("cpu"), StandInQueues(), shares=True) for _ in range(2)]
+        self.mailboxes = [Mailbox(), Mailbox()]
+        self.lendings: list[Lending] = []
+        self.outboxes = [Outbox(WorkerId(own), self._wire(own), device) for own, device in enumerate(self.devices)]
+        for own, outbox in enumerate(self.outboxes):
+            outbox.set_peers({WorkerId(1 - own): ""})
+
+    def _wire(self, own: int) -> Any:
+        def send(peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...], loan: Loan | None = None) -> None:
+            here, there = self.devices[own].queues, self.devices[peer].queues
+            assert isinstance(here, StandInQueues) and isinstance(there, StandInQueues)
+            there._clocks.after(there.host, here._clocks.now(here.host))
+            self.lendings[peer].arrived(self.mailboxes[peer], key, loan, tensors)
+
+        def nothing(addresses: object) -> None:
+            pass
+
+        return SimpleNamespace(send=send, lends=self.lendings.append, set_peers=nothing, memory_of=lambda worker: 0)
+
+    def hand_over(self, values: torch.Tensor, number: int) -> torch.Tensor:
+        """Sends values from the first worker to the second, which has read them and said so."""
+        key = Key(Kind.ACTIVATION, 0, 1, 1, number, 1)
+        with self.devices[0].in_use():
+            self.outboxes[0].give(WorkerId(1), key, (values,))
+            self.outboxes[0].finish()
+        message = self.mailboxes[1].poll(key)
+        assert message is not None
+        with self.devices[1].in_use():
+            (found,) = self.outboxes[1].brought_in(message)
+            self.outboxes[1].send_what_came()
+            self.outboxes[1].finish()
+        return found
+
+
+def slot_that_is_lent_again(laboratory: Laboratory) -> None:
+    """A second message lies where the first one was, once that has been read."""
+    pair = Pair()
+    with pair.devices[0].in_use():
+        first, second = pair.devices[0].copied_in((torch.ones(4), torch.zeros(4)))
+    found = [pair.hand_over(first, 0), pair.hand_over(second, 1)]
+    with pair.devices[1].in_use():
+        ones, zeros = here(pair.devices[1].copied_out(found))
+        assert torch.equal(ones, torch.ones(4)) and torch.equal(zeros, torch.zeros(4))
+
+
 TWO_PIPELINES = {"nodes": 4, "smallest": 2, "steps": 2}
 SPARE = {"nodes": 5, "smallest": 2, "steps": 3}
 SHADOWS = {"nodes": 4, "smallest": 2, "steps": 3, "policy": "redundancy"}
 SCENARIOS: dict[str, Scenario] = {
     "a plan in the middle of a sum": plan_in_the_middle_of_a_sum,
     "a plan in the middle of a shadow": plan_in_the_middle_of_a_shadow,
+    "a slot that is lent again": slot_that_is_lent_again,
     "one pipeline": job(nodes=2, smallest=2, fault_tolerance=0, steps=2, microbatches=2),
     "shadows run backwards": job(redundancy="eager-eager", **SHADOWS),
     "shadows keep nothing": job(redundancy="eager-lazy", activation_checkpointing=True, **SHADOWS),
@@ -137,6 +203,10 @@ SCENARIOS: dict[str, Scenario] = {
         (Kill(node=0, at="forward", step=2),), redundancy="eager-lazy", **SHADOWS
     ),
     "two pipelines": job(**TWO_PIPELINES),
+    "one pipeline in one memory": job(
+        one_host=True, nodes=2, smallest=2, fault_tolerance=0, steps=3, microbatches=6, order="gpipe"
+    ),
+    "a spread optimizer in one memory": spread_in_one_memory,
     "two pipelines in one memory": job(one_host=True, **TWO_PIPELINES),
     "owners in one memory that compare nothing": job(one_host=True, compares=False, **TWO_PIPELINES),
     "a loss": job((Kill(node=1, at="backward", step=2),), checkpoint_every=1, **SPARE),

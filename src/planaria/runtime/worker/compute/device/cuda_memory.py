@@ -78,7 +78,7 @@ class _Address(msgspec.Struct, frozen=True, array_like=True):
     """
 
     pid: int
-    count: int
+    size_bytes: int
     share: tuple[bytes, int, int, bytes, int, bytes, bool]
 
 
@@ -86,19 +86,20 @@ class CudaVector:
     """A vector of a GPU that other processes of the host can read. See `queues.Vector`."""
 
     def __init__(self, count: int, dtype: torch.dtype, place: torch.device) -> None:
-        self.tensor = torch.zeros(count, dtype=dtype, device=place)
+        self.tensor = torch.zeros(max(1, count), dtype=dtype, device=place)[:count]
         self._address: torch.Tensor | None = None
 
     def address(self) -> torch.Tensor:
         if self._address is None:
             _, *share = self.tensor.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
-            encoded = msgspec.msgpack.encode((os.getpid(), self.tensor.numel(), tuple(share)))
+            encoded = msgspec.msgpack.encode((os.getpid(), self.tensor.nbytes, tuple(share)))
             self._address = torch.from_numpy(np.frombuffer(encoded, np.uint8).copy())
         return self._address
 
 
 def opened(address: torch.Tensor, dtype: torch.dtype, place: torch.device) -> torch.Tensor | None:
-    """Returns another process's vector as memory of this GPU, which reads it where it is; None: that has ended before.
+    """Returns what another process has at an address, as a vector of that type in memory of this GPU, which reads it
+    where it is; None: that process has ended before.
 
     Raises:
         RuntimeError: the owner lives, and its memory cannot be read.
@@ -107,12 +108,13 @@ def opened(address: torch.Tensor, dtype: torch.dtype, place: torch.device) -> to
     try:
         with torch.cuda.device(place):
             storage = torch.UntypedStorage._new_shared_cuda(place.index, *told.share)
-            return torch.empty(0, dtype=dtype, device=place).set_(storage, 0, (told.count,), (1,))
+            return torch.empty(0, dtype=dtype, device=place).set_(
+                storage, 0, (told.size_bytes // dtype.itemsize,), (1,)
+            )
     except RuntimeError as error:
         if has_ended(told.pid):
             return None
         said = str(error).partition("\n")[0]
         raise RuntimeError(
-            f"memory that process {told.pid} of this host shares cannot be read: {said}. "
-            'Set cluster.transport = "tcp".'
+            f'memory that process {told.pid} of this host shares cannot be read: {said}. Set cluster.transport = "tcp".'
         ) from error

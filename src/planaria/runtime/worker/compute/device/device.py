@@ -78,6 +78,21 @@ class Device(ABC):
         """Returns another worker's vector, in place; None: that has ended before. May be called from any thread."""
 
     @abstractmethod
+    def vector_of(self, tensor: torch.Tensor) -> Vector | None:
+        """Returns the vector in whose memory a tensor lies; None: it lies in none that others can read."""
+
+    @abstractmethod
+    def lent(
+        self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]], vectors: Sequence[Vector]
+    ) -> Tensors | LateTensors:
+        """Copies tensors into others of the device, as pairs of what and where; returns the addresses of vectors that
+        they lie in, for who may read there what was written so far."""
+
+    @abstractmethod
+    def copied_over(self, tensors: Sequence[torch.Tensor]) -> tuple[Tensors, Tensors | LateTensors]:
+        """Returns copies of tensors in other workers' memory; and nothing, once these are made."""
+
+    @abstractmethod
     def place_of(self, vector: Vector) -> Tensors | LateTensors:
         """Returns the address of a vector, for who may read there what the device was given to write so far."""
 
@@ -136,8 +151,19 @@ class HostDevice(Device):
     def opened(self, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         return opened(address, dtype)
 
+    def vector_of(self, tensor: torch.Tensor) -> None:
+        return None
+
+    def lent(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]], vectors: Sequence[Vector]) -> Tensors:
+        for source, target in copies:
+            target.copy_(source)
+        return tuple([vector.address() for vector in vectors])
+
+    def copied_over(self, tensors: Sequence[torch.Tensor]) -> tuple[Tensors, Tensors]:
+        return tuple([tensor.clone() for tensor in tensors]), ()
+
     def place_of(self, vector: Vector) -> Tensors:
-        return (vector.address(),)
+        return self.lent((), (vector,))
 
     def finish(self) -> None:
         """Does nothing: all is done at once."""
@@ -154,6 +180,11 @@ class HostDevice(Device):
 
     def seconds_between(self, first: Any, last: Any) -> float:
         raise AssertionError("what a processor takes is measured by a stopwatch")
+
+
+def are_here(copied: Tensors | LateTensors) -> bool:
+    """Returns whether what `Device.copied_out` gave is on the host."""
+    return isinstance(copied, tuple) or copied.are_here
 
 
 def here(copied: Tensors | LateTensors) -> Tensors:

@@ -7,6 +7,7 @@ another has the second wait for the first, and tells the allocator who uses it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
@@ -30,6 +31,8 @@ class StreamDevice(Device):
         self.place = place
         self.is_on_host = False
         self.shares = shares
+        self._vectors = weakref.WeakValueDictionary[int, Vector]()
+        """Those that others can read, by where they begin."""
         self.queues = queues
         self._current = Stream.COMPUTE
 
@@ -70,7 +73,7 @@ class StreamDevice(Device):
         return self.queues.pinned(values.size(), values.dtype).copy_(values)
 
     def _brought_in(self, staged: Sequence[torch.Tensor]) -> Tensors:
-        """Returns tensors on the device, copied from pinned memory, for whoever is at work now."""
+        """Returns tensors on the device, copied from pinned memory or another worker's, for whoever is at work now."""
         made = []
         for source in staged:
             with self.queues.on(Stream.COPIES_IN):
@@ -82,23 +85,40 @@ class StreamDevice(Device):
         return tuple(made)
 
     def copied_out(self, tensors: Sequence[torch.Tensor]) -> OnTheirWay:
+        pinned = [self.queues.pinned(source.size(), source.dtype) for source in tensors]
+        return OnTheirWay(self.queues, pinned, self._put(tuple(zip(tensors, pinned, strict=True))))
+
+    def _put(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Event:
+        """Copies tensors out, as pairs of what and where; returns when that is done."""
         self.queues.wait(Stream.COPIES_OUT, self.queues.record(self._current))
-        made = []
-        for source in tensors:
-            target = self.queues.pinned(source.size(), source.dtype)
+        for source, target in copies:
             self.queues.copy(target, source.detach(), Stream.COPIES_OUT)
             self.queues.uses(source, Stream.COPIES_OUT)
-            made.append(target)
-        return OnTheirWay(self.queues, made, self.queues.record(Stream.COPIES_OUT))
+        return self.queues.record(Stream.COPIES_OUT)
 
     def vector(self, count: int, dtype: torch.dtype) -> Vector:
-        return self.queues.vector(count, dtype) if self.shares else OwnVector(count, dtype, self.place)
+        if not self.shares:
+            return OwnVector(count, dtype, self.place)
+        made = self.queues.vector(count, dtype)
+        self._vectors[made.tensor.untyped_storage().data_ptr()] = made
+        return made
+
+    def vector_of(self, tensor: torch.Tensor) -> Vector | None:
+        return self._vectors.get(tensor.untyped_storage().data_ptr())
+
+    def lent(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]], vectors: Sequence[Vector]) -> OnTheirWay:
+        event = self._put(copies) if copies else self.queues.record(self._current)
+        return OnTheirWay(self.queues, [vector.address() for vector in vectors], event)
+
+    def copied_over(self, tensors: Sequence[torch.Tensor]) -> tuple[Tensors, OnTheirWay]:
+        made = self._brought_in(tensors)
+        return made, OnTheirWay(self.queues, (), self.queues.record(Stream.COPIES_IN))
 
     def opened(self, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         return self.queues.opened(address, dtype)
 
     def place_of(self, vector: Vector) -> OnTheirWay:
-        return OnTheirWay(self.queues, (vector.address(),), self.queues.record(self._current))
+        return self.lent((), (vector,))
 
     def finish(self) -> None:
         self.queues.synchronize(self.queues.record(Stream.COMPUTE))
