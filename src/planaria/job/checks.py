@@ -125,7 +125,6 @@ def _check_tensor_stages(job: Job) -> None:
             f'Set it to {devices}, or to a larger power of two, or stage_parallelism = "sharded"'
             + (', or train.numerics = "fast".' if not shards else "."),
         )  # fmt: skip
-    check_shared_microbatches(job)
 
 
 def whole_layers_of(job: Job) -> str:
@@ -143,20 +142,6 @@ def tensor_devices(cluster: ClusterSection) -> int:
     if cluster.stage_parallelism is not StageParallelism.TENSOR or isinstance(devices, StageDevices):
         return 0
     return 0 if devices < 2 or devices & (devices - 1) else devices
-
-
-def check_shared_microbatches(job: Job) -> None:
-    """Checks that nothing is asked for that devices which share microbatches cannot do.
-
-    Raises:
-        UserError: one line with field, value and remedy.
-    """
-    if job.cluster.device not in (Device.CPU, Device.EMULATED):
-        refuse(
-            "cluster.device", job.cluster.device.value,
-            'does not go with cluster.stage_parallelism = "tensor", which has run on processors alone',
-            'Set it to "cpu", or stage_parallelism = "sharded".',
-        )  # fmt: skip
 
 
 def _check_hourly_price(job: Job) -> None:

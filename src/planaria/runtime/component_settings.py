@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.job.checks import check_shared_microbatches
 from planaria.job.errors import UserError
 from planaria.job.faults import Fault
 from planaria.job.registry import Launcher
@@ -50,7 +49,7 @@ def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
         devices_per_stage=0 if isinstance(stages, StageDevices) else stages,
         spreads_optimizer=job.cluster.optimizer_state is OptimizerState.SPREAD,
         share_microbatches=job.cluster.stage_parallelism is StageParallelism.TENSOR,
-        most_sharing=most_sharing(job) if job.cluster.stage_parallelism is StageParallelism.AUTO else 0,
+        most_sharing=job.model.virtual_shards if job.cluster.stage_parallelism is StageParallelism.AUTO else 0,
         wide_stages=is_emulated(job),
         memory_bytes=int(job.cluster.memory_gb * 1e9) if job.cluster.memory_gb else profile.device.memory_bytes,
         min_nodes=job.resilience.min_nodes_per_pipeline,
@@ -62,15 +61,6 @@ def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
         redundancy=job.resilience.redundancy,
         audit=job.resilience.audit,
     )
-
-
-def most_sharing(job: Job) -> int:
-    """Returns how many devices of a stage may share each microbatch at most; 0: none do in this job."""
-    try:
-        check_shared_microbatches(job)
-    except UserError:
-        return 0
-    return job.model.virtual_shards
 
 
 def _shape(job: Job) -> tuple[int, int] | None:

@@ -90,7 +90,7 @@ def test_the_devices_of_a_stage_share_microbatches_where_the_job_says_so() -> No
 
 @pytest.mark.parametrize(
     ("other", "most"),
-    [("", 4), ("cluster.device=cuda", 0), ("resilience.policy=redundancy", 4), ("model.virtual_shards=0", 0)],
+    [("", 4), ("cluster.device=cuda", 4), ("resilience.policy=redundancy", 4), ("model.virtual_shards=0", 0)],
 )
 def test_how_devices_use_microbatches_may_be_left_to_the_planner(other: str, most: int) -> None:
     overrides = ("cluster.devices_per_node=4", "model.virtual_shards=4", "cluster.stage_parallelism=auto")

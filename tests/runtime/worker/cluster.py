@@ -1124,8 +1124,10 @@ class SimulatedTransport:
                 target.mailbox.put_damaged(key)
                 target.wake()
             elif loan is not None or key.kind == Kind.READ:
-                assert target.lending is not None
-                target.lending.arrived(target.mailbox, key, loan, tensors)
+                if target.lending is None:
+                    cluster.at(weather.network_s, arrive)  # it has no device yet
+                else:
+                    target.lending.arrived(target.mailbox, key, loan, tensors)
             else:
                 target.mailbox.put(key, tuple(tensor.detach().clone() for tensor in tensors))
 

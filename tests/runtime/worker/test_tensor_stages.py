@@ -14,7 +14,7 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 
-from planaria.job.sections.cluster import StageParallelism
+from planaria.job.sections.cluster import Device, StageParallelism
 from planaria.job.sections.model import ModelSection
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, WorkerId
@@ -29,6 +29,7 @@ from planaria.runtime.worker.interpreter import Interpreter
 from planaria.runtime.worker.transport.stage_mates import StageMates
 from tests.proof import batches, rest_in_proof
 from tests.runtime.worker.cluster import Kill, Weather
+from tests.runtime.worker.compute.device.orders import Orders
 from tests.runtime.worker.schedules import (
     Schedule,
     any_policy,
@@ -79,6 +80,18 @@ def tensor(plain: Schedule) -> Schedule:
 def test_devices_that_share_microbatches_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
     """Under all policies, with deaths at any instruction, comings, goings and restarts."""
     laboratory.run_all(batch, lambda seed, source: tensor(KINDS[seed % 5](seed, source)))
+
+
+@pytest.mark.parametrize("batch", batches(range(40, 46), size=2, kept=1), ids=str)
+def test_devices_with_a_memory_that_each_of_them_reads_keep_every_promise(batch: range, laboratory: Laboratory) -> None:
+    def on_stand_in(seed: int, source: str) -> Schedule:
+        plain = tensor(KINDS[seed % 5](seed, source))
+        cluster = msgspec.structs.replace(plain.job.cluster, device=Device.STAND_IN)
+        job = msgspec.structs.replace(plain.job, cluster=cluster)
+        return replace(plain, job=job, weather=replace(plain.weather, one_host=seed % 4 != 0))
+
+    with Orders().at_work():
+        laboratory.run_all(batch, on_stand_in)
 
 
 @pytest.mark.parametrize("batch", batches(range(20, 26), size=5, kept=1), ids=str)

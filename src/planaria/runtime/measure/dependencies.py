@@ -13,7 +13,7 @@ from planaria.job.sections.train import TrainSection
 from planaria.job.settings import Job
 from planaria.job.values import is_dataset
 from planaria.model.training.optimizer import optimizer_of
-from planaria.runtime.component_settings import devices_at_work, most_sharing
+from planaria.runtime.component_settings import devices_at_work
 from planaria.runtime.machine.limits import num_cores
 from planaria.runtime.thresholds import MOST_AT_ONCE
 
@@ -53,7 +53,7 @@ def at_once(job: Job) -> int:
 def shared_by(job: Job) -> tuple[int, ...]:
     """Returns by how many devices a microbatch may be shared in the job."""
     is_asked = job.cluster.stage_parallelism is not StageParallelism.SHARDED
-    most = min(most_sharing(job), job.cluster.devices_per_node) if is_asked else 0
+    most = min(job.model.virtual_shards, job.cluster.devices_per_node) if is_asked else 0
     return tuple(number for number in (2, 4, 8) if number <= most)
 
 

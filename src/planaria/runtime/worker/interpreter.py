@@ -109,8 +109,9 @@ class Interpreter(StepWork[Batch, Tensors]):
         if isinstance(holdings.compute, Compute):
             holdings.compute.mates = self._mates
             self._counts_parts = True
-        self._timed: list[tuple[Any, Any, float]] = []
-        """Marks of what the device computed in the step, and by how many times longer it was made to take."""
+        self._timed: list[tuple[Any, Any, float, float]] = []
+        """Marks of what the device computed in the step, the seconds for which it waited for others of its stage, and
+        by how many times longer it was made to take."""
 
     # Plans and steps
 
@@ -134,8 +135,8 @@ class Interpreter(StepWork[Batch, Tensors]):
         super()._begin_step(step, exponents, audits)
 
     def vote(self, generation: int, step: int) -> Vote:
-        for first, last, factor in self._timed:
-            self.compute_s += self._device.seconds_between(first, last) * factor
+        for first, last, exchanged_s, factor in self._timed:
+            self.compute_s += max(self._device.seconds_between(first, last) - exchanged_s, 0.0) * factor
         self._timed.clear()
         self._device.finish()  # once the step is committed, others write what is read here in place
         vote = super().vote(generation, step)
@@ -213,13 +214,13 @@ class Interpreter(StepWork[Batch, Tensors]):
 
     def _launch(self, instruction: Instruction) -> None:
         """Gives an instruction to the device, which does and times it while its host goes on."""
-        began = self._device.mark()
+        began, exchanged_s = self._device.mark(), self._exchanged_s
         self.perform(instruction)
         ended = self._device.mark()
         if self._pace.slowness != 1.0:
             self._pace.slow_down(self._device.seconds_between(began, ended))
         if instruction.op is not Op.AUDIT:  # nothing of it is the plan's
-            self._timed.append((began, ended, self._pace.slowness))
+            self._timed.append((began, ended, self._exchanged_s - exchanged_s, self._pace.slowness))
 
     @property
     def doing(self) -> str:

@@ -23,7 +23,7 @@ import planaria.runtime.worker as worker
 from planaria.runtime.worker.compute.device import streams
 from planaria.runtime.worker.compute.device.hazards import Actor, Clocks, Use
 from planaria.runtime.worker.compute.device.queues import Stream
-from planaria.runtime.worker.compute.device.stand_in import StandInEvent, StandInQueues
+from planaria.runtime.worker.compute.device.stand_in import OTHERS, StandInEvent, StandInQueues
 from planaria.runtime.worker.compute.device.streams import StreamDevice
 from planaria.runtime.worker.compute.shared_memory import SharedVector
 from tests.runtime.worker.cluster import Worker, _building
@@ -90,11 +90,13 @@ class CommonClocks(Clocks):
     def use(self, actor: Actor, tensor: torch.Tensor, what: str, *, is_write: bool) -> None:
         worker, buffer = self._worker_of.get(actor), self.buffer(tensor, actor)
         plan = self._generation(actor)
-        buffer.uses = [
-            use
-            for use in buffer.uses
-            if self._worker_of.get(use.actor) is worker or self._plan_of.get(use, plan) == plan
-        ]
+
+        def counts(use: Use) -> bool:
+            """What workers have in common beside memory that they share is the test's: a model, say."""
+            is_shared = buffer.owner == OTHERS and self._plan_of.get(use, plan) == plan
+            return is_shared or self._worker_of.get(use.actor) is worker
+
+        buffer.uses = list(filter(counts, buffer.uses))
         super().use(actor, tensor, what, is_write=is_write)
         self._plan_of |= dict.fromkeys(buffer.uses[-1:], plan)
 

@@ -153,7 +153,8 @@ class Pair:
     def _wire(self, own: int) -> Any:
         def send(peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...], loan: Loan | None = None) -> None:
             here, there = self.devices[own].queues, self.devices[peer].queues
-            assert isinstance(here, StandInQueues) and isinstance(there, StandInQueues)
+            assert isinstance(here, StandInQueues)
+            assert isinstance(there, StandInQueues)
             there._clocks.after(there.host, here._clocks.now(here.host))
             self.lendings[peer].arrived(self.mailboxes[peer], key, loan, tensors)
 
@@ -185,7 +186,8 @@ def slot_that_is_lent_again(laboratory: Laboratory) -> None:
     found = [pair.hand_over(first, 0), pair.hand_over(second, 1)]
     with pair.devices[1].in_use():
         ones, zeros = here(pair.devices[1].copied_out(found))
-        assert torch.equal(ones, torch.ones(4)) and torch.equal(zeros, torch.zeros(4))
+        assert torch.equal(ones, torch.ones(4))
+        assert torch.equal(zeros, torch.zeros(4))
 
 
 TWO_PIPELINES = {"nodes": 4, "smallest": 2, "steps": 2}

@@ -25,7 +25,7 @@ from planaria.runtime.worker.compute.device.queues import Stream
 from planaria.runtime.worker.compute.shared_memory import SharedVector, opened
 
 HOST = "the host"
-_OTHERS = "other processes"
+OTHERS = "other processes"
 """To which shared memory belongs: it is given back once none of them reads it."""
 _NOT_WRITTEN = 0xA5
 """Bytes of pinned memory that no copy has come to."""
@@ -148,14 +148,14 @@ class StandInQueues:
     def vector(self, count: int, dtype: torch.dtype) -> SharedVector:
         with _disable_current_modes():
             made = SharedVector(count, dtype)
-        self._clocks.buffer(made.tensor, _OTHERS).is_device = True
+        self._clocks.buffer(made.tensor, OTHERS).is_device = True
         return made
 
     def opened(self, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
         with _disable_current_modes():
             found = opened(address, dtype)
         if found is not None:
-            self._clocks.buffer(found, _OTHERS).is_device = True
+            self._clocks.buffer(found, OTHERS).is_device = True
         return found
 
     # Operations
