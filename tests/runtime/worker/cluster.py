@@ -1104,7 +1104,9 @@ class SimulatedTransport:
         is_apart = self._worker.cluster.job.cluster.transport is TransportKind.TCP
         return worker if is_apart else self.host_of(worker)
 
-    def lends(self, lending: Lending) -> None:
+    carries_devices_memory = False
+
+    def serve(self, lending: Lending) -> None:
         self._worker.lending = lending
 
     def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...], loan: Loan | None = None) -> None:

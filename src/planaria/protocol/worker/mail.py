@@ -36,6 +36,9 @@ class Kind:
     """What shards give at another device of the stage, with which a microbatch is shared."""
     READ = "d"
     """Says that a message, which lies in its sender's memory, was read there; the item is the number of the loan."""
+    GROUP = "c"
+    """What a member of a process group tells the other one while they find each other; the item is the group's number,
+    the layer the member's rank."""
 
     SUMS: Final = frozenset({SUM, SHARED_SUM, TOTAL, SHARED_TOTAL})
     NAMES: Final = {

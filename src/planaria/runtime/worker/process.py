@@ -122,6 +122,7 @@ def _real_parts(settings: WorkerSettings) -> Parts:
         cut_off=lambda peer, address: control.send(CutOff(peer=peer, address=address)),
         security=security if job.cluster.data_encryption else None,
         memory=memory_of(job),
+        kind=job.cluster.transport,
     )
     worked = processor_time()
     data = functools.cache(lambda: open_data(job, Path(settings.data_folder)))

@@ -44,7 +44,19 @@ class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
 
 
-class Loan(msgspec.Struct, frozen=True, array_like=True):
+class Carried(msgspec.Struct, frozen=True, array_like=True, tag="carried"):
+    """Tells that a message's tensors come by a process group.
+
+    Attributes:
+        serial: of the group, among those of the sender.
+        tensors: what comes.
+    """
+
+    serial: int
+    tensors: tuple[TensorMeta, ...]
+
+
+class Loan(msgspec.Struct, frozen=True, array_like=True, tag="lent"):
     """Tells that a message's tensors are the addresses of memory in which it lies.
 
     Attributes:
@@ -63,12 +75,12 @@ class Arrived(NamedTuple):
 
     Attributes:
         tensors: None: its payload is damaged.
-        loan: None: they are the message itself.
+        elsewhere: where the message is; None: it is these tensors.
     """
 
     key: Key
     tensors: tuple[torch.Tensor, ...] | None
-    loan: Loan | None
+    elsewhere: Loan | Carried | None
 
 
 class DamagedFrame(FrameError):
@@ -86,7 +98,7 @@ class DataHeader(msgspec.Struct, frozen=True, array_like=True):
     item: int
     layer: int
     tensors: tuple[TensorMeta, ...]
-    loan: Loan | None = None
+    elsewhere: Loan | Carried | None = None
 
 
 _header_encoder = msgspec.msgpack.Encoder()
@@ -105,7 +117,9 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
     return TensorMeta(NAMES[tensor.dtype], tuple(tensor.shape))
 
 
-def data_frame(key: Key, tensors: tuple[torch.Tensor, ...], loan: Loan | None = None) -> list[memoryview]:
+def data_frame(
+    key: Key, tensors: tuple[torch.Tensor, ...], elsewhere: Loan | Carried | None = None
+) -> list[memoryview]:
     """Returns the pieces of a data frame, header first; the tensors' memory is not copied."""
     host = [tensor.detach().to("cpu").contiguous() for tensor in tensors]
     header = _header_encoder.encode(
@@ -117,7 +131,7 @@ def data_frame(key: Key, tensors: tuple[torch.Tensor, ...], loan: Loan | None = 
             key.item,
             key.layer,
             tuple(map(meta_of, host)),
-            loan,
+            elsewhere,
         )
     )
     payload = [view for view in (bytes_of(tensor) for tensor in host) if len(view)]
@@ -260,10 +274,10 @@ class _Arriving:
             placed = place(self._key)
             if placed is None or tuple(map(meta_of, placed)) != header.tensors:
                 placed = tuple([torch.empty(meta.shape, dtype=DTYPES[meta.dtype]) for meta in header.tensors])
-            loan = header.loan
-            if loan is not None and not len(loan.tensors) == len(loan.offsets) == len(placed):
+            told = header.elsewhere
+            if isinstance(told, Loan) and not len(told.tensors) == len(told.offsets) == len(placed):
                 raise FrameError("a data frame's loan does not have the addresses that it tells of")
-            self._tensors, self._loan = placed, loan
+            self._tensors, self._elsewhere = placed, told
         except (msgspec.DecodeError, UnicodeDecodeError, KeyError, RuntimeError, TypeError) as error:
             raise FrameError(f"a data frame's header makes no sense: {str(error).partition(chr(10))[0]}") from error
         self._sum = payload_sum
@@ -288,7 +302,7 @@ class _Arriving:
 
     def message(self) -> Arrived:
         """Returns the message, all of which has come; without tensors if it is damaged."""
-        return Arrived(self._key, self._tensors if self._digest.intdigest() == self._sum else None, self._loan)
+        return Arrived(self._key, self._tensors if self._digest.intdigest() == self._sum else None, self._elsewhere)
 
 
 def _sum(views: Iterable[memoryview]) -> int:

@@ -38,10 +38,14 @@ class Lending:
 
     Args:
         device: whose memory it is.
+
+    Attributes:
+        place: where torch has that.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self.place = device.place
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._out: dict[int, _Out] = {}

@@ -25,11 +25,11 @@ from planaria.runtime.worker.transport.transport import Transport
 
 @dataclass(frozen=True, slots=True)
 class _Late:
-    """A message whose bytes, or the addresses of what is lent, are to be sent once they may be; of a loan that was
-    read, this keeps it until then."""
+    """A message whose bytes, or the addresses of what is lent, are to be sent once they may be. What is being read of
+    another worker's memory is kept until then, whether or not (None) anything is sent."""
 
     peer: WorkerId
-    key: Key
+    key: Key | None
     tensors: Tensors | LateTensors
     loan: Loan | None = None
     read: Lent | None = None
@@ -51,24 +51,26 @@ class Outbox:
         self._lending = Lending(device)
         self._late: deque[_Late] = deque()
         self._peers: frozenset[WorkerId] = frozenset()
-        transport.lends(self._lending)
+        transport.serve(self._lending)
 
     def give(self, peer: WorkerId, key: Key, tensors: Sequence[torch.Tensor]) -> None:
         """Sends tensors of the device, as they are when what it was given so far is done, without waiting."""
-        if self._device.is_on_host or self.memory_of(peer) != self.memory_of(self._worker):
-            self.send(peer, key, self._device.copied_out(tensors))
-        else:
+        if not self._device.is_on_host and self.memory_of(peer) == self.memory_of(self._worker):
             loan, late = self._lending.lend(peer, key.step, tensors)
             self._post(_Late(peer, key, late, loan))
+        elif self._transport.carries_devices_memory:
+            self.send(peer, key, self._device.made(tensors))
+        else:
+            self.send(peer, key, self._device.copied_out(tensors))
 
     def brought_in(self, message: Message) -> Tensors:
         """Returns what came on the device; has its sender told, once it is read, where that has lent it."""
         if not isinstance(message, Lent):
             return self._device.copied_in(message)
         made, late = self._device.copied_over(message.tensors)
-        if message.number and message.sender in self._peers:
-            key = Key(Kind.READ, self._worker, 0, 0, message.number, 0)
-            self._post(_Late(message.sender, key, late, read=message))
+        is_told = message.number and message.sender in self._peers
+        key = Key(Kind.READ, self._worker, 0, 0, message.number, 0) if is_told else None
+        self._post(_Late(message.sender, key, late, read=message))
         return made
 
     def send(self, peer: WorkerId, key: Key, tensors: Tensors | LateTensors) -> None:
@@ -77,9 +79,14 @@ class Outbox:
 
     def _post(self, late: _Late) -> None:
         if isinstance(late.tensors, tuple):
-            self._transport.send(late.peer, late.key, late.tensors, late.loan)
+            self._send(late)
         else:
             self._late.append(late)
+
+    def _send(self, late: _Late) -> None:
+        tensors = here(late.tensors)
+        if late.key is not None:
+            self._transport.send(late.peer, late.key, tensors, late.loan)
 
     def set_peers(self, addresses: Mapping[WorkerId, str]) -> None:
         """Sets the peers of the plan, once all is sent that is for those of the last one."""
@@ -109,8 +116,7 @@ class Outbox:
         """Waits for the oldest message's bytes, and sends it; returns False if there is none."""
         if not self._late:
             return False
-        late = self._late.popleft()
-        self._transport.send(late.peer, late.key, here(late.tensors), late.loan)
+        self._send(self._late.popleft())
         return True
 
     def finish(self) -> None:

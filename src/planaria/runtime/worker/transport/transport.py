@@ -11,20 +11,25 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Collection, Hashable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
+from planaria.job.sections.cluster import TransportKind
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.from_worker import Flow
 from planaria.protocol.thresholds import CUT_OFF_S
 from planaria.runtime.wire.listener import PeerListener, greeting
 from planaria.runtime.wire.tls import Security
 from planaria.runtime.worker.compute.shared_memory import HOST_MEMORY
-from planaria.runtime.worker.transport.frames import Arrived, DamagedFrame, Loan, data_frame
+from planaria.runtime.worker.transport.frames import Arrived, Carried, DamagedFrame, Loan, data_frame
 from planaria.runtime.worker.transport.incoming import Incoming
 from planaria.runtime.worker.transport.lending import Lending
-from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
+from planaria.runtime.worker.transport.mailbox import Key, Kind, Lent, Mailbox
 from planaria.runtime.worker.transport.outgoing import Connection, Outgoing
+
+if TYPE_CHECKING:
+    from planaria.runtime.worker.transport.pair_groups import PairGroups
 
 _MEMORY = "/"
 """In an address, what comes before the name of a memory other than processors'."""
@@ -40,6 +45,7 @@ class Transport:
         host: to listen on.
         cut_off: told, from another thread, of a peer in the plan to which the connection is lost, and of its address.
         security: what peers have to show, and are shown; None: connections are plain.
+        kind: by which way tensors go to peers that do not read this one's memory.
         memory: name of the memory that workers of a host with the same name read in place; "": nobody reads this one's.
     """
 
@@ -52,18 +58,23 @@ class Transport:
         cut_off: Callable[[WorkerId, str], None] = lambda peer, address: None,
         security: Security | None = None,
         memory: str = HOST_MEMORY,
+        kind: TransportKind = TransportKind.AUTO,
     ) -> None:
         self._worker = worker
         self._memory = memory
+        self._kind = kind
+        self._address = ""
         self._token = token
         self._mailbox = mailbox
         self._host = host
         self._cut_off = cut_off
-        self._connections: dict[tuple[WorkerId, bool], Connection] = {}
-        """By peer, and whether it is for state."""
+        self._connections: dict[tuple[WorkerId, str, bool], Connection] = {}
+        """By peer and its address, and whether it is for state."""
+        self._lock = threading.Lock()
         self._addresses: dict[WorkerId, str] = {}
         self._lending: Lending | None = None
-        self._can_borrow = threading.Event()
+        self._groups: PairGroups | None = None
+        self._has_device = threading.Event()
         self._outgoing = Outgoing(security)
         self._incoming = Incoming(self._arrived, mailbox.place, self._header_damaged, mailbox.put_error)
         self._greeter = PeerListener(token, self._incoming.add, security)
@@ -72,13 +83,18 @@ class Transport:
         """Begins to listen; returns the address that peers need."""
         self._incoming.start()
         memory = "" if self._memory == HOST_MEMORY else f"{_MEMORY}{self._memory}"
-        return f"{self._host}:{self._greeter.start(self._host)}{memory}"
+        self._address = f"{self._host}:{self._greeter.start(self._host)}{memory}"
+        return self._address
 
     def set_peers(self, addresses: Mapping[WorkerId, str]) -> None:
         """Sets the peers of the plan. Connections to all others are closed; those that stay are not touched."""
-        for way in [way for way in self._connections if addresses.get(way[0]) != self._addresses.get(way[0])]:
-            self._connections.pop(way).close()
-        self._addresses = dict(addresses)
+        gone = {peer: address for peer, address in self._addresses.items() if addresses.get(peer) != address}
+        if self._groups is not None:
+            self._groups.drop(gone)
+        with self._lock:
+            for way in [way for way in self._connections if gone.get(way[0]) == way[1]]:
+                self._connections.pop(way).close()
+            self._addresses = dict(addresses)
 
     def host_of(self, worker: WorkerId) -> Hashable:
         """Returns the host of a worker."""
@@ -94,13 +110,16 @@ class Transport:
         return (self.host_of(worker), name) if name else worker
 
     def _connection(self, peer: WorkerId, *, is_state: bool) -> Connection:
-        found = self._connections.get((peer, is_state))
-        if found is None:
-            address, hello = self._addresses[peer], greeting(self._worker, self._token)
-            place = address.partition(_MEMORY)[0]
-            found = self._outgoing.connect(place, hello, lambda: self._broken(peer, address), gives_way=is_state)
-            self._connections[peer, is_state] = found
-        return found
+        return self._connect(peer, self._addresses[peer], is_state=is_state)
+
+    def _connect(self, peer: WorkerId, address: str, *, is_state: bool) -> Connection:
+        with self._lock:
+            found = self._connections.get((peer, address, is_state))
+            if found is None:
+                place, hello = address.partition(_MEMORY)[0], greeting(self._worker, self._token)
+                found = self._outgoing.connect(place, hello, lambda: self._broken(peer, address), gives_way=is_state)
+                self._connections[peer, address, is_state] = found
+            return found
 
     def _broken(self, peer: WorkerId, address: str) -> None:
         """Tells `cut_off` of a peer whose connection broke, if that peer is still in the plan a while later."""
@@ -122,39 +141,86 @@ class Transport:
             tensors: the message, on the host, or the addresses of what is lent.
             loan: tells which of both.
         """
-        self._connection(peer, is_state=key.kind == Kind.STATE).send(data_frame(key, tensors, loan))
+        elsewhere: Loan | Carried | None = loan
+        if self._groups is not None and loan is None and self._groups.carries(tensors):
+            tensors, elsewhere = (), self._groups.send(peer, tensors)
+        self._connection(peer, is_state=key.kind == Kind.STATE).send(data_frame(key, tensors, elsewhere))
 
-    def lends(self, lending: Lending) -> None:
-        """Sets who lends and borrows, once there is a device: until then what is lent waits."""
+    @property
+    def carries_devices_memory(self) -> bool:
+        """Whether `send` takes tensors of a GPU."""
+        return self._kind is TransportKind.NCCL
+
+    def _tell(self, peer: WorkerId, address: str | None, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Sends to a peer of the plan, or to a worker that is at an address. From any thread."""
+        if address is None:
+            connection = self._connection(peer, is_state=False)
+        else:
+            connection = self._connect(peer, address, is_state=False)
+        connection.send(data_frame(key, tensors))
+
+    def _put_carried(self, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Puts down what a group has brought; in a GPU's memory it lies as what is lent does."""
+        lent = Lent(tensors, WorkerId(key.sender), 0) if self.carries_devices_memory else tensors
+        self._mailbox.put(key, lent)
+
+    def _group_broken(self, peer: WorkerId) -> None:
+        address = self._addresses.get(peer)
+        if address is not None:
+            self._broken(peer, address)
+
+    def serve(self, lending: Lending) -> None:
+        """Sets who lends and borrows, once there is a device: until then what is lent, or comes by a group, waits."""
         self._lending = lending
-        self._can_borrow.set()
+        if self._kind in (TransportKind.GLOO, TransportKind.NCCL):
+            from planaria.runtime.worker.transport import pair_groups  # torch.distributed takes a while to import
+
+            is_gloo = self._kind is TransportKind.GLOO
+            self._groups = pair_groups.PairGroups(
+                self._worker,
+                pair_groups.Gloo(self._host) if is_gloo else pair_groups.Nccl(lending.place),
+                self._address,
+                self._tell,
+                self._group_broken,
+                self._put_carried,
+                self._mailbox.put_error,
+            )
+        self._has_device.set()
 
     def pace(self, peers: Collection[WorkerId], bytes_per_s: float | None) -> None:
         """Sends to each of the peers no faster from now on, state aside; None: as fast as it goes."""
         for peer in peers:
-            if (connection := self._connections.get((peer, False))) is not None:
+            if (connection := self._connections.get((peer, self._addresses[peer], False))) is not None:
                 connection.pace(bytes_per_s)
 
     def flows(self) -> dict[WorkerId, Flow]:
         """Returns what peers on other hosts have got from here so far, state aside: it has to wait for the rest."""
         far = {
             peer: connection.sent()
-            for (peer, is_state), connection in self._connections.items()
-            if not is_state and self.host_of(peer) != self._host
+            for (peer, address, is_state), connection in self._connections.items()
+            if not is_state and self._addresses.get(peer) == address and self.host_of(peer) != self._host
         }
         return {peer: Flow(*flow) for peer, flow in far.items() if flow is not None and flow[0]}
 
     def _arrived(self, sender: int, arrived: Arrived) -> None:
-        key, tensors, loan = arrived
+        key, tensors, elsewhere = arrived
         if tensors is None:
             self._tell_damage(sender, f"{key} is damaged")
             self._mailbox.put_damaged(key)
-        elif loan is None and key.kind != Kind.READ:
+        elif elsewhere is None and key.kind not in (Kind.READ, Kind.GROUP):
             self._mailbox.put(key, tensors)
         else:
-            self._can_borrow.wait()
-            assert self._lending is not None
-            self._lending.arrived(self._mailbox, key, loan, tensors)
+            self._has_device.wait()
+            self._arrived_elsewhere(key, tensors, elsewhere)
+
+    def _arrived_elsewhere(self, key: Key, tensors: tuple[torch.Tensor, ...], elsewhere: Loan | Carried | None) -> None:
+        assert self._lending is not None
+        if self._groups is not None and isinstance(elsewhere, Carried):
+            self._groups.announced(key, elsewhere)
+        elif self._groups is not None and key.kind == Kind.GROUP:
+            self._groups.told(key, tensors)
+        elif not isinstance(elsewhere, Carried):
+            self._lending.arrived(self._mailbox, key, elsewhere, tensors)
 
     def _header_damaged(self, sender: int, damaged: DamagedFrame) -> None:
         self._tell_damage(sender, str(damaged))
@@ -171,4 +237,6 @@ class Transport:
         self._incoming.close()
         for connection in self._connections.values():
             connection.close()
+        if self._groups is not None:
+            self._groups.close()
         self._outgoing.close()

@@ -80,7 +80,7 @@ def adopt_on(device: StreamDevice, change: Callable[[], object]) -> None:
     worker = WorkerLoop.__new__(WorkerLoop)
     others = SimpleNamespace(
         set_peers=lambda peers: None,
-        lends=lambda lending: None,
+        serve=lambda lending: None,
         begin=lambda message, forgets: None,
         adopt=lambda message, continues: change(),
     )
@@ -161,7 +161,7 @@ class Pair:
         def nothing(addresses: object) -> None:
             pass
 
-        return SimpleNamespace(send=send, lends=self.lendings.append, set_peers=nothing, memory_of=lambda worker: 0)
+        return SimpleNamespace(send=send, serve=self.lendings.append, set_peers=nothing, memory_of=lambda worker: 0)
 
     def hand_over(self, values: torch.Tensor, number: int) -> torch.Tensor:
         """Sends values from the first worker to the second, which has read them and said so."""

@@ -70,6 +70,10 @@ class Device(ABC):
         there. On the host these are the tensors themselves."""
 
     @abstractmethod
+    def made(self, tensors: Sequence[torch.Tensor]) -> Tensors | LateTensors:
+        """Returns the device's tensors themselves, once what it was given so far is done."""
+
+    @abstractmethod
     def vector(self, count: int, dtype: torch.dtype) -> Vector:
         """Returns a new vector, which other workers of the host can read in place if the device shares."""
 
@@ -143,6 +147,9 @@ class HostDevice(Device):
         target.copy_(values)
 
     def copied_out(self, tensors: Sequence[torch.Tensor]) -> Tensors:
+        return tuple(tensors)
+
+    def made(self, tensors: Sequence[torch.Tensor]) -> Tensors:
         return tuple(tensors)
 
     def vector(self, count: int, dtype: torch.dtype) -> Vector:

@@ -51,12 +51,12 @@ class StreamDevice(Device):
 
     @contextmanager
     def _at(self, stream: Stream) -> Iterator[None]:
-        self._current = stream
+        before, self._current = self._current, stream  # sums go on while a shadow waits for others of its stage
         try:
             with self.queues.on(stream):
                 yield
         finally:
-            self._current = Stream.COMPUTE
+            self._current = before
 
     def after(self, *streams: Stream) -> None:
         for stream in streams:
@@ -87,6 +87,9 @@ class StreamDevice(Device):
     def copied_out(self, tensors: Sequence[torch.Tensor]) -> OnTheirWay:
         pinned = [self.queues.pinned(source.size(), source.dtype) for source in tensors]
         return OnTheirWay(self.queues, pinned, self._put(tuple(zip(tensors, pinned, strict=True))))
+
+    def made(self, tensors: Sequence[torch.Tensor]) -> OnTheirWay:
+        return OnTheirWay(self.queues, tensors, self.queues.record(self._current))
 
     def _put(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Event:
         """Copies tensors out, as pairs of what and where; returns when that is done."""
@@ -154,11 +157,12 @@ class OwnVector:
 
 
 class OnTheirWay:
-    """Tensors of the host that can be handed on once an event of the device has happened, as copies of its own.
+    """Tensors that can be handed on once an event of the device has happened: copies on the host, addresses of what
+    is made then, or that itself.
 
     Attributes:
         pinned: those.
-        event: when they are there, or what they tell of is.
+        event: when they, or what they tell of, are there.
     """
 
     def __init__(self, queues: Queues, pinned: Sequence[torch.Tensor], event: Event) -> None:
