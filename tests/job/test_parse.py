@@ -315,6 +315,32 @@ def test_what_does_not_go_with_ray_is_refused(override: str, says: str) -> None:
         parse("cluster.launcher=ray", override)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            ("cluster.transport=nccl",),
+            r"cluster.transport = 'nccl' goes with cluster.device = \"cuda\", not with \"cpu\"",
+        ),
+        (("cluster.transport=gloo", "cluster.device=cuda"), r"goes with cluster.device = \"cpu\", not with \"cuda\""),
+        (
+            ("cluster.transport=gloo", "cluster.launcher=agents", "cluster.tls=/tls"),
+            r"without encryption, and cluster.tls",
+        ),
+        (("cluster.transport=rdma",), r"cluster.transport"),
+    ],
+)
+def test_what_carries_tensors_has_to_fit_the_devices_and_tls(overrides: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        parse(*overrides)
+
+
+def test_groups_carry_tensors_where_these_need_no_encryption() -> None:
+    plain = ("cluster.launcher=agents", "cluster.tls=/tls", "cluster.data_encryption=false")
+    assert parse("cluster.transport=gloo", *plain).cluster.transport == "gloo"
+    assert parse("cluster.transport=nccl", "cluster.device=cuda").cluster.transport == "nccl"
+
+
 @pytest.mark.parametrize(("override", "parts"), REFUSED, ids=[override for override, _ in REFUSED])
 def test_what_is_no_job_is_refused_by_field_and_remedy(override: str, parts: list[str]) -> None:
     with pytest.raises(UserError) as caught:
@@ -346,7 +372,6 @@ def test_a_state_is_spread_over_several_devices_or_not_at_all(devices: int, stag
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        ("model.type=layers:transformer", r"not with 'layers:transformer'\. Set it to 0"),
         ("model.lora={r=2}", r"does not go with adapters.*leave \[model\.lora\] out"),
         ("train.compile=true", r"does not go with train\.compile = true.*compile = false"),
     ],
@@ -372,7 +397,6 @@ TENSOR = (
             "model.virtual_shards=0",
             r"model\.virtual_shards = 0 is not shared by .* Set it to 4.*numerics = \"fast\"",
         ),
-        ("cluster.device=cuda", r"cluster\.device = 'cuda' does not go with .*tensor.* Set it to \"cpu\""),
     ],
 )
 def test_what_does_not_go_with_tensor_stages_is_refused(other: str, says: str) -> None:

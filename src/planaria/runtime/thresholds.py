@@ -18,6 +18,13 @@ SESSION_CONNECT_S = 10.0
 PEER_CONNECT_S = 5.0
 """Seconds that a worker's attempt to reach another worker may take. Not measured."""
 
+GROUP_CONNECT_S = 30.0
+"""Seconds in which the two members of a process group connect to each other, once each knows where the other is. Not
+measured."""
+
+GROUP_END_S = 1.0
+"""Seconds for which a worker that ends waits for each thread that works on a process group. Not measured."""
+
 UNREACHABLE_PAUSE_S = 0.1
 """Seconds between two attempts at an unreachable host: in the first second after its cable is back, its entry among the
 kernel's neighbours may still be that of a host that is gone. Not measured."""

@@ -12,7 +12,7 @@ import msgspec
 
 from planaria.job.sections.cluster import MAX_ZONE_LENGTH
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 
 
 def other_version(speaker: str, version: int) -> str | None:

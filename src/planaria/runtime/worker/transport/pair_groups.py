@@ -29,6 +29,7 @@ from torch._C._distributed_c10d import Store
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.worker.mail import Key, Kind
+from planaria.runtime.thresholds import GROUP_CONNECT_S, GROUP_END_S
 from planaria.runtime.worker.transport.frames import DTYPES, Carried, TensorMeta, meta_of
 
 log = logging.getLogger(__name__)
@@ -83,15 +84,15 @@ class Gloo(Backend):
     def group(self, store: Store, rank: int) -> Any:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
-        options._timeout = _FOR_EVER
+        options._timeout = timedelta(seconds=GROUP_CONNECT_S)
         return dist.ProcessGroupGloo(store, rank, 2, options)
 
     def send(self, group: Any, data: torch.Tensor) -> None:
-        group.send([data], _RECEIVER, 0).wait()
+        group.send([data], _RECEIVER, 0).wait(_FOR_EVER)
 
     def receive(self, group: Any, size_bytes: int) -> torch.Tensor:
         data = torch.empty(size_bytes, dtype=torch.uint8)
-        group.recv([data], _SENDER, 0).wait()
+        group.recv([data], _SENDER, 0).wait(_FOR_EVER)
         return data
 
     def abort(self, group: Any) -> None:
@@ -204,7 +205,8 @@ class _Link:
         self._group: Any = None
         self._lock = threading.Lock()
         self._is_closed = False
-        threading.Thread(target=self._run, name=("send", "receive")[rank] + " by a group", daemon=True).start()
+        self._threads: list[threading.Thread] = []
+        self._start(("send", "receive")[rank] + " by a group", self._run)
 
     def then(self, do: Callable[[Any], None]) -> None:
         """Does this with the group after all that was asked before."""
@@ -217,7 +219,21 @@ class _Link:
         self.store.close()
         self._work.put(None)
         if group is not None:
-            threading.Thread(target=self._backend.abort, args=(group,), daemon=True).start()
+            self._start("abort by a group", lambda: self._backend.abort(group))
+
+    def join(self) -> None:
+        """Waits until what was closed has ended, for a while: torch aborts a process that ends while it is at work."""
+        for thread in self._threads:
+            thread.join(GROUP_END_S)
+
+    @property
+    def is_at_work(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def _start(self, name: str, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     @property
     def is_closed(self) -> bool:
@@ -274,6 +290,8 @@ class PairGroups:
         self._in: dict[WorkerId, tuple[int, _Link]] = {}
         self._in_from: dict[WorkerId, str] = {}
         """Addresses of those that send."""
+        self._ended: list[_Link] = []
+        """Those that may still be at work."""
         self._lock = threading.Lock()
 
     def carries(self, tensors: Collection[torch.Tensor]) -> bool:
@@ -318,7 +336,7 @@ class PairGroups:
         with self._lock:
             if not rest:
                 if peer in self._in:
-                    self._in[peer][1].close()
+                    self._end(self._in[peer][1])
                 self._in_from[peer] = address = first.decode()
                 tell = self._teller(peer, address, serial, _RECEIVER)
                 # Whoever sends learns of it too, and tells it.
@@ -353,15 +371,22 @@ class PairGroups:
         with self._lock:
             for peer, address in peers.items():
                 if peer in self._out:
-                    self._out.pop(peer)[1].close()
+                    self._end(self._out.pop(peer)[1])
                 if self._in_from.get(peer) == address:
                     del self._in_from[peer]
-                    self._in.pop(peer)[1].close()
+                    self._end(self._in.pop(peer)[1])
+
+    def _end(self, link: _Link) -> None:
+        link.close()
+        self._ended = [*(other for other in self._ended if other.is_at_work), link]
 
     def close(self) -> None:
         with self._lock:
             for _, link in (*self._out.values(), *self._in.values()):
-                link.close()
+                self._end(link)
+            ended = self._ended
+        for link in ended:
+            link.join()
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from planaria.job.sections.cluster import Device, OptimizerState, TransportKind
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.records import RunStatus
 from planaria.runtime.worker.compute.device.device import here
+from planaria.runtime.worker.compute.device.queues import Stream
 from planaria.runtime.worker.compute.device.stand_in import StandInQueues
 from planaria.runtime.worker.compute.device.streams import StreamDevice
 from planaria.runtime.worker.heartbeat import Heartbeat
@@ -139,6 +140,27 @@ def spread_in_one_memory(laboratory: Laboratory) -> None:
     assert laboratory.run(on_stand_in(plain)).weights == reference.weights
 
 
+def tensors_that_a_group_sends(laboratory: Laboratory) -> None:
+    """A group reads them in the device's memory, on a stream of its own, which begins when they are made."""
+    device, sent = StreamDevice(torch.device("cpu"), StandInQueues()), list[torch.Tensor]()
+
+    def send(peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...], loan: Loan | None = None) -> None:
+        with device.queues.on(Stream.COPIES_OUT):
+            sent.extend(tensor.clone() for tensor in tensors)
+
+    transport: Any = SimpleNamespace(
+        send=send, serve=lambda lending: None, memory_of=lambda worker: worker, carries_devices_memory=True
+    )
+    outbox = Outbox(WorkerId(0), transport, device)
+    with device.in_use():
+        (ones,) = device.copied_in((torch.ones(4),))
+        outbox.give(WorkerId(1), Key(Kind.ACTIVATION, 0, 1, 1, 0, 1), (ones + 1.0,))
+        outbox.send_what_came()
+        outbox.finish()
+        device.after(Stream.COPIES_OUT)
+        assert torch.equal(here(device.copied_out(sent))[0], torch.full((4,), 2.0))
+
+
 class Pair:
     """Two workers whose devices read each other's memory."""
 
@@ -197,6 +219,7 @@ SCENARIOS: dict[str, Scenario] = {
     "a plan in the middle of a sum": plan_in_the_middle_of_a_sum,
     "a plan in the middle of a shadow": plan_in_the_middle_of_a_shadow,
     "a slot that is lent again": slot_that_is_lent_again,
+    "tensors that a group sends": tensors_that_a_group_sends,
     "one pipeline": job(nodes=2, smallest=2, fault_tolerance=0, steps=2, microbatches=2),
     "shadows run backwards": job(redundancy="eager-eager", **SHADOWS),
     "shadows keep nothing": job(redundancy="eager-lazy", activation_checkpointing=True, **SHADOWS),

@@ -101,6 +101,16 @@ def test_what_a_shadow_keeps_goes_to_the_host_beside_computation(device: StreamD
         assert torch.equal(*here(device.copied_out(pair)))
 
 
+def test_sums_that_go_on_while_a_shadow_waits_leave_it_on_its_stream(device: StreamDevice) -> None:
+    with device.on_shadows(()):
+        with device.on_sums():
+            pass
+        (given,) = device.copied_in((VALUES,))
+        made = given + 1.0
+    device.after(Stream.SHADOWS)
+    assert torch.equal(here(device.copied_out((made,)))[0], VALUES + 1.0)
+
+
 def test_values_that_fill_a_tensor_beside_computation(device: StreamDevice) -> None:
     total = doubled(device)
     with device.on_sums():
