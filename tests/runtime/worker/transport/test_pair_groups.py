@@ -53,11 +53,11 @@ class Party:
     def send(self, peer: int, item: int, *tensors: torch.Tensor) -> None:
         self.transport.send(WorkerId(peer), key(item, self.number), tensors)
 
-    def take(self, item: int, sender: int) -> tuple[torch.Tensor, ...]:
+    def take(self, item: int, sender: int, kind: str = Kind.ACTIVATION) -> tuple[torch.Tensor, ...]:
         timer = threading.Timer(DEADLINE_S, lambda: self.mailbox.put_order(Stop(reason="deadline")))
         timer.start()
         try:
-            found = self.mailbox.take(key(item, sender), lambda: False)
+            found = self.mailbox.take(key(item, sender)._replace(kind=kind), lambda: False)
             assert isinstance(found, tuple)
             return found
         finally:
@@ -179,6 +179,19 @@ def test_messages_of_every_kind_arrive_in_both_directions(
         assert two.take(100 + item, 0) == ()
         assert one.take(item, 1)[0].tolist() == [item] * (item + 1)
     assert len(carried) == 20 * (len(kinds) + 2 + 1)
+
+
+def test_what_gives_way_over_tcp_keeps_its_place_in_a_group(parties: Callable[[int], list[Party]]) -> None:
+    """State has a connection of its own there, and its header could come later than what was sent after it."""
+    one, two = parties(2)
+    for item in range(50):
+        state = Key(Kind.STATE, 0, 1, 1, item, 0)
+        one.transport.send(WorkerId(1), state, (torch.full((1000 + item,), item),))
+        one.send(1, item, torch.full((3,), item))
+    for item in range(50):
+        assert two.take(item, 0)[0].tolist() == [item] * 3
+        (state_came,) = two.take(item, 0, Kind.STATE)
+        assert state_came.tolist() == [item] * (1000 + item)
 
 
 def test_a_peer_that_dies_is_told_and_the_others_go_on(

@@ -120,7 +120,7 @@ def test_a_connection_goes_as_fast_as_it_is_paced(parties: Introduce) -> None:
     one, two = parties(2)
     one.send(two, 1, torch.ones(1))
     two.take(key(1))
-    connection = one.transport._connection(two.number, is_state=False)
+    connection = one.transport._connection(two.number, two.address, transport_module._Way.STEPS)
     assert connection._socket is not None
     for pace, told in ((1e6, 1_000_000), (None, (1 << 64) - 1)):
         one.transport.pace([two.number], pace)

@@ -8,6 +8,7 @@ many threads with one peer as with hundreds.
 
 from __future__ import annotations
 
+import enum
 import sys
 import threading
 from collections.abc import Callable, Collection, Hashable, Mapping
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
 
 _MEMORY = "/"
 """In an address, what comes before the name of a memory other than processors'."""
+
+
+class _Way(enum.Enum):
+    """What a connection to a peer is for."""
+
+    STEPS = enum.auto()
+    STATE = enum.auto()
+    """It gives way to all others."""
+    ANSWERS = enum.auto()
+    """To the other member of a process group, which may be of a plan that is not known here yet."""
 
 
 class Transport:
@@ -68,8 +79,8 @@ class Transport:
         self._mailbox = mailbox
         self._host = host
         self._cut_off = cut_off
-        self._connections: dict[tuple[WorkerId, str, bool], Connection] = {}
-        """By peer and its address, and whether it is for state."""
+        self._connections: dict[tuple[WorkerId, str, _Way], Connection] = {}
+        """By peer and its address, and what they are for."""
         self._lock = threading.Lock()
         self._addresses: dict[WorkerId, str] = {}
         self._lending: Lending | None = None
@@ -109,16 +120,16 @@ class Transport:
             name = name if mark else HOST_MEMORY
         return (self.host_of(worker), name) if name else worker
 
-    def _connection(self, peer: WorkerId, *, is_state: bool) -> Connection:
-        return self._connect(peer, self._addresses[peer], is_state=is_state)
-
-    def _connect(self, peer: WorkerId, address: str, *, is_state: bool) -> Connection:
+    def _connection(self, peer: WorkerId, address: str, way: _Way) -> Connection:
         with self._lock:
-            found = self._connections.get((peer, address, is_state))
+            found = self._connections.get((peer, address, way))
             if found is None:
-                place, hello = address.partition(_MEMORY)[0], greeting(self._worker, self._token)
-                found = self._outgoing.connect(place, hello, lambda: self._broken(peer, address), gives_way=is_state)
-                self._connections[peer, address, is_state] = found
+                found = self._connections[peer, address, way] = self._outgoing.connect(
+                    address.partition(_MEMORY)[0],
+                    greeting(self._worker, self._token),
+                    lambda: self._broken(peer, address),
+                    gives_way=way is _Way.STATE,
+                )
             return found
 
     def _broken(self, peer: WorkerId, address: str) -> None:
@@ -141,10 +152,12 @@ class Transport:
             tensors: the message, on the host, or the addresses of what is lent.
             loan: tells which of both.
         """
+        way = _Way.STATE if key.kind == Kind.STATE else _Way.STEPS
         elsewhere: Loan | Carried | None = loan
         if self._groups is not None and loan is None and self._groups.carries(tensors):
-            tensors, elsewhere = (), self._groups.send(peer, tensors)
-        self._connection(peer, is_state=key.kind == Kind.STATE).send(data_frame(key, tensors, elsewhere))
+            # All that a group carries is told on one connection: it is received in that order.
+            way, elsewhere, tensors = _Way.STEPS, self._groups.send(peer, tensors), ()
+        self._connection(peer, self._addresses[peer], way).send(data_frame(key, tensors, elsewhere))
 
     @property
     def carries_devices_memory(self) -> bool:
@@ -153,11 +166,9 @@ class Transport:
 
     def _tell(self, peer: WorkerId, address: str | None, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         """Sends to a peer of the plan, or to a worker that is at an address. From any thread."""
-        if address is None:
-            connection = self._connection(peer, is_state=False)
-        else:
-            connection = self._connect(peer, address, is_state=False)
-        connection.send(data_frame(key, tensors))
+        way = _Way.STEPS if address is None else _Way.ANSWERS
+        if (address := address or self._addresses.get(peer)) is not None:
+            self._connection(peer, address, way).send(data_frame(key, tensors))
 
     def _put_carried(self, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         """Puts down what a group has brought; in a GPU's memory it lies as what is lent does."""
@@ -190,15 +201,15 @@ class Transport:
     def pace(self, peers: Collection[WorkerId], bytes_per_s: float | None) -> None:
         """Sends to each of the peers no faster from now on, state aside; None: as fast as it goes."""
         for peer in peers:
-            if (connection := self._connections.get((peer, self._addresses[peer], False))) is not None:
+            if (connection := self._connections.get((peer, self._addresses[peer], _Way.STEPS))) is not None:
                 connection.pace(bytes_per_s)
 
     def flows(self) -> dict[WorkerId, Flow]:
         """Returns what peers on other hosts have got from here so far, state aside: it has to wait for the rest."""
         far = {
             peer: connection.sent()
-            for (peer, address, is_state), connection in self._connections.items()
-            if not is_state and self._addresses.get(peer) == address and self.host_of(peer) != self._host
+            for (peer, _, way), connection in list(self._connections.items())
+            if way is _Way.STEPS and self.host_of(peer) != self._host
         }
         return {peer: Flow(*flow) for peer, flow in far.items() if flow is not None and flow[0]}
 
@@ -207,6 +218,8 @@ class Transport:
         if tensors is None:
             self._tell_damage(sender, f"{key} is damaged")
             self._mailbox.put_damaged(key)
+            if key.kind == Kind.GROUP:  # nobody asks for it, and without it no group is made
+                self._cut_off_at(sender)
         elif elsewhere is None and key.kind not in (Kind.READ, Kind.GROUP):
             self._mailbox.put(key, tensors)
         else:
@@ -224,6 +237,9 @@ class Transport:
 
     def _header_damaged(self, sender: int, damaged: DamagedFrame) -> None:
         self._tell_damage(sender, str(damaged))
+        self._cut_off_at(sender)
+
+    def _cut_off_at(self, sender: int) -> None:
         address = self._addresses.get(WorkerId(sender))
         if address is not None:
             self._cut_off(WorkerId(sender), address)
