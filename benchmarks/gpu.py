@@ -29,6 +29,7 @@ from token_ids import train_tokenizer
 
 import planaria
 from planaria.estimate.memory import memory_use
+from planaria.job.sections.cluster import TransportKind
 from planaria.job.settings import Job
 from planaria.job.version import __version__
 from planaria.plan.costs.model_profile import ModelProfile
@@ -297,6 +298,25 @@ def shadows(scale: Scale, results: Results) -> list[str]:
     return [about, "", *rows]
 
 
+def ways(scale: Scale, results: Results) -> list[str]:
+    """What a step takes by each way of messages and sums between the workers."""
+    model = next(iter(scale.models))
+    kinds = [TransportKind.AUTO, TransportKind.TCP]
+    if scale.device == "cuda" and torch.cuda.device_count() > 1:
+        kinds.append(TransportKind.NCCL)
+    rows = [f"| | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
+    for name, smallest in {"two stages": 2, "two replicas": 1}.items():
+        taken = []
+        for kind in kinds:
+            shape = ("cluster.nodes=2", f"resilience.min_nodes_per_pipeline={smallest}")
+            spare = f"resilience.fault_tolerance={2 - smallest}"
+            job = scale.job(model, *shape, spare, *scale.fast, f'cluster.transport="{kind}"')
+            taken.append(train(job).step_s(scale.warm_up))
+            results.figures.add(f"gpu.ways.{name}.{kind}.step", taken[-1], "s")
+        rows.append(f"| {name} | {' | '.join(f'{1e3 * seconds:.1f} ms' for seconds in taken)} |")
+    return [f"A step of {model}, by `cluster.transport`. Messages between stages, or sums between replicas.", "", *rows]
+
+
 def most_gb(run: Watched) -> str:
     return f"{max(run.held.values(), default=0) / GB:.2f} GB"
 
@@ -321,6 +341,7 @@ PARTS = {
     "A step": steps,
     "Bits, and a loss": bits,
     "Redundant computation": shadows,
+    "Ways between workers": ways,
     "Memory beside the estimate": memory,
 }
 

@@ -27,7 +27,13 @@ def test_its_whole_way_works_on_the_stand_in(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     written = page.read_text()
-    for title in ("A step", "Bits, and a loss", "Redundant computation", "Memory beside the estimate"):
+    for title in (
+        "A step",
+        "Bits, and a loss",
+        "Redundant computation",
+        "Ways between workers",
+        "Memory beside the estimate",
+    ):
         assert f"## {title}" in written
     assert "those of the reference, to the bit" in written
     assert written.count("| eager-lazy |") == 1

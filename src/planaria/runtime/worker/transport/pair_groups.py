@@ -186,7 +186,12 @@ class _PairStore(Store):
 
 
 class _Link:
-    """One member's end of a group, and the thread that works on it."""
+    """One member's end of a group, and the thread that works on it.
+
+    Attributes:
+        store: where the other end is found.
+        is_closed: nothing comes or goes any more.
+    """
 
     def __init__(
         self,
@@ -204,7 +209,7 @@ class _Link:
         self._work: queue.SimpleQueue[Callable[[Any], None] | None] = queue.SimpleQueue()
         self._group: Any = None
         self._lock = threading.Lock()
-        self._is_closed = False
+        self.is_closed = False
         self._threads: list[threading.Thread] = []
         self._start(("send", "receive")[rank] + " by a group", self._run)
 
@@ -215,7 +220,7 @@ class _Link:
     def close(self) -> None:
         """Ends it, and all that waits in it; does not wait for that."""
         with self._lock:
-            self._is_closed, group = True, self._group
+            self.is_closed, group = True, self._group
         self.store.close()
         self._work.put(None)
         if group is not None:
@@ -235,21 +240,18 @@ class _Link:
         self._threads.append(thread)
         thread.start()
 
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
-
     def _run(self) -> None:
         try:
             group = self._backend.group(self.store, self._rank)
             with self._lock:
                 self._group = group
-            while not self._is_closed and (do := self._work.get()) is not None:
+            while not self.is_closed and (do := self._work.get()) is not None:
                 do(group)
         except torch.OutOfMemoryError as error:
             self._failed(error)
         except RuntimeError as error:
-            if not self._is_closed:
+            if not self.is_closed:
+                self.close()  # so the other end learns of it
                 self._broken(error)
         except BaseException as error:
             self._failed(error)
