@@ -42,7 +42,7 @@ class Replica:
         self.is_whole = is_whole
         names = optimizer_of(train).states(train) if is_whole and not spec.is_statistics else ()
         self._shared: dict[str, Vector] = {}
-        if device.shares and not device.is_on_host:
+        if device.lends:
             self._shared = {name: device.vector(self.layout.size, torch.float32) for name in (PARAMETER, *names)}
             kinds = {name: vector.tensor for name, vector in self._shared.items()}
         else:

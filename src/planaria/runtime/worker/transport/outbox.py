@@ -55,7 +55,7 @@ class Outbox:
 
     def give(self, peer: WorkerId, key: Key, tensors: Sequence[torch.Tensor]) -> None:
         """Sends tensors of the device, as they are when what it was given so far is done, without waiting."""
-        if not self._device.is_on_host and self.memory_of(peer) == self.memory_of(self._worker):
+        if self._device.lends and self.memory_of(peer) == self.memory_of(self._worker):
             loan, late = self._lending.lend(peer, key.step, tensors)
             self._post(_Late(peer, key, late, loan))
         elif self._transport.carries_devices_memory:

@@ -165,7 +165,7 @@ class Pair:
     """Two workers whose devices read each other's memory."""
 
     def __init__(self) -> None:
-        self.devices = [StreamDevice(torch.device("cpu"), StandInQueues(), shares=True) for _ in range(2)]
+        self.devices = [StreamDevice(torch.device("cpu"), StandInQueues(), lends=True) for _ in range(2)]
         self.mailboxes = [Mailbox(), Mailbox()]
         self.lendings: list[Lending] = []
         self.outboxes = [Outbox(WorkerId(own), self._wire(own), device) for own, device in enumerate(self.devices)]

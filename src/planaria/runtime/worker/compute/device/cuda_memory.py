@@ -49,7 +49,10 @@ def reach_each_other() -> bool:
     """Returns whether there are GPUs, and each can read the memory of every other."""
     number = torch.cuda.device_count()
     pairs = itertools.permutations(range(number), 2)
-    return number > 0 and all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
+    try:
+        return number > 0 and all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
+    except RuntimeError:
+        return False  # whoever opens a device will say what is wrong
 
 
 def may_take_files() -> bool:

@@ -32,12 +32,12 @@ class Device(ABC):
     Attributes:
         place: where torch has it.
         is_on_host: its memory is the host's, and whatever it is given is done at once.
-        shares: other workers of the host that compute on such devices can read what is in a `vector`.
+        lends: it has memory of its own, which other devices of the host read: messages to them stay there.
     """
 
     place: torch.device
     is_on_host: bool
-    shares: bool
+    lends: bool
 
     @abstractmethod
     def in_use(self) -> AbstractContextManager[object]:
@@ -75,7 +75,7 @@ class Device(ABC):
 
     @abstractmethod
     def vector(self, count: int, dtype: torch.dtype) -> Vector:
-        """Returns a new vector, which other workers of the host can read in place if the device shares."""
+        """Returns a new vector of zeros, which other workers in the same memory can read in place."""
 
     @abstractmethod
     def opened(self, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
@@ -126,7 +126,7 @@ class HostDevice(Device):
 
     def __init__(self) -> None:
         self.place = torch.device("cpu")
-        self.is_on_host = self.shares = True
+        self.is_on_host, self.lends = True, False
 
     def in_use(self) -> AbstractContextManager[object]:
         return nullcontext()

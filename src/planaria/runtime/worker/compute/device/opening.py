@@ -61,7 +61,7 @@ def open_device(job: Job, worker: int) -> Device:
         case DeviceName.CPU | DeviceName.EMULATED:
             return HostDevice()
         case DeviceName.STAND_IN:
-            return StreamDevice(torch.device("cpu"), StandInQueues(), shares=bool(memory_of(job)))
+            return StreamDevice(torch.device("cpu"), StandInQueues(), lends=bool(memory_of(job)))
         case DeviceName.CUDA:
             pass
     count = torch.cuda.device_count()
@@ -70,12 +70,12 @@ def open_device(job: Job, worker: int) -> Device:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job.train.dtype is DType.TF32
     if job.train.numerics is Numerics.EXACT:
         make_reproducible()
-    return device_at(torch.device("cuda", _claimed(count, worker % count)), shares=bool(memory_of(job)))
+    return device_at(torch.device("cuda", _claimed(count, worker % count)), lends=bool(memory_of(job)))
 
 
-def device_at(place: torch.device, *, shares: bool = False) -> Device:
+def device_at(place: torch.device, *, lends: bool = False) -> Device:
     """Returns the device that torch has there."""
-    return StreamDevice(place, CudaQueues(place), shares=shares) if place.type == "cuda" else HostDevice()
+    return StreamDevice(place, CudaQueues(place), lends=lends) if place.type == "cuda" else HostDevice()
 
 
 def make_reproducible() -> None:

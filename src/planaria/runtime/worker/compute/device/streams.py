@@ -24,13 +24,13 @@ class StreamDevice(Device):
     Args:
         place: where torch has it.
         queues: its streams.
-        shares: see `Device`.
+        lends: see `Device`.
     """
 
-    def __init__(self, place: torch.device, queues: Queues, *, shares: bool = False) -> None:
+    def __init__(self, place: torch.device, queues: Queues, *, lends: bool = False) -> None:
         self.place = place
         self.is_on_host = False
-        self.shares = shares
+        self.lends = lends
         self._vectors = weakref.WeakValueDictionary[int, Vector]()
         """Those that others can read, by where they begin."""
         self.queues = queues
@@ -100,7 +100,7 @@ class StreamDevice(Device):
         return self.queues.record(Stream.COPIES_OUT)
 
     def vector(self, count: int, dtype: torch.dtype) -> Vector:
-        if not self.shares:
+        if not self.lends:
             return OwnVector(count, dtype, self.place)
         made = self.queues.vector(count, dtype)
         self._vectors[made.tensor.untyped_storage().data_ptr()] = made
@@ -147,7 +147,7 @@ class StreamDevice(Device):
 
 
 class OwnVector:
-    """A vector of a device that shares nothing. See `planaria.runtime.worker.compute.device.queues.Vector`."""
+    """A vector of a device whose memory nobody else reads."""
 
     def __init__(self, count: int, dtype: torch.dtype, place: torch.device) -> None:
         self.tensor = torch.zeros(count, dtype=dtype, device=place)
