@@ -35,6 +35,15 @@ def test_kills_where_groups_carry_messages(way: str, text: Path, run: Run, refer
     run(job, *KILLS).assert_same_bits(reference(job))
 
 
+@pytest.mark.proof
+@pytest.mark.parametrize("fault", ["hang:node=2,step=3,at=recv", "freeze:node=1,step=3,at=send"])
+def test_who_hangs_holds_no_group_up(fault: str, text: Path, run: Run, reference: Reference) -> None:
+    job = make_job(text, **GLOO, cluster__nodes=5)
+    outcome = run(job, fault)
+    outcome.assert_same_bits(reference(job))
+    assert len(outcome.events("node_lost")) == 1
+
+
 @pytest.mark.parametrize(
     "changes",
     rest_in_proof(

@@ -664,7 +664,7 @@ class Cluster:
 
     def received(self, worker: Worker, data: bytes, incarnation: int, known: Clock) -> None:
         if worker.number in self.connected and incarnation == self.incarnation:
-            self.known = {actor: max(known.get(actor, 0), self.known.get(actor, 0)) for actor in {*known, *self.known}}
+            self.known = merged(self.known, known)
             message: FromWorker = decode_from_worker(data)
             self.handle(Received(worker.number, message))
 
@@ -741,6 +741,11 @@ class Cluster:
             case Finish():
                 self.note(f"finish: {command}")
                 self.finish = command
+
+
+def merged(one: Clock, other: Clock) -> Clock:
+    """Returns what two know together."""
+    return {actor: max(one.get(actor, 0), other.get(actor, 0)) for actor in {*one, *other}}
 
 
 class Recorder:
@@ -820,6 +825,8 @@ class Worker:
         self.unsent: list[bytes] = []
         self.agent: WorkerLoop | None = None
         self.lending: Lending | None = None
+        self._early: Clock = {}
+        """What it was told before it had a device."""
         self.mailbox = SimulatedMailbox(self)
         self._is_waiting = False
         self._dying = False
@@ -865,6 +872,8 @@ class Worker:
         queues = self._queues
         if queues is not None:
             queues._clocks.after(queues.host, clock)
+        elif self.agent is None:
+            self._early = merged(self._early, clock)
 
     @property
     def _queues(self) -> StandInQueues | None:
@@ -956,6 +965,7 @@ class Worker:
             heartbeat, writer = Heartbeat(lambda message: None), SimulatedWriter(self)
             self.agent = WorkerLoop(settings, self.mailbox, control, transport, heartbeat, writer, engine)  # type: ignore[arg-type]
             _building.pop()
+            self.learn(self._early)
             status = self.agent.run()
             assert status == 0, f"worker {self.number} ended itself: {list(self.agent._machine.history)[-5:]}"
             self.is_over = True
