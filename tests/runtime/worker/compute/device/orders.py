@@ -74,27 +74,31 @@ class CommonClocks(Clocks):
 
     def __init__(self) -> None:
         super().__init__()
-        self._worker_of: dict[Actor, Worker | None] = {}
+        self._name_of: dict[Actor, str] = {}
+        self._workers = weakref.WeakValueDictionary[str, Worker]()
+        """By the names of their streams. Memory that is watched keeps these clocks, so they keep no worker."""
         self._plan_of: dict[Use, int] = {}
 
     def queues_of(self, worker: Worker | None, serial: int) -> str:
         """Returns a name for the streams of a worker."""
         name = f" of {serial}"
-        self._worker_of |= {f"{stream}{name}": worker for stream in Stream}
+        self._name_of |= {f"{stream}{name}": name for stream in Stream}
+        if worker is not None:
+            self._workers[name] = worker
         return name
 
     def _generation(self, actor: Actor) -> int:
-        worker = self._worker_of.get(actor)
+        worker = self._workers.get(self._name_of.get(actor, ""))
         return 0 if worker is None or worker.agent is None else worker.agent._machine.generation
 
     def use(self, actor: Actor, tensor: torch.Tensor, what: str, *, is_write: bool) -> None:
-        worker, buffer = self._worker_of.get(actor), self.buffer(tensor, actor)
+        name, buffer = self._name_of.get(actor), self.buffer(tensor, actor)
         plan = self._generation(actor)
 
         def counts(use: Use) -> bool:
             """What workers have in common beside memory that they share is the test's: a model, say."""
             is_shared = buffer.owner == OTHERS and self._plan_of.get(use, plan) == plan
-            return is_shared or self._worker_of.get(use.actor) is worker
+            return is_shared or self._name_of.get(use.actor) == name
 
         buffer.uses = list(filter(counts, buffer.uses))
         super().use(actor, tensor, what, is_write=is_write)
