@@ -135,9 +135,9 @@ class ClusterSection(Section, frozen=True):
             and both ends show a certificate that ca.pem has signed. Goes with agents, which name theirs by --tls.
         data_encryption: false: with cluster.tls, tensors between workers travel plain nevertheless.
         transport: auto: over TCP by way of the host's memory, but between GPUs of a host, where the machine lets
-            processes read each other's, in their memory. tcp: always over TCP. nccl: between GPUs that do not read each
-            other's memory, NCCL carries activations, gradients and state, without encryption and without checksums; it
-            has not run on GPUs. gloo: the same between processors, to try it out.
+            processes read each other's, in their memory. tcp: always over TCP. nccl: between GPUs, one for each worker,
+            NCCL carries activations, gradients and state, without encryption and without checksums; it has not run on
+            GPUs. gloo: the same between processors, to try it out.
         zones: names of zones, to which nodes that are processes of this machine are dealt out in turn, to try out what
             an outage of one does: each named once, or one for each node; agents say theirs by --zone. Whatever fails as
             one is a zone: the replicas of a layer are spread over zones as far as can be.

@@ -109,9 +109,10 @@ class Interpreter(StepWork[Batch, Tensors]):
         if isinstance(holdings.compute, Compute):
             holdings.compute.mates = self._mates
             self._counts_parts = True
-        self._timed: list[tuple[Any, Any, float, float]] = []
-        """Marks of what the device computed in the step, the seconds for which it waited for others of its stage, and
-        by how many times longer it was made to take."""
+        self._timed: list[tuple[Any, Any, list[tuple[Any, Any]], float]] = []
+        """Marks of what the device computed in the step, those of its waits for others of its stage, and by how many
+        times longer it was made to take."""
+        self._exchanges: list[tuple[Any, Any]] = []
 
     # Plans and steps
 
@@ -135,7 +136,8 @@ class Interpreter(StepWork[Batch, Tensors]):
         super()._begin_step(step, exponents, audits)
 
     def vote(self, generation: int, step: int) -> Vote:
-        for first, last, exchanged_s, factor in self._timed:
+        for first, last, exchanges, factor in self._timed:
+            exchanged_s = sum(self._device.seconds_between(*exchange) for exchange in exchanges)
             self.compute_s += max(self._device.seconds_between(first, last) - exchanged_s, 0.0) * factor
         self._timed.clear()
         self._device.finish()  # once the step is committed, others write what is read here in place
@@ -214,13 +216,14 @@ class Interpreter(StepWork[Batch, Tensors]):
 
     def _launch(self, instruction: Instruction) -> None:
         """Gives an instruction to the device, which does and times it while its host goes on."""
-        began, exchanged_s = self._device.mark(), self._exchanged_s
+        self._exchanges = []
+        began = self._device.mark()
         self.perform(instruction)
         ended = self._device.mark()
         if self._pace.slowness != 1.0:
             self._pace.slow_down(self._device.seconds_between(began, ended))
         if instruction.op is not Op.AUDIT:  # nothing of it is the plan's
-            self._timed.append((began, ended, self._exchanged_s - exchanged_s, self._pace.slowness))
+            self._timed.append((began, ended, self._exchanges, self._pace.slowness))
 
     @property
     def doing(self) -> str:
@@ -272,11 +275,13 @@ class Interpreter(StepWork[Batch, Tensors]):
         self._faults.check("exchange", self.step)
         if part is not None:
             self._outbox.give(peer, key._replace(step=self.step), (part,))
-        began = self._pace.stopwatch()
+        began, first = self._pace.stopwatch(), self._device.mark()
         try:
             (found,) = self._take(key._replace(sender=peer, step=self.step))
         finally:
             self._exchanged_s += self._pace.stopwatch() - began
+            if not self._device.is_on_host:
+                self._exchanges.append((first, self._device.mark()))
         return found
 
     def _audit(self, instruction: Instruction) -> None:

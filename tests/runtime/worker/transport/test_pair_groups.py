@@ -160,9 +160,9 @@ def test_messages_of_every_kind_arrive_in_both_directions(
     carried = list[int]()
     receive = Gloo.receive
 
-    def counted(self: Gloo, group: object, size_bytes: int) -> torch.Tensor:
-        carried.append(size_bytes)
-        return receive(self, group, size_bytes)
+    def counted(self: Gloo, group: object, data: torch.Tensor) -> None:
+        carried.append(data.numel())
+        receive(self, group, data)
 
     monkeypatch.setattr(Gloo, "receive", counted)
     one, two = parties(2)
@@ -223,6 +223,8 @@ def test_who_leaves_the_plan_holds_nobody_up(pair: tuple[Party, Child]) -> None:
     own.send(1, 1, torch.zeros(LARGE, dtype=torch.uint8))
     assert at_work() == {"send by a group", "receive by a group"}
     own.meet({})
+    wait_until(lambda: at_work() == {"receive by a group"})  # which holds nobody up, and may be of a later plan
+    child.kill()
     wait_until(lambda: not at_work())
     assert own.cut_off == []
 
@@ -235,6 +237,33 @@ def test_a_peer_that_dies_before_the_group_is_made(pair: tuple[Party, Child]) ->
     assert at_work() == {"send by a group"}
     own.meet({})
     wait_until(lambda: not at_work())
+
+
+def test_a_plan_that_its_receiver_has_and_not_its_sender_ends_no_group(
+    parties: Callable[[int], list[Party]],
+) -> None:
+    """The sender is left out of a plan, which it does not hear of, and is back in the next one."""
+    one, two = parties(2)
+    one.send(1, 0, torch.ones(3))
+    assert two.take(0, 0)[0].tolist() == [1.0] * 3
+    two.meet({})
+    two.meet({0: one.address})
+    one.send(1, 1, torch.zeros(3))
+    assert two.take(1, 0)[0].tolist() == [0.0] * 3
+    assert one.cut_off == []
+
+
+def test_what_groups_bring_waits_for_a_device_and_holds_up_nothing_else(parties: Callable[[int], list[Party]]) -> None:
+    one, two = parties(2)
+    late = Party(2)
+    for party in (one, two):
+        party.meet({**{other.number: other.address for other in (one, two) if other is not party}, 2: late.address})
+    one.send(2, 0, torch.ones(3))
+    two.transport.send(WorkerId(2), key(5, 1), ())
+    assert late.take(5, 1) == ()
+    late.meet({0: one.address, 1: two.address})
+    assert late.take(0, 0)[0].tolist() == [1.0] * 3
+    late.transport.close()
 
 
 def test_who_comes_back_gets_another_group(parties: Callable[[int], list[Party]]) -> None:
@@ -259,7 +288,7 @@ def test_nccl_is_waited_for_by_the_host_on_a_stream_of_its_own(monkeypatch: pyte
     group, stream = nccl.group(calls.store, 0), calls.Stream.return_value
     nccl.send(group, torch.ones(3))
     assert stream.synchronize.call_count == 1
-    assert nccl.receive(group, 5).numel() == 5
+    nccl.receive(group, nccl.empty(5))
     assert stream.synchronize.call_count == 2
     nccl.abort(group)
     group.abort.assert_called_once_with()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
+import itertools
 import selectors
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -15,27 +17,37 @@ from planaria.runtime.wire.control_frames import FrameError
 from planaria.runtime.worker.transport.frames import Arrived, DamagedFrame, FrameReader
 
 
+class _End(enum.Enum):
+    """That a connection has ended."""
+
+    END = enum.auto()
+
+
 class Incoming:
     """Reads what peers send.
 
     Args:
-        take: takes a message and who sent it; called from the thread.
+        take: takes a message, who sent it, and the number of the connection; called from the thread.
         place: returns where a message goes; see `FrameReader`.
         damaged: called from the thread for a connection that is given up, since a header was damaged.
         failed: takes an error for which the worker has to end.
+        ended: told of the sender and the number of a connection that has ended; called from the thread.
     """
 
     def __init__(
         self,
-        take: Callable[[int, Arrived], None],
+        take: Callable[[int, Arrived, int], None],
         place: Callable[[Key], tuple[torch.Tensor, ...] | None],
         damaged: Callable[[int, DamagedFrame], None],
         failed: Callable[[BaseException], None],
+        ended: Callable[[int, int], None] = lambda sender, number: None,
     ) -> None:
         self._take = take
         self._place = place
         self._damaged = damaged
         self._failed = failed
+        self._ended = ended
+        self._numbers = itertools.count()
         self._selector = selectors.DefaultSelector()
         self._bell, ear = socket.socketpair()
         self._selector.register(ear, selectors.EVENT_READ)
@@ -48,7 +60,7 @@ class Incoming:
         """Reads this connection too. May be called from any thread."""
         try:
             reader = FrameReader(sock, MAX_PAYLOAD_BYTES, self._place)
-            self._selector.register(sock, selectors.EVENT_READ, (sender, reader))
+            self._selector.register(sock, selectors.EVENT_READ, (sender, reader, next(self._numbers)))
         except (KeyError, ValueError):
             sock.close()  # this end is closed
 
@@ -81,19 +93,28 @@ class Incoming:
         if key.data is None:
             return False
         assert isinstance(key.fileobj, socket.socket)
-        sender, reader = key.data
+        sender, reader, number = key.data
+        messages = reader.read()
+        while (arrived := self._next(sender, messages)) is not None:
+            if isinstance(arrived, _End):
+                self._selector.unregister(key.fileobj)
+                key.fileobj.close()
+                self._ended(sender, number)
+                break
+            self._take(sender, arrived, number)
+        return True
+
+    def _next(self, sender: int, messages: Iterator[Arrived]) -> Arrived | _End | None:
+        """Returns a connection's next message, or its end; None: there is none now."""
         try:
-            for arrived in reader.read():
-                if arrived.key.sender != sender:
-                    raise FrameError(f"worker {sender} sent a message in the name of {arrived.key.sender}")
-                self._take(sender, arrived)
-            return True
+            arrived = next(messages, None)
+            if arrived is not None and arrived.key.sender != sender:
+                raise FrameError(f"worker {sender} sent a message in the name of {arrived.key.sender}")
+            return arrived
         except DamagedFrame as damaged:
             self._damaged(sender, damaged)
         except (EOFError, OSError):
             pass  # the peer is gone, or the plan has no more use for it
         except Exception as error:
             self._failed(error)
-        self._selector.unregister(key.fileobj)
-        key.fileobj.close()
-        return True
+        return _End.END

@@ -8,6 +8,7 @@ has been read when it is committed. A slot that a peer had which is no longer in
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -22,6 +23,8 @@ from planaria.runtime.worker.compute.device.queues import Vector
 from planaria.runtime.worker.compute.shared_memory import SharedReader
 from planaria.runtime.worker.transport.frames import DTYPES, Loan, TensorMeta, meta_of
 from planaria.runtime.worker.transport.mailbox import Key, Lent, Mailbox
+
+log = logging.getLogger(__name__)
 
 _STEPS_KEPT = 2
 
@@ -52,6 +55,7 @@ class Lending:
         self._free: dict[int, list[Vector]] = defaultdict(list)
         """Slots by their bytes."""
         self._reader = SharedReader(device.opened)
+        self._was_read = False
 
     def lend(self, peer: WorkerId, step: int, tensors: Sequence[torch.Tensor]) -> tuple[Loan, Tensors | LateTensors]:
         """Lends tensors of the device to a peer; returns what to tell it, and with it, once they may be read, where
@@ -105,17 +109,32 @@ class Lending:
     def _borrowed(self, sender: WorkerId, loan: Loan, addresses: Sequence[torch.Tensor]) -> Lent | None:
         """Returns what a peer has lent; None: it has ended before, which the coordinator will tell."""
         reader = self._reader
+        try:
+            return self._read(reader, sender, loan, addresses)
+        except (RuntimeError, ValueError) as error:
+            if not self._was_read:
+                raise  # nothing can be read here
+            # It gave that memory back: the message is of a plan that is no more.
+            log.warning("what worker %d lent is not there any more: %s", sender, error)
+            return None
+
+    def _read(
+        self, reader: SharedReader, sender: WorkerId, loan: Loan, addresses: Sequence[torch.Tensor]
+    ) -> Lent | None:
         made = []
         for meta, offset, address in zip(loan.tensors, loan.offsets, addresses, strict=True):
             vector = reader.read(sender, hash(address.numpy().tobytes()), address, torch.uint8)
             if vector is None:
                 return None
             made.append(_typed(vector, meta, offset))
+        self._was_read = True
         return Lent(tuple(made), sender, loan.number)
 
     def keep_only(self, peers: Collection[WorkerId]) -> None:
-        """Forgets who is no longer in the plan, and what of others' memory it had opened."""
+        """Forgets who is no longer in the plan, slots that nobody has, and what of others' memory it had opened."""
+        self._device.finish()  # a device may wait for all that it was given before memory is closed
         with self._lock:
+            self._free.clear()
             for number in [number for number, out in self._out.items() if out.peer not in peers]:
                 del self._out[number]
         self._reader = SharedReader(self._device.opened)

@@ -59,7 +59,7 @@ class Outbox:
             loan, late = self._lending.lend(peer, key.step, tensors)
             self._post(_Late(peer, key, late, loan))
         elif self._transport.carries_devices_memory:
-            self.send(peer, key, self._device.made(tensors))
+            self.send(peer, key, self._device.made([tensor.detach().contiguous() for tensor in tensors]))
         else:
             self.send(peer, key, self._device.copied_out(tensors))
 
@@ -92,8 +92,8 @@ class Outbox:
         """Sets the peers of the plan, once all is sent that is for those of the last one."""
         self.finish()
         self._peers = frozenset(addresses)
-        self._lending.keep_only(addresses)
         self._transport.set_peers(addresses)
+        self._lending.keep_only(addresses)
 
     def host_of(self, worker: WorkerId) -> Hashable:
         return self._transport.host_of(worker)

@@ -6,7 +6,8 @@ what shape it has is told over the sender's TCP connection, in the order in whic
 find each other by the same way. A message has come when its receiver's host knows that all of it is there: nothing
 waits on a device for a peer that may be dead.
 
-Who leaves the plan is aborted: whatever waits for it ends. The group is gone then, and the next message makes another.
+A sender aborts its group to whoever leaves the plan, a receiver when the sender's connection has ended: whatever waits
+in it ends. The group is gone then, and the next message makes another.
 NCCL has not run on GPUs.
 """
 
@@ -19,7 +20,8 @@ import os
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -62,7 +64,11 @@ class Backend(ABC):
     def send(self, group: Any, data: torch.Tensor) -> None: ...
 
     @abstractmethod
-    def receive(self, group: Any, size_bytes: int) -> torch.Tensor: ...
+    def empty(self, size_bytes: int) -> torch.Tensor:
+        """Returns bytes to receive into."""
+
+    @abstractmethod
+    def receive(self, group: Any, data: torch.Tensor) -> None: ...
 
     @abstractmethod
     def abort(self, group: Any) -> None:
@@ -90,10 +96,11 @@ class Gloo(Backend):
     def send(self, group: Any, data: torch.Tensor) -> None:
         group.send([data], _RECEIVER, 0).wait(_FOR_EVER)
 
-    def receive(self, group: Any, size_bytes: int) -> torch.Tensor:
-        data = torch.empty(size_bytes, dtype=torch.uint8)
+    def empty(self, size_bytes: int) -> torch.Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8)
+
+    def receive(self, group: Any, data: torch.Tensor) -> None:
         group.recv([data], _SENDER, 0).wait(_FOR_EVER)
-        return data
 
     def abort(self, group: Any) -> None:
         """Lets a receipt run out of time, which ends all that waits; gloo's own abort does not."""
@@ -129,12 +136,14 @@ class Nccl(Backend):
             group.send([data], _RECEIVER, 0).wait()
         self._own.stream.synchronize()
 
-    def receive(self, group: Any, size_bytes: int) -> torch.Tensor:
+    def empty(self, size_bytes: int) -> torch.Tensor:
         with torch.cuda.stream(self._own.stream):
-            data = torch.empty(size_bytes, dtype=torch.uint8, device=self._place)
+            return torch.empty(size_bytes, dtype=torch.uint8, device=self._place)
+
+    def receive(self, group: Any, data: torch.Tensor) -> None:
+        with torch.cuda.stream(self._own.stream):
             group.recv([data], _SENDER, 0).wait()
         self._own.stream.synchronize()
-        return data
 
     def abort(self, group: Any) -> None:
         group.abort()
@@ -247,14 +256,27 @@ class _Link:
                 self._group = group
             while not self.is_closed and (do := self._work.get()) is not None:
                 do(group)
-        except torch.OutOfMemoryError as error:
-            self._failed(error)
         except RuntimeError as error:
             if not self.is_closed:
                 self.close()  # so the other end learns of it
                 self._broken(error)
         except BaseException as error:
             self._failed(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _In:
+    """A group by which a peer sends.
+
+    Attributes:
+        address: of the peer.
+        connection: number of the one by which it told of the group.
+    """
+
+    serial: int
+    link: _Link
+    address: str
+    connection: int
 
 
 class PairGroups:
@@ -289,9 +311,7 @@ class PairGroups:
         self._failed = failed
         self._serials = itertools.count(1)
         self._out: dict[WorkerId, tuple[int, _Link]] = {}
-        self._in: dict[WorkerId, tuple[int, _Link]] = {}
-        self._in_from: dict[WorkerId, str] = {}
-        """Addresses of those that send."""
+        self._in: dict[WorkerId, _In] = {}
         self._ended: list[_Link] = []
         """Those that may still be at work."""
         self._lock = threading.Lock()
@@ -331,52 +351,71 @@ class PairGroups:
         key = self._key(serial, rank)
         return lambda name, value: self._send(peer, address, key, (_packed(name.encode()), _packed(value)))
 
-    def told(self, key: Key, tensors: Sequence[torch.Tensor]) -> None:
-        """Takes what another member has told of a group. From the thread that reads messages."""
+    def told(self, key: Key, tensors: Sequence[torch.Tensor], connection: int) -> None:
+        """Takes what another member has told of a group. From the thread that reads messages.
+
+        Args:
+            key: of the message.
+            tensors: of it: a name and what was set, or the address of a member that sends first.
+            connection: number of the one that it came by.
+        """
         peer, serial = WorkerId(key.sender), key.item
         first, *rest = (tensor.numpy().tobytes() for tensor in tensors)
         with self._lock:
             if not rest:
-                if peer in self._in:
-                    self._end(self._in[peer][1])
-                self._in_from[peer] = address = first.decode()
-                tell = self._teller(peer, address, serial, _RECEIVER)
-                # Whoever sends learns of it too, and tells it.
-                self._in[peer] = serial, _Link(self._backend, _RECEIVER, tell, lambda error: None, self._failed)
-                return
-            known, link = (self._in if key.layer == _SENDER else self._out).get(peer, (0, None))
-        if link is not None and known == serial:
-            link.store.put(first.decode(), rest[0])
+                self._opened(peer, serial, first.decode(), connection)
+            elif key.layer == _SENDER and peer in self._in and self._in[peer].serial == serial:
+                self._in[peer].link.store.put(first.decode(), rest[0])
+            elif key.layer == _RECEIVER and self._out.get(peer, (0, None))[0] == serial:
+                self._out[peer][1].store.put(first.decode(), rest[0])
+
+    def _opened(self, peer: WorkerId, serial: int, address: str, connection: int) -> None:
+        known = self._in.get(peer)
+        if known is not None and known.address == address and known.serial > serial:
+            return  # it was opened later
+        if known is not None:
+            self._end(known.link)
+        tell = self._teller(peer, address, serial, _RECEIVER)
+        # Whoever sends learns of an error too, and tells it.
+        link = _Link(self._backend, _RECEIVER, tell, lambda error: None, self._failed)
+        self._in[peer] = _In(serial, link, address, connection)
+
+    def ended(self, sender: int, connection: int) -> None:
+        """Ends the group of a sender whose connection has ended: it is dead, or has dropped this worker. Not before: it
+        may be of a plan that is not known here yet."""
+        with self._lock:
+            known = self._in.get(WorkerId(sender))
+            if known is not None and known.connection == connection:
+                self._end(self._in.pop(WorkerId(sender)).link)
 
     def announced(self, key: Key, carried: Carried) -> None:
         """Has a message received that was announced. From the thread that reads messages."""
         with self._lock:
-            serial, link = self._in.get(WorkerId(key.sender), (0, None))
-        if link is not None and serial == carried.serial:
-            link.then(lambda group: self._receive(link, group, key, carried.tensors))
+            known = self._in.get(WorkerId(key.sender))
+        if known is not None and known.serial == carried.serial:
+            known.link.then(lambda group: self._receive(known.link, group, key, carried.tensors))
 
     def _receive(self, link: _Link, group: Any, key: Key, metas: Sequence[TensorMeta]) -> None:
         made = []
         for meta in metas:
             dtype, shape = DTYPES[meta.dtype], torch.Size(meta.shape)
-            size_bytes = dtype.itemsize * shape.numel()
-            if size_bytes:
-                made.append(self._backend.receive(group, size_bytes).view(dtype).view(shape))
-            else:
-                made.append(torch.empty(shape, dtype=dtype, device=self._backend.device_type))
+            try:
+                data = self._backend.empty(dtype.itemsize * shape.numel())
+            except RuntimeError as error:  # there is no memory
+                self._failed(error)
+                raise
+            if data.numel():
+                self._backend.receive(group, data)
+            made.append(data.view(dtype).view(shape))
         if not link.is_closed:  # what an abort has ended is not whole
             self._arrived(key, tuple(made))
 
-    def drop(self, peers: Mapping[WorkerId, str]) -> None:
-        """Aborts the groups with these peers, which were at these addresses. Who sends already from another one is of
-        a later plan."""
+    def drop(self, peers: Collection[WorkerId]) -> None:
+        """Aborts the groups by which this worker sends to these peers."""
         with self._lock:
-            for peer, address in peers.items():
+            for peer in peers:
                 if peer in self._out:
                     self._end(self._out.pop(peer)[1])
-                if self._in_from.get(peer) == address:
-                    del self._in_from[peer]
-                    self._end(self._in.pop(peer)[1])
 
     def _end(self, link: _Link) -> None:
         link.close()
@@ -384,7 +423,7 @@ class PairGroups:
 
     def close(self) -> None:
         with self._lock:
-            for _, link in (*self._out.values(), *self._in.values()):
+            for link in [*(link for _, link in self._out.values()), *(known.link for known in self._in.values())]:
                 self._end(link)
             ended = self._ended
         for link in ended:

@@ -85,9 +85,13 @@ class Transport:
         self._addresses: dict[WorkerId, str] = {}
         self._lending: Lending | None = None
         self._groups: PairGroups | None = None
-        self._has_device = threading.Event()
+        self._early: list[tuple[Arrived, int]] | None = []
+        """What waits for the device, and the connections that it came by; None: there is one."""
+        self._early_lock = threading.Lock()
         self._outgoing = Outgoing(security)
-        self._incoming = Incoming(self._arrived, mailbox.place, self._header_damaged, mailbox.put_error)
+        self._incoming = Incoming(
+            self._arrived, mailbox.place, self._header_damaged, mailbox.put_error, self._connection_ended
+        )
         self._greeter = PeerListener(token, self._incoming.add, security)
 
     def start(self) -> str:
@@ -101,7 +105,7 @@ class Transport:
         """Sets the peers of the plan. Connections to all others are closed; those that stay are not touched."""
         gone = {peer: address for peer, address in self._addresses.items() if addresses.get(peer) != address}
         if self._groups is not None:
-            self._groups.drop(gone)
+            self._groups.drop(tuple(gone))
         with self._lock:
             for way in [way for way in self._connections if gone.get(way[0]) == way[1]]:
                 self._connections.pop(way).close()
@@ -196,7 +200,10 @@ class Transport:
                 self._put_carried,
                 self._mailbox.put_error,
             )
-        self._has_device.set()
+        with self._early_lock:
+            early, self._early = self._early, None
+            for arrived, connection in early or ():
+                self._arrived_elsewhere(arrived, connection)
 
     def pace(self, peers: Collection[WorkerId], bytes_per_s: float | None) -> None:
         """Sends to each of the peers no faster from now on, state aside; None: as fast as it goes."""
@@ -213,7 +220,11 @@ class Transport:
         }
         return {peer: Flow(*flow) for peer, flow in far.items() if flow is not None and flow[0]}
 
-    def _arrived(self, sender: int, arrived: Arrived) -> None:
+    def _connection_ended(self, sender: int, connection: int) -> None:
+        if self._groups is not None:
+            self._groups.ended(sender, connection)
+
+    def _arrived(self, sender: int, arrived: Arrived, connection: int) -> None:
         key, tensors, elsewhere = arrived
         if tensors is None:
             self._tell_damage(sender, f"{key} is damaged")
@@ -223,15 +234,20 @@ class Transport:
         elif elsewhere is None and key.kind not in (Kind.READ, Kind.GROUP):
             self._mailbox.put(key, tensors)
         else:
-            self._has_device.wait()
-            self._arrived_elsewhere(key, tensors, elsewhere)
+            with self._early_lock:
+                if self._early is not None:
+                    self._early.append((arrived, connection))
+                    return
+            self._arrived_elsewhere(arrived, connection)
 
-    def _arrived_elsewhere(self, key: Key, tensors: tuple[torch.Tensor, ...], elsewhere: Loan | Carried | None) -> None:
+    def _arrived_elsewhere(self, arrived: Arrived, connection: int) -> None:
+        key, tensors, elsewhere = arrived
         assert self._lending is not None
+        assert tensors is not None
         if self._groups is not None and isinstance(elsewhere, Carried):
             self._groups.announced(key, elsewhere)
         elif self._groups is not None and key.kind == Kind.GROUP:
-            self._groups.told(key, tensors)
+            self._groups.told(key, tensors, connection)
         elif not isinstance(elsewhere, Carried):
             self._lending.arrived(self._mailbox, key, elsewhere, tensors)
 

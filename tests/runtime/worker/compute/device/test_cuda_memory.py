@@ -88,10 +88,12 @@ class Shared:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[Any, ...]] = []
+        self.released: list[tuple[Any, ...]] = []
         self.storage = torch.arange(8.0).untyped_storage()
         self.error = ""
         monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", lambda storage: (0, *SHARE))
         monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", self.opens)
+        monkeypatch.setattr(torch.UntypedStorage, "_release_ipc_counter_cuda", lambda *of: self.released.append(of))
         monkeypatch.setattr("torch.cuda.device", lambda place: nullcontext())
 
     def opens(self, *asked: Any) -> torch.UntypedStorage:
@@ -112,7 +114,9 @@ def test_a_vector_is_told_and_opened(shared: Shared) -> None:
     found = opened(vector.address(), torch.float32, CPU)
     assert found is not None
     assert torch.equal(found, torch.arange(8.0))
-    assert shared.asked == [(None, *SHARE)]
+    assert shared.released == [(b"counter", 3)]
+    handle, size, offset, _, _, event, waits = SHARE
+    assert shared.asked == [(None, handle, size, offset, b"/planaria-has-no-counter", 0, event, waits)]
     assert opened(vector.address(), torch.uint8, CPU).numel() == 32  # type: ignore[union-attr]
 
 

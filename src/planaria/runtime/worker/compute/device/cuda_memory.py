@@ -26,6 +26,8 @@ _EXPANDABLE = "expandable_segments:"
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _FOR_CHILDREN = 1
 """The highest of Yama's scopes in which a process may let others of its user take its files."""
+_NO_COUNTER = b"/planaria-has-no-counter"
+"""Names no counter: torch passes over it when a reader closes memory."""
 _PR_SET_PTRACER = 0x59616D61
 _SYS_PIDFD_GETFD = 438
 
@@ -64,10 +66,12 @@ def may_take_files() -> bool:
         pass  # a kernel without Yama
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
-    reading, writing = os.pipe()
-    own = os.pidfd_open(os.getpid())
-    taken = libc.syscall(_SYS_PIDFD_GETFD, own, reading, 0)
-    for descriptor in (reading, writing, own, *((taken,) if taken >= 0 else ())):
+    try:
+        own = os.pidfd_open(os.getpid())
+    except OSError:
+        return False
+    taken = libc.syscall(_SYS_PIDFD_GETFD, own, own, 0)
+    for descriptor in (own, *((taken,) if taken >= 0 else ())):
         os.close(descriptor)
     return bool(taken >= 0)
 
@@ -94,8 +98,13 @@ class CudaVector:
 
     def address(self) -> torch.Tensor:
         if self._address is None:
-            _, *share = self.tensor.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
-            encoded = msgspec.msgpack.encode((os.getpid(), self.tensor.nbytes, tuple(share)))
+            storage = self.tensor.untyped_storage()
+            _, handle, size, offset, counter, place, *event = storage._share_cuda_()  # type: ignore[no-untyped-call]
+            # Torch would keep the memory until one reader, and no more, has closed it. When it may be used again is
+            # known without that counter.
+            torch.UntypedStorage._release_ipc_counter_cuda(counter, place)
+            share = handle, size, offset, _NO_COUNTER, 0, *event
+            encoded = msgspec.msgpack.encode((os.getpid(), self.tensor.nbytes, share))
             self._address = torch.from_numpy(np.frombuffer(encoded, np.uint8).copy())
         return self._address
 

@@ -40,7 +40,7 @@ def memory_of(job: Job) -> str:
     match job.cluster.device:
         case DeviceName.CPU | DeviceName.EMULATED:
             return HOST_MEMORY
-        case _ if job.cluster.transport is TransportKind.TCP:
+        case _ if job.cluster.transport is not TransportKind.AUTO:
             return ""
         case DeviceName.STAND_IN:
             return "stand-in"
