@@ -73,7 +73,7 @@ class SymbolSums(Sums[Accumulator, Read, Part]):
     def _host_of(self, worker: WorkerId) -> Hashable:
         return self._hosts(worker)
 
-    def _own(self, accumulator: Accumulator, slices: Slices) -> Part:
+    def _own(self, accumulator: Accumulator) -> Part:
         return accumulator
 
     def _place(self, accumulator: Accumulator | None) -> Read:

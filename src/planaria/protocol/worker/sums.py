@@ -171,8 +171,8 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
         """Returns the host in whose memory the worker's vectors can be read; the same at every owner."""
 
     @abstractmethod
-    def _own(self, accumulator: Accumulator, slices: Slices) -> Part:
-        """Returns what this worker counted, in place, for a sum by these slices."""
+    def _own(self, accumulator: Accumulator) -> Part:
+        """Returns what this worker counted, in place."""
 
     @abstractmethod
     def _place(self, accumulator: Accumulator | None) -> Payload:
@@ -253,7 +253,7 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
             news={*exchange.news},  # all may have come before
         )
         if accumulator is not None:
-            pending.counts[self._worker] = self._own(accumulator, slices)
+            pending.counts[self._worker] = self._own(accumulator)
         self._sums[group] = pending
         self._open.add((round_, group))
         for owner in exchange.adding:

@@ -128,6 +128,8 @@ def test_a_connection_goes_as_fast_as_it_is_paced(parties: Introduce) -> None:
         assert int.from_bytes(rate, sys.byteorder) == told
         one.send(two, 2, torch.ones(1 << 10))
         assert two.take(key(2))[0].shape == (1 << 10,)
+    one.transport.set_peers({})
+    one.transport.pace([two.number], None)  # it was to one that is gone
 
 
 @BOTH

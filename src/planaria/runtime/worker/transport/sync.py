@@ -2,8 +2,7 @@
 
 Owners in one memory read each other's accumulators and totals where they lie: nobody writes to an accumulator between
 its sync and the commit, nor to a total before the next step's, except for a plan whose sync epoch makes the old sum
-void.
-The thread that computes does the adding; sending and receiving go on beside it.
+void. The thread that computes does the adding; sending and receiving go on beside it.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class Sync(Sums[Accumulator, Sent, Tensors]):
     def _host_of(self, worker: WorkerId) -> Hashable:
         return self._outbox.memory_of(worker)
 
-    def _own(self, accumulator: Accumulator, slices: Slices) -> Tensors:
+    def _own(self, accumulator: Accumulator) -> Tensors:
         return (accumulator.total,)
 
     def _place(self, accumulator: Accumulator | None) -> Sent:

@@ -208,7 +208,8 @@ class Transport:
     def pace(self, peers: Collection[WorkerId], bytes_per_s: float | None) -> None:
         """Sends to each of the peers no faster from now on, state aside; None: as fast as it goes."""
         for peer in peers:
-            if (connection := self._connections.get((peer, self._addresses[peer], _Way.STEPS))) is not None:
+            way = peer, self._addresses.get(peer, ""), _Way.STEPS
+            if (connection := self._connections.get(way)) is not None:
                 connection.pace(bytes_per_s)
 
     def flows(self) -> dict[WorkerId, Flow]:
