@@ -35,9 +35,9 @@ from planaria.runtime.worker.transport import sync, transport
 
 frame = transport.data_frame
 
-def flipped(key, tensors):
+def flipped(key, tensors, elsewhere=None):
     \"\"\"A bit changes on its way.\"\"\"
-    pieces = frame(key, tensors)
+    pieces = frame(key, tensors, elsewhere)
     if len(pieces) > 1 and armed("flip-" + key.kind):
         payload = bytearray(pieces[-1])
         payload[len(payload) // 2] ^= 4
