@@ -19,6 +19,7 @@ from torch import nn
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.worker.mail import Key, Kind
+from planaria.runtime.worker.transport.frames import Loan
 from planaria.runtime.worker.transport.sync import Sync
 from planaria.runtime.worker.transport.transport import Transport
 
@@ -29,12 +30,14 @@ BYTES_SENT, BYTES_RETRANSMITTED = 200, 208
 SEND = Transport.send
 
 
-def send(transport: Transport, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
+def send(
+    transport: Transport, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...], loan: Loan | None = None
+) -> None:
     """Sends as always; of a replica that moves, tells the bytes."""
     if key.kind == Kind.STATE:
         size_bytes = sum(tensor.nbytes for tensor in tensors)
         tell(move={"plan": key.epoch, "group": key.item, "to": peer, "bytes": size_bytes})
-    SEND(transport, peer, key, tensors)
+    SEND(transport, peer, key, tensors, loan)
 
 
 def tell(**what: Any) -> None:

@@ -228,16 +228,16 @@ SCENARIOS: dict[str, Scenario] = {
         (Kill(node=0, at="forward", step=2),), redundancy="eager-lazy", **SHADOWS
     ),
     "two pipelines": job(**TWO_PIPELINES),
+    "a loss": job((Kill(node=1, at="backward", step=2),), checkpoint_every=1, **SPARE),
+    "a loss at the vote": job((Kill(node=1, at="vote", step=2),), **SPARE),
+    "a node comes": job(visits=(Visit(node=4, after="StepCommitted"),), nodes=4, smallest=2, steps=4),
+    "a shadow's counts count": job((Kill(node=1, at="sync", step=2),), redundancy="eager-eager", **SHADOWS),
     "one pipeline in one memory": job(
         one_host=True, nodes=2, smallest=2, fault_tolerance=0, steps=3, microbatches=6, order="gpipe"
     ),
     "a spread optimizer in one memory": spread_in_one_memory,
     "two pipelines in one memory": job(one_host=True, **TWO_PIPELINES),
     "owners in one memory that compare nothing": job(one_host=True, compares=False, **TWO_PIPELINES),
-    "a loss": job((Kill(node=1, at="backward", step=2),), checkpoint_every=1, **SPARE),
-    "a loss at the vote": job((Kill(node=1, at="vote", step=2),), **SPARE),
-    "a node comes": job(visits=(Visit(node=4, after="StepCommitted"),), nodes=4, smallest=2, steps=4),
-    "a shadow's counts count": job((Kill(node=1, at="sync", step=2),), redundancy="eager-eager", **SHADOWS),
 }
 SITES = sites()
 
