@@ -43,9 +43,6 @@ _FOR_EVER = timedelta(days=365)
 _AT_ONCE = timedelta(milliseconds=1)
 _UNUSED_TAG = 1
 
-Tell = Callable[[Key, tuple[torch.Tensor, ...]], None]
-"""Sends a message to the other member over TCP."""
-
 
 class Backend(ABC):
     """What carries tensors between two members. Its methods return when the host knows that it is done.
